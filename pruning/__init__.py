@@ -1,0 +1,96 @@
+"""Pruning of PyTorch modules: what `torch.nn.utils.prune` has, under the same names, and what it lacks.
+
+Differences visible to code written for `torch.nn.utils.prune`:
+
+- importance scores default to the current values, `name_orig` masked, not to the product that the last forward cached;
+- of equal scores the lowest index is pruned first;
+- the order of a module's parameters stays as it was, through pruning and `remove`;
+- a pruned entry is exactly 0, even if it was NaN or inf; masks hold only zeros and ones, in the parameter's dtype;
+- scores that are NaN, or of another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
+- a call that raises leaves every module as it was, in later rounds too;
+- `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;
+- random methods draw other numbers from the same seed; they and all others take `generator` and `engine`.
+
+Nothing is imported before it is used, so that `pruning.amount` and `pruning.schedule` need no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pruning.amount import Amount as Amount
+    from pruning.amount import count_to_prune as count_to_prune
+    from pruning.amount import validate_amount as validate_amount
+    from pruning.base import BasePruningMethod as BasePruningMethod
+    from pruning.container import PruningContainer as PruningContainer
+    from pruning.engines import enforce_masks as enforce_masks
+    from pruning.engines import mask_gradients as mask_gradients
+    from pruning.functional import custom_from_mask as custom_from_mask
+    from pruning.functional import identity as identity
+    from pruning.functional import is_pruned as is_pruned
+    from pruning.functional import l1_unstructured as l1_unstructured
+    from pruning.functional import ln_structured as ln_structured
+    from pruning.functional import random_structured as random_structured
+    from pruning.functional import random_unstructured as random_unstructured
+    from pruning.functional import remove as remove
+    from pruning.methods import METHODS as METHODS
+    from pruning.structured import LnStructured as LnStructured
+    from pruning.structured import RandomStructured as RandomStructured
+    from pruning.unstructured import CustomFromMask as CustomFromMask
+    from pruning.unstructured import Identity as Identity
+    from pruning.unstructured import L1Unstructured as L1Unstructured
+    from pruning.unstructured import RandomUnstructured as RandomUnstructured
+
+_HOMES = {
+    "Amount": "amount",
+    "BasePruningMethod": "base",
+    "CustomFromMask": "unstructured",
+    "Identity": "unstructured",
+    "L1Unstructured": "unstructured",
+    "LnStructured": "structured",
+    "METHODS": "methods",
+    "PruningContainer": "container",
+    "RandomStructured": "structured",
+    "RandomUnstructured": "unstructured",
+    "count_to_prune": "amount",
+    "custom_from_mask": "functional",
+    "enforce_masks": "engines",
+    "identity": "functional",
+    "is_pruned": "functional",
+    "l1_unstructured": "functional",
+    "ln_structured": "functional",
+    "mask_gradients": "engines",
+    "random_structured": "functional",
+    "random_unstructured": "functional",
+    "remove": "functional",
+    "validate_amount": "amount",
+}
+
+_TORCH_NAMES = {
+    "_compute_norm": ("channels", "channel_norms"),
+    "_compute_nparams_toprune": ("amount", "count_to_prune"),
+    "_validate_pruning_amount": ("amount", "check_amount_fits"),
+    "_validate_pruning_amount_init": ("amount", "validate_amount"),
+    "_validate_pruning_dim": ("channels", "check_dim"),
+    "_validate_structured_pruning": ("channels", "check_structured"),
+}
+"""Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        home, attribute = _HOMES[name], name
+    elif name in _TORCH_NAMES:
+        home, attribute = _TORCH_NAMES[name]
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), attribute)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

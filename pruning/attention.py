@@ -1,0 +1,37 @@
+"""The output projection of `nn.MultiheadAttention`, whose forward is never called: its hooks never fire.
+
+Attention reads `out_proj.weight` directly (pytorch#69353), so what a hook would set is computed when it is read.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+
+class LiveOutProj(NonDynamicallyQuantizableLinear):
+    """An output projection with pruned parameters, each computed from `name_orig` and `name_mask` when it is read."""
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        for hook in self.__dict__.get("_forward_pre_hooks", {}).values():
+            engine = getattr(hook, "_engine", None)
+            if engine is not None and hook._tensor_name == name:
+                value: Tensor = engine.read(self)
+                return value
+        return super().__getattr__(name)
+
+
+def make_live(module: nn.Module) -> None:
+    """Let an attention's output projection compute its pruned parameters on reading; leave other modules alone."""
+    if type(module) is NonDynamicallyQuantizableLinear:
+        module.__class__ = LiveOutProj
+
+
+def make_plain(module: nn.Module) -> None:
+    """Undo `make_live` once no pruned parameter is left."""
+    if isinstance(module, LiveOutProj) and not any(
+        getattr(hook, "_engine", None) is not None for hook in module._forward_pre_hooks.values()
+    ):
+        cast(nn.Module, module).__class__ = NonDynamicallyQuantizableLinear

@@ -1,0 +1,65 @@
+"""Channels: the slices of a tensor along one dimension, their norms, and which of them are still alive."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+Norm: TypeAlias = int | float | Literal["fro", "nuc"]
+
+
+def check_structured(t: Tensor) -> None:
+    """Raise `ValueError` unless `t` has channels, that is two dimensions or more."""
+    if t.dim() < 2:
+        raise ValueError(
+            f"Structured pruning needs a tensor of 2 dimensions or more, not one of shape {tuple(t.shape)}; "
+            "use an unstructured method."
+        )
+
+
+def check_dim(t: Tensor, dim: int) -> int:
+    """Return `dim` counted from the front; raise `IndexError` when `t` has no such dimension."""
+    if not -t.dim() <= dim < t.dim():
+        raise IndexError(
+            f"`dim` (={dim}) must lie in [{-t.dim()}, {t.dim() - 1}] for a tensor of shape {tuple(t.shape)}."
+        )
+    return dim % t.dim()
+
+
+def other_dims(t: Tensor, dim: int) -> list[int]:
+    """Return all dimensions of `t` but `dim` (counted from the front)."""
+    return [d for d in range(t.dim()) if d != dim]
+
+
+def alive_channels(mask: Tensor, dim: int) -> Tensor:
+    """Return a bool for each channel along `dim`: whether any of its entries is unpruned."""
+    return mask.amax(other_dims(mask, dim)) != 0
+
+
+def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
+    """Return the L_n norm of each channel of `t` along `dim`: shape (t.shape[dim],).
+
+        norm_c = (sum_i |t_ci|^n)^(1/n)        max and min of |t_ci| for n = inf and -inf; 'fro' is n = 2
+
+    'nuc' is the sum of singular values and defined only where a channel is a matrix, that is for 3-D tensors.
+
+    Raises:
+        ValueError: `n` is none of these, or 'nuc' for a tensor of other than 3 dimensions.
+    """
+    values = t.detach()
+    if not (values.is_floating_point() or values.is_complex()):
+        values = values.float()
+    elif values.dtype in (torch.float16, torch.bfloat16):
+        values = values.float()  # a sum of squares overflows in half precision
+    dims = other_dims(t, dim)
+    if n == "nuc":
+        if len(dims) != 2:
+            raise ValueError(f"`n` (='nuc') needs channels that are matrices, not of {len(dims)} dimensions; use n=2.")
+        return cast(Tensor, torch.linalg.matrix_norm(values, "nuc", (dims[0], dims[1])))
+    if isinstance(n, str):
+        if n != "fro":
+            raise ValueError(f"`n` (={n!r}) must be a number, inf, -inf, 'fro' or 'nuc'.")
+        n = 2
+    return cast(Tensor, torch.linalg.vector_norm(values, n, dims))

@@ -1,0 +1,214 @@
+"""Two ways for a module to hold a pruned parameter. Both keep `name_orig`, `name_mask` and a forward pre-hook.
+
+`reparam` is what `torch.nn.utils.prune` does: `name_orig` keeps every value, and each forward sets
+
+    name = name_orig where name_mask != 0, else 0           (a new tensor; gradients of `name_orig` are masked)
+
+`inplace` stores the zeros in `name_orig` itself, and `name` is `name_orig`: a training step costs what a dense one
+does. An optimizer may move pruned entries; whatever has changed is masked again before it is used:
+
+    name_orig <- 0 where name_mask == 0                     (only if the version of either has changed)
+
+Gradients are those of the dense parameter: call `mask_gradients` before clipping by norm. A loop that reads the weights
+itself, compiles the model, or writes through `.data` calls `enforce_masks` after its optimizer's step.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from pruning.attention import LiveOutProj
+
+EngineName: TypeAlias = Literal["reparam", "inplace"]
+
+
+def orig_name(name: str) -> str:
+    """Return the name of the parameter that holds the values of `name`."""
+    return f"{name}_orig"
+
+
+def mask_name(name: str) -> str:
+    """Return the name of the buffer that holds the mask of `name`."""
+    return f"{name}_mask"
+
+
+def masked(tensor: Tensor, mask: Tensor) -> Tensor:
+    """Return `tensor` where `mask` is 1 and exactly 0 where it is 0, NaN and inf included; differentiable."""
+    mask = mask.to(tensor.dtype)
+    if tensor.is_complex():
+        return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
+    if is_capturing():
+        return tensor.masked_fill(mask == 0, 0)
+    # The backward of a threshold selects: 0 where mask <= 0, else tensor. One pass, as fast as a product.
+    return cast(Tensor, torch.ops.aten.threshold_backward(tensor, mask, 0))
+
+
+@torch.no_grad()
+def mask_(tensor: Tensor, mask: Tensor) -> None:
+    """Set `tensor` to exactly 0, in place, where `mask` is 0."""
+    mask = mask.to(tensor.dtype)
+    if tensor.is_complex():
+        tensor.masked_fill_(mask == 0, 0)
+    else:
+        torch.ops.aten.threshold_backward.grad_input(tensor, mask, 0, grad_input=tensor)
+
+
+def is_capturing() -> bool:
+    """Say whether this run is compiled, exported or traced, so that it must not change tensors in place."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def publish(module: nn.Module, name: str, value: Tensor) -> None:
+    """Make `value` what `module.name` reads, without registering it."""
+    if isinstance(module, LiveOutProj):  # computes `name` when it is read
+        module.__dict__.pop(name, None)
+    elif isinstance(value, nn.Parameter):
+        module.__dict__[name] = value  # setattr would register it a second time
+        if isinstance(module, nn.RNNBase) and name in module._flat_weights_names:
+            module._flat_weights[module._flat_weights_names.index(name)] = value
+    else:
+        setattr(module, name, value)
+
+
+class Reparam:
+    """A fresh masked tensor for each forward."""
+
+    label: EngineName = "reparam"
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module: weakref.ref[nn.Module] | None = weakref.ref(module)
+        self._name = name
+
+    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+        """Return the first value of the parameter under `mask`."""
+        return masked(orig, mask)
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Return the current value of the parameter."""
+        return masked(*_stored(module, self._name))
+
+    def refresh(self, module: nn.Module) -> None:
+        """Do what is due before a forward."""
+        publish(module, self._name, self.read(module))
+
+    def enforce(self, module: nn.Module) -> None:
+        """Do what is due after an optimizer's step: nothing, since no forward reads `name_orig` itself."""
+
+    def finish(self, orig: Tensor, mask: Tensor) -> None:
+        """Make the pruned value that of `orig`; tensors that share its old storage keep theirs."""
+        orig.data = masked(orig.detach(), mask)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_module": None, "_name": self._name}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reparam:
+        # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
+        # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
+        module = self._module() if self._module is not None else None
+        if module is None or id(module) not in memo:
+            copied = copy.copy(self)
+        else:
+            copied = Reparam(memo[id(module)], self._name)
+            value = module.__dict__.get(self._name)
+            if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
+                memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in _stored(module, self._name)))
+        return copied
+
+
+class InPlace:
+    """Zeros kept in `name_orig` itself."""
+
+    label: EngineName = "inplace"
+
+    def __init__(self, module: nn.Module, name: str) -> None:  # noqa: ARG002 - one signature for both engines
+        self._name = name
+        self._owned: Tensor | None = None  # may be written; any other is a caller's (functional_call)
+        self._seen: tuple[int, ...] = ()
+
+    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+        """Return the first value of the parameter, its zeros in place, and own it from now on."""
+        self._owned = orig
+        mask_(orig, mask)
+        self._seen = _fingerprint(orig, mask)
+        return orig
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Return the current value of the parameter, masked again if it has changed."""
+        orig, mask = _stored(module, self._name)
+        if orig is not self._owned or is_capturing() or orig.is_inference() or mask.is_inference():
+            return masked(orig, mask)
+        current = _fingerprint(orig, mask)
+        if current != self._seen:
+            # A mask that was only rewritten with its old values (DDP does so before each forward) must not touch
+            # `orig`, which an unfinished backward may need.
+            if current[:2] != self._seen[:2] or not torch.equal(masked(orig.detach(), mask), orig.detach()):
+                mask_(orig, mask)
+            self._seen = _fingerprint(orig, mask)
+        return orig
+
+    def refresh(self, module: nn.Module) -> None:
+        """Do what is due before a forward."""
+        value = self.read(module)
+        if module.__dict__.get(self._name) is not value:
+            publish(module, self._name, value)
+
+    def enforce(self, module: nn.Module) -> None:
+        """Do what is due after an optimizer's step; a parameter put in place of the old one is taken over."""
+        publish(module, self._name, self.start(*_stored(module, self._name)))
+
+    def finish(self, orig: Tensor, mask: Tensor) -> None:
+        """Make the pruned value that of `orig`, in its own storage."""
+        mask_(orig, mask)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_name": self._name, "_owned": self._owned, "_seen": ()}  # versions start anew in a copy
+
+
+def _stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    return getattr(module, orig_name(name)), getattr(module, mask_name(name))
+
+
+def _fingerprint(orig: Tensor, mask: Tensor) -> tuple[int, ...]:
+    return orig._version, orig.data_ptr(), mask._version, mask.data_ptr()
+
+
+Engine: TypeAlias = Reparam | InPlace
+ENGINES: dict[str, type[Reparam] | type[InPlace]] = {"reparam": Reparam, "inplace": InPlace}
+
+
+def check_engine(engine: str | None) -> None:
+    """Raise `ValueError` unless `engine` names one, or is None."""
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"`engine` (={engine!r}) must be one of {', '.join(map(repr, ENGINES))}.")
+
+
+def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            engine = getattr(hook, "_engine", None)
+            if isinstance(engine, Reparam | InPlace):
+                yield module, engine._name, engine
+
+
+def enforce_masks(model: nn.Module) -> None:
+    """Set every pruned entry of the parameters held by the `inplace` engine to zero, now.
+
+    Call it after the optimizer's step where no forward follows that would do it (before weights are saved or read),
+    where the model is compiled, and after `load_state_dict(assign=True)`. Parameters held by `reparam` are left alone.
+    """
+    for module, _, engine in _held(model):
+        engine.enforce(module)
+
+
+def mask_gradients(model: nn.Module) -> None:
+    """Set the gradients of pruned entries to zero, as `reparam` has them: call it before clipping them by norm."""
+    for module, name, _ in _held(model):
+        orig, mask = _stored(module, name)
+        if orig.grad is not None:
+            mask_(orig.grad, mask)

@@ -1,0 +1,138 @@
+"""Functions that apply, remove and detect pruning; each returns the module that it was given.
+
+All take the keywords of `BasePruningMethod.apply`: `importance_scores` (the parameter's shape; None takes the
+parameter), `generator` (None is torch's default) and `engine` ("reparam" or "inplace"; None keeps the one in use, at
+first "reparam"), and raise what it raises: the module is then as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pruning.amount import Amount
+from pruning.base import is_pruning_hook
+from pruning.channels import Norm
+from pruning.engines import EngineName
+from pruning.structured import LnStructured, RandomStructured
+from pruning.target import Target, drop_vacated
+from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def identity(
+    module: ModuleT,
+    name: str,
+    *,
+    importance_scores: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Reparameterize `module.name` with a mask of ones: prune nothing."""
+    Identity.apply(module, name, importance_scores=importance_scores, generator=generator, engine=engine)
+    return module
+
+
+def random_unstructured(
+    module: ModuleT,
+    name: str,
+    amount: Amount,
+    *,
+    importance_scores: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Prune `amount` of the unpruned entries of `module.name` at random (see `RandomUnstructured`)."""
+    RandomUnstructured.apply(
+        module, name, amount, importance_scores=importance_scores, generator=generator, engine=engine
+    )
+    return module
+
+
+def l1_unstructured(
+    module: ModuleT,
+    name: str,
+    amount: Amount,
+    importance_scores: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Prune `amount` of the unpruned entries of `module.name`, the smallest in magnitude (see `L1Unstructured`)."""
+    L1Unstructured.apply(module, name, amount, importance_scores, generator=generator, engine=engine)
+    return module
+
+
+def random_structured(
+    module: ModuleT,
+    name: str,
+    amount: Amount,
+    dim: int,
+    *,
+    importance_scores: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Prune `amount` of the channels of `module.name` along `dim` at random (see `RandomStructured`)."""
+    RandomStructured.apply(
+        module, name, amount, dim, importance_scores=importance_scores, generator=generator, engine=engine
+    )
+    return module
+
+
+def ln_structured(
+    module: ModuleT,
+    name: str,
+    amount: Amount,
+    n: Norm,
+    dim: int,
+    importance_scores: Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Prune `amount` of the channels of `module.name` along `dim`, those of smallest L_n norm (see `LnStructured`)."""
+    LnStructured.apply(module, name, amount, n, dim, importance_scores, generator=generator, engine=engine)
+    return module
+
+
+def custom_from_mask(
+    module: ModuleT,
+    name: str,
+    mask: Tensor,
+    *,
+    importance_scores: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> ModuleT:
+    """Prune `module.name` where `mask` (its shape, zeros and ones) is 0, on top of what is pruned already."""
+    CustomFromMask.apply(module, name, mask, importance_scores=importance_scores, generator=generator, engine=engine)
+    return module
+
+
+def remove(module: ModuleT, name: str) -> ModuleT:
+    """Make the pruning of `module.name` permanent.
+
+    `name` is a parameter again, the same object as `name_orig` was, with zeros where the mask was 0; the mask and the
+    hook are gone. The pruning itself is not undone. Hooks of `torch.nn.utils.prune` are removed as well.
+
+    Raises:
+        ValueError: `module.name` is not pruned.
+    """
+    try:
+        target = Target.of(module, name)
+    except AttributeError as error:
+        raise ValueError(str(error)) from error
+    target.release()
+    drop_vacated(module)
+    return module
+
+
+def is_pruned(module: nn.Module) -> bool:
+    """Say whether `module` or a module in it has a parameter that is held pruned, by this package or by torch."""
+    return any(
+        is_pruning_hook(hook) for submodule in module.modules() for hook in submodule._forward_pre_hooks.values()
+    )

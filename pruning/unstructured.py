@@ -1,0 +1,131 @@
+"""Methods that prune single entries: none, at random, by magnitude, or by a given mask."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.utils.prune as torch_prune
+from torch import Tensor, nn
+
+from pruning.amount import Amount, resolve_amount, validate_amount
+from pruning.base import BasePruningMethod, BuiltinMethod
+from pruning.engines import EngineName
+from pruning.selection import prune_random_, prune_smallest_
+
+
+class Identity(BuiltinMethod):
+    """Prune nothing: the mask stays as it is (ones, in the first round)."""
+
+    PRUNING_TYPE: ClassVar[str] = "unstructured"
+
+    def prune_(self, mask: Tensor, scores: Tensor) -> None:
+        """Leave `mask` alone."""
+
+
+class RandomUnstructured(BuiltinMethod):
+    """Prune entries at random: every subset of exactly `count` unpruned entries is equally likely.
+
+        count = round(amount * unpruned)        or `amount` itself, if it is an int
+
+    Args:
+        amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
+
+    Raises:
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for an int above what is left.
+    """
+
+    PRUNING_TYPE: ClassVar[str] = "unstructured"
+
+    def __init__(self, amount: Amount) -> None:
+        validate_amount(amount)
+        self.amount = amount
+
+    def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002
+        """Set to 0 a random subset of the nonzero entries of `mask`; `scores` are ignored."""
+        if count := resolve_amount(self.amount, int(torch.count_nonzero(mask))):
+            prune_random_(mask, count, generator=self.generator)
+
+
+class L1Unstructured(BuiltinMethod):
+    """Prune the entries of smallest magnitude.
+
+        keep w_i where |w_i| ranks above the `count` smallest;    count = round(amount * unpruned)
+
+    Ties go by lowest index: the first of several equal entries is pruned first. Magnitude pruning: Han et al.,
+    arXiv 1506.02626.
+
+    Args:
+        amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
+
+    Raises:
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for an int above what is left
+            and for scores that are NaN where an entry is unpruned.
+    """
+
+    PRUNING_TYPE: ClassVar[str] = "unstructured"
+
+    def __init__(self, amount: Amount) -> None:
+        validate_amount(amount)
+        self.amount = amount
+
+    def prune_(self, mask: Tensor, scores: Tensor) -> None:
+        """Set to 0 the nonzero entries of `mask` with the smallest |scores|."""
+        if count := resolve_amount(self.amount, int(torch.count_nonzero(mask))):
+            prune_smallest_(mask, scores, count, magnitude=True)
+
+    @classmethod
+    def apply(  # type: ignore[override]  # torch takes the scores by position too
+        cls,
+        module: nn.Module,
+        name: str,
+        amount: Amount,
+        importance_scores: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        engine: EngineName | None = None,
+    ) -> BasePruningMethod:
+        """As `BasePruningMethod.apply`, by the magnitude of `importance_scores` (by default the parameter's)."""
+        return super().apply(
+            module, name, amount, importance_scores=importance_scores, generator=generator, engine=engine
+        )
+
+
+class CustomFromMask(BuiltinMethod):
+    """Prune the entries where a given mask is 0, whatever their values.
+
+    Args:
+        mask: zeros and ones, of the parameter's shape, any dtype. Once applied it is not kept: it is part of the
+            module's own mask.
+
+    Raises:
+        ValueError: on use, for a mask of another shape or with other values than 0 and 1.
+    """
+
+    PRUNING_TYPE: ClassVar[str] = "global"
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask: Tensor | None = mask
+
+    def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002
+        """Set `mask` to 0 where the given mask is 0."""
+        if self.mask is None:
+            raise ValueError("this CustomFromMask was applied and has given its mask away; make a new one.")
+        if self.mask.shape != mask.shape:
+            raise ValueError(
+                f"`mask` (of shape {tuple(self.mask.shape)}) must have the parameter's shape, {tuple(mask.shape)}."
+            )
+        given = self.mask.detach().to(device=mask.device)
+        if given.dtype != torch.bool and not torch.logical_or(given == 0, given == 1).all():
+            raise ValueError("`mask` must hold only zeros and ones; pass `mask != 0` to keep all nonzero entries.")
+        mask.mul_(given if given.dtype == torch.bool else given.to(mask.dtype))
+
+    def forget(self) -> None:
+        """Let go of the mask: the module's own contains it."""
+        self.mask = None
+
+
+torch_prune.Identity.register(Identity)
+torch_prune.RandomUnstructured.register(RandomUnstructured)
+torch_prune.L1Unstructured.register(L1Unstructured)
+torch_prune.CustomFromMask.register(CustomFromMask)
