@@ -26,6 +26,9 @@ EventKind = Literal["started", "finished", "failed", "killed", "retried"]
 class OrchestratorError(Exception):
     """Base of everything a user can mend; its text is the whole message, no traceback needed."""
 
+    exit_status = 1
+    """What the command line ends with; 2 where nothing was started."""
+
 
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of `value`: sorted keys, no spaces, no NaN."""
@@ -51,6 +54,8 @@ class StageSpec:
     kind: StageKind
     fields: Mapping[str, Any]
     parent: str | None = None
+    location: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Where the worker finds what `fields` pins by content, such as a data set's directory. Not part of the key."""
 
     @cached_property
     def key(self) -> str:
@@ -122,6 +127,24 @@ class Plan:
                 run.append(following[0])
             pending.extend(reversed(following))
             yield tuple(run)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `from_json`."""
+        return {
+            "stages": [[key, spec.to_json()] for key, spec in self.stages.items()],
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild the plan that `to_json` wrote, under the keys that it had then."""
+        return cls(
+            stages={key: StageSpec.from_json(spec) for key, spec in data["stages"]},
+            trials=tuple(
+                TrialSpec(**{**trial, "overrides": tuple(trial["overrides"]), "stages": tuple(trial["stages"])})
+                for trial in data["trials"]
+            ),
+        )
 
 
 @dataclass(frozen=True)
