@@ -1,0 +1,135 @@
+"""What a store asks of the place where its bytes lie, and how the ways in which it fails are said.
+
+Paths are relative to the store's root, with `/`, and made of components that `component` has checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.records import OrchestratorError
+from orchestrator.redact import redact
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
+
+
+class StoreError(OrchestratorError):
+    """The store cannot be used as asked; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of the store: its path below the root, its size in bytes and when it was written (Unix seconds)."""
+
+    path: str
+    bytes: int
+    modified: float
+
+
+class Backend(Protocol):
+    """The verbs that a store needs. Where there is no file they raise FileNotFoundError, for all else StoreError."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether every verb costs a request, and a folder cannot be published in one stroke."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a file."""
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write or replace a file: a reader sees the old content or the new, never a part."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file that does not exist yet; of many who try, one gets True."""
+        ...
+
+    def publish(self, folder: str, files: Mapping[str, bytes]) -> bool:
+        """Write a folder that its last file makes visible and that none can replace; of many who try, one gets True."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Return the size of a file in bytes."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder, sorted; none where there is no such folder."""
+        ...
+
+    def move(self, folder: str, target: str) -> None:
+        """Move a folder within the store; nothing happens where another was faster."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        ...
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder and all below it, if it is there."""
+        ...
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every file of the store."""
+        ...
+
+
+def component(value: str, argument: str) -> str:
+    """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
+    if not _COMPONENT.fullmatch(value):
+        raise StoreError(
+            f"`{argument}` (={value!r}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
+            "a sign; rename it"
+        )
+    return value
+
+
+@contextmanager
+def explained(uri: str, doing: str) -> Iterator[None]:
+    """Turn what goes wrong in a file system into a StoreError with a plain sentence; a missing file stays one."""
+    try:
+        yield
+    except (FileNotFoundError, FileExistsError, StoreError):
+        raise
+    except Exception as error:
+        raise StoreError(f"`store.uri` (={redact(uri)}): could not {doing}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            "the disk or quota is full. Free some space (`python -m orchestrator.store prune URI` drops weights that "
+            "nothing needs) and run the same command again; finished stages are kept"
+        )
+    if number == errno.EFBIG:
+        return "the file is larger than this process may write; raise the limit (`ulimit -f`) and run again"
+    if number == errno.EROFS:
+        return "the file system is read-only. Choose a `store.uri` that can be written"
+    if number in (errno.ENOTDIR, errno.EEXIST):
+        return "a part of that path is a file, not a directory. Choose another `store.uri`"
+    if isinstance(error, PermissionError):
+        return f"permission denied for user {_user()} ({_first_line(error)}). Grant it, or choose another `store.uri`"
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        return "no credentials found. Set those of the object store in the environment of the driver and of every node"
+    return f"{_first_line(error)}. Check the address and that the store can be reached, then run the same command again"
+
+
+def _first_line(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return redact(text.splitlines()[0]).rstrip(".")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
