@@ -1,0 +1,40 @@
+"""JSON files that carry the digest of their own content, so that a truncated or altered one is noticed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.records import digest
+
+_OPENING = b'{"sha256":"'
+_BODY = len(_OPENING) + 64 + len(b'",')
+
+
+def seal(data: Mapping[str, Any]) -> bytes:
+    """Return `data` (not empty, plain) as a JSON object whose first member `sha256` is the digest of all the others.
+
+    sha256 = SHA-256(JSON of data, its order kept, without spaces)
+
+    Raises:
+        ValueError: `data` holds NaN or an infinity, which JSON cannot carry
+    """
+    body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _OPENING + digest(body).encode() + b'",' + body[1:].encode()
+
+
+def unseal(content: bytes) -> dict[str, Any]:
+    """Return what `seal` was given.
+
+    Raises:
+        ValueError: the content is not what was sealed; the message gives the digest expected and the one found
+    """
+    if not content.startswith(_OPENING) or len(content) <= _BODY:
+        raise ValueError(f"expected a sealed JSON file, found {len(content)} other bytes")
+    body = b"{" + content[_BODY:]
+    expected, found = content[len(_OPENING) : len(_OPENING) + 64].decode(errors="replace"), digest(body)
+    if expected != found or content[_BODY - 2 : _BODY] != b'",':
+        raise ValueError(f"expected SHA-256 {expected}, found {found}")
+    data: dict[str, Any] = json.loads(body)
+    return data
