@@ -1,0 +1,209 @@
+"""What a store keeps: a report of its sizes, and the removal of weights that nothing starts from any more."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from orchestrator.records import OrchestratorError, Plan, StageRecord
+from orchestrator.stages import RECORD, WEIGHTS, StageDamaged
+from orchestrator.store import Keep, Store
+
+LEFTOVER_SECONDS = 24 * 3600.0
+"""How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What `prune` removed, or would remove: stages that lost their weights, leftover files, and bytes of both."""
+
+    stages: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    bytes: int
+
+
+def sizes(store: Store) -> dict[str, tuple[int, int]]:
+    """Return category -> (number of files, their bytes): records, weights, masks and others, sweeps, quarantine, ..."""
+    found: dict[str, tuple[int, int]] = {}
+    for entry in store.backend.entries():
+        files, size = found.get(category := _category(entry.path), (0, 0))
+        found[category] = (files + 1, size + entry.bytes)
+    return found
+
+
+def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) -> set[str]:
+    """Return the finished stages from whose weights something starts, or which are results.
+
+    They are dense stages, the ends of trials, stages with no stage or several below them, and those whose one stage
+    below is not finished. Branches are counted over everything in the store and in the plans.
+    """
+    children: dict[str, set[str]] = defaultdict(set)
+    for key, record in records.items():
+        if parent := record.spec.get("parent"):
+            children[parent].add(key)
+    ends: set[str] = set()
+    for plan in plans:
+        ends.update(trial.stages[-1] for trial in plan.trials)
+        for key, spec in plan.stages.items():
+            if spec.parent:
+                children[spec.parent].add(key)
+    return {
+        key
+        for key, record in records.items()
+        if record.kind == "dense" or key in ends or len(children[key]) != 1 or not children[key] <= records.keys()
+    }
+
+
+def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pruned:
+    """Remove the weights that `store.keep` does not ask for, and what processes that died left behind.
+
+    Masks and records always stay. The plans of all sweeps saved in the store count, so that none loses what it needs to
+    go on; a sweep is therefore saved before it runs.
+
+    Args:
+        store: whose `keep` is the policy
+        plans: further plans whose needs count
+        dry_run: only say what would be removed
+    """
+    entries = list(store.backend.entries())
+    keys = {path.split("/")[1] for entry in entries if (path := entry.path).startswith("stages/")}
+    commits = store.stages.all_standing(keys)
+    records = {key: commit.record for key, commit in commits.items()}
+    idle = set()
+    if store.keep != "all":
+        needed = needed_weights(records, [*saved_plans(store), *plans])
+        idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
+    belonging = {path for commit in commits.values() for path in commit.paths}
+    before = time.time() - LEFTOVER_SECONDS
+    owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
+    folders = ("tmp/", "probes/", *(["leases/"] if all(owner.modified < before for owner in owners) else []))
+    leftovers = {
+        entry.path: entry.bytes
+        for entry in entries
+        if entry.modified < before
+        and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
+    }
+    if not dry_run:
+        for key in idle:
+            store.drop(key)
+        for path in leftovers:
+            _remove(store, path)
+    freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
+    return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed)
+
+
+def _remove(store: Store, path: str) -> None:
+    top, name, *rest = path.split("/")
+    if top == "tmp" and rest:
+        store.backend.remove_folder(f"tmp/{name}")
+    else:
+        store.backend.remove(path)
+
+
+def verify(store: Store) -> list[str]:
+    """Read every file of every stage; return a sentence for each damaged stage, all of which are then set aside."""
+    damages = []
+    for key in store.backend.names("stages"):
+        try:
+            store.stages.check(key)
+        except StageDamaged as error:
+            damages.append(str(error))
+    return damages
+
+
+def saved_plans(store: Store) -> list[Plan]:
+    """Return the plans of the sweeps saved in a store."""
+    saved = [store.load_sweep(name) for name in store.sweeps()]
+    return [Plan.from_json(info["plan"]) for info in saved if "plan" in info]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m orchestrator.store`; return the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = dict(option.split("=", 1) for option in options.option)
+        store = Store(options.uri, keep=getattr(options, "keep", "needed"), options=settings)
+        return {"report": _report, "prune": _prune, "verify": _verify}[options.command](store, options)
+    except OrchestratorError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _report(store: Store, _: argparse.Namespace) -> int:
+    found = sizes(store)
+    if not found:
+        print(f"{store!r} holds nothing.")
+        return 0
+    for category, (files, size) in sorted(found.items(), key=lambda item: -item[1][1]):
+        print(f"{category:<20}{files:>10} files{_readable(size):>12}")
+    print(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
+    idle = prune(store, dry_run=True)
+    print(f"prune would free {_readable(idle.bytes)}: the weights of {len(idle.stages)} stages and leftovers")
+    return 0
+
+
+def _prune(store: Store, options: argparse.Namespace) -> int:
+    pruned = prune(store, dry_run=options.dry_run)
+    verb = "would free" if options.dry_run else "freed"
+    print(
+        f"{verb} {_readable(pruned.bytes)}: the weights of {len(pruned.stages)} stages that nothing starts from, "
+        f"{len(pruned.leftovers)} leftover files"
+    )
+    for name in store.backend.names("quarantine") if options.quarantine else ():
+        if not options.dry_run:
+            store.backend.remove_folder(f"quarantine/{name}")
+        print(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
+    return 0
+
+
+def _verify(store: Store, _: argparse.Namespace) -> int:
+    stages = len(store.backend.names("stages"))
+    damages = verify(store)
+    for damage in damages:
+        print(damage, file=sys.stderr)
+    print(f"{stages - len(damages)} of {stages} stages are intact")
+    return 1 if damages else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.store", description="Look after a store.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("uri", help="a directory, or a URI such as s3://bucket/prefix")
+    common.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="a storage option, such as endpoint_url=..."
+    )
+    commands.add_parser("report", parents=[common], help="say what takes how much room")
+    pruning = commands.add_parser(
+        "prune", parents=[common], help="remove weights that nothing starts from, and leftovers"
+    )
+    pruning.add_argument(
+        "--keep", choices=get_args(Keep), default="needed", help="whose weights stay (default: needed)"
+    )
+    pruning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    pruning.add_argument("--quarantine", action="store_true", help="remove damaged stages that were set aside as well")
+    commands.add_parser("verify", parents=[common], help="check every digest; damaged stages are set aside")
+    return parser
+
+
+def _category(path: str) -> str:
+    top = path.split("/", 1)[0]
+    if top in ("tmp", "probes", "leases"):
+        return "running or leftover"
+    if top != "stages":
+        return {"quarantine": "quarantine", "sweeps": "sweeps"}.get(top, "other")
+    name = path.rsplit("/", 1)[1]
+    return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,238 @@
+"""The commit protocol of a store: a stage is there whole, with the digests of its files, or it is not there."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from orchestrator.backends import Backend, StoreError, component
+from orchestrator.records import FileInfo, OrchestratorError, StageRecord, canonical_json, digest
+from orchestrator.sealed import seal, unseal
+
+WEIGHTS = "weights.safetensors"
+"""The one file that may be dropped from a finished stage; masks and records stay."""
+
+RECORD = "record.json"
+
+_READERS = 32
+"""Records read at once from an object store."""
+
+_log = logging.getLogger(__name__)
+
+
+class StageDamaged(StoreError):
+    """A file of a finished stage is not what its record says; the stage was set aside, so the next run repeats it."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A standing record, and the folder below the stage's own in which that attempt's files lie ("" for none)."""
+
+    record: StageRecord
+    attempt: str
+
+    @property
+    def key(self) -> str:
+        """The stage's key."""
+        return self.record.key
+
+    @property
+    def paths(self) -> set[str]:
+        """Where all that belongs to the stage lies."""
+        return {f"{folder_of(self.key)}/{RECORD}", *(self.path(name) for name in self.record.files)}
+
+    def path(self, name: str) -> str:
+        """Return where a file of the stage lies."""
+        return f"{folder_of(self.key)}/{_join(self.attempt, name)}"
+
+
+class Stages:
+    """The finished stages behind a backend; `name` is what messages call the store."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend, self._name = backend, name
+
+    def standing(self, key: str) -> Commit | None:
+        """Return what is committed, or None; what is damaged is set aside and named in a warning."""
+        try:
+            return self._examine(key)
+        except StageDamaged as error:
+            _log.warning("%s", error)
+            return None
+
+    def all_standing(self, keys: Iterable[str]) -> dict[str, Commit]:
+        """Return `standing` of many keys, those that have one."""
+        wanted = list(dict.fromkeys(keys))
+        if not self._backend.remote:
+            found = [self.standing(key) for key in wanted]
+        else:
+            with ThreadPoolExecutor(_READERS) as pool:
+                found = list(pool.map(self.standing, wanted))
+        return {commit.key: commit for commit in found if commit is not None}
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
+        for name in files:
+            _check_name(name)
+        record = replace(record, files={name: FileInfo(digest(data), len(data)) for name, data in files.items()})
+        for _ in range(5):
+            standing = self.standing(record.key)
+            if standing is None:
+                if self._publish(record, files):
+                    return record
+            elif WEIGHTS in standing.record.files or WEIGHTS not in files:
+                return standing.record
+            elif canonical_json(standing.record.result()) == canonical_json(record.result()):
+                return self._put_back(standing, files[WEIGHTS])
+            else:
+                self._set_aside(record.key, "its weights had been dropped, and repeating it gave another result")
+        raise StoreError(f"{self._name}: {folder_of(record.key)} kept changing while it was written; run again")
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return a file of a finished stage, its digest checked."""
+        _check_name(name)
+        commit = self._examine(key)
+        if commit is None:
+            raise StoreError(f"{self._name}: stage {key} is not finished; run its sweep again")
+        if name not in commit.record.files:
+            remedy = (
+                "its weights were dropped; a run that needs them repeats it" if name == WEIGHTS else "there is none"
+            )
+            raise StoreError(f"{self._name}: no {name} in stage {key}: {remedy}")
+        expected = commit.record.files[name]
+        try:
+            data = self._backend.read(commit.path(name))
+            found = f"{len(data)} bytes of SHA-256 {digest(data)}"
+        except FileNotFoundError:
+            data, found = b"", "no such file"
+        if (wanted := f"{expected.bytes} bytes of SHA-256 {expected.sha256}") == found:
+            return data
+        if self._examine(key) != commit:  # another process dropped its weights or repeated it, just now
+            return self.read(key, name)
+        raise self._damaged(key, name, f"expected {wanted}, found {found}")
+
+    def check(self, key: str) -> None:
+        """Read every file of a stage; raise StageDamaged for the first that is damaged."""
+        commit = self._examine(key)
+        for name in commit.record.files if commit else ():
+            self.read(key, name)
+
+    def drop(self, key: str, name: str) -> None:
+        """Delete one file of a finished stage, once it is struck from the record."""
+        commit = self._examine(key)
+        if commit is not None and name in commit.record.files:
+            files = {other: info for other, info in commit.record.files.items() if other != name}
+            self._rewrite(Commit(replace(commit.record, files=files), commit.attempt))
+            self._backend.remove(commit.path(name))
+
+    def _publish(self, record: StageRecord, files: Mapping[str, bytes]) -> bool:
+        folder, attempt = folder_of(record.key), uuid.uuid4().hex if self._backend.remote else ""
+        contents = {_join(attempt, name): data for name, data in files.items()}
+        if self._backend.publish(folder, {**contents, RECORD: self._sealed(Commit(record, attempt))}):
+            return True
+        standing = self.standing(record.key)
+        if not attempt:
+            if standing is None:
+                self._set_aside(record.key, "a folder without a record")
+        elif standing is not None and standing.attempt == attempt:
+            return True  # the acknowledgement of our own write was lost, and its repetition refused
+        else:
+            self._backend.remove_folder(f"{folder}/{attempt}")
+        return False
+
+    def _put_back(self, commit: Commit, weights: bytes) -> StageRecord:
+        self._backend.write(commit.path(WEIGHTS), weights)
+        files = {**commit.record.files, WEIGHTS: FileInfo(digest(weights), len(weights))}
+        record = replace(commit.record, files=files)
+        self._rewrite(Commit(record, commit.attempt))
+        return record
+
+    def _rewrite(self, commit: Commit) -> None:
+        self._backend.write(f"{folder_of(commit.key)}/{RECORD}", self._sealed(commit))
+
+    def _sealed(self, commit: Commit) -> bytes:
+        try:
+            return seal({"attempt": commit.attempt, "record": commit.record.to_json()})
+        except ValueError as error:
+            raise StoreError(f"the record of stage {commit.key} holds NaN or an infinity ({error})") from error
+
+    def _examine(self, key: str) -> Commit | None:
+        """Return what is committed, or None; raise StageDamaged, once it is set aside, for what is damaged."""
+        try:
+            content = self._backend.read(f"{folder_of(key)}/{RECORD}")
+        except FileNotFoundError:
+            return None
+        try:
+            commit = _parse(content, key)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(key, RECORD, str(error)) from None
+        except OrchestratorError as error:
+            raise StoreError(f"{self._name}: {folder_of(key)}/{RECORD}: {error}") from None
+        if not self._backend.remote and (wrong := self._wrong_size(commit)):
+            if self._changed(key, content):
+                return self._examine(key)
+            raise self._damaged(key, *wrong)
+        return commit
+
+    def _wrong_size(self, commit: Commit) -> tuple[str, str] | None:
+        for name, info in commit.record.files.items():
+            try:
+                found = self._backend.size(commit.path(name))
+            except FileNotFoundError:
+                return name, f"expected {info.bytes} bytes, found no such file"
+            if found != info.bytes:
+                return name, f"expected {info.bytes} bytes, found {found}"
+        return None
+
+    def _changed(self, key: str, content: bytes) -> bool:
+        try:
+            return self._backend.read(f"{folder_of(key)}/{RECORD}") != content
+        except FileNotFoundError:
+            return True
+
+    def _damaged(self, key: str, name: str, found: str) -> StageDamaged:
+        damage = f"stage {key}: {name} is damaged: {found}"
+        try:
+            where = f"The stage was set aside in {self._set_aside(key, damage)}; the next run repeats it"
+        except StoreError as error:
+            where = f"The stage could not be set aside ({error})"
+        return StageDamaged(f"{self._name}: {damage}. {where}")
+
+    def _set_aside(self, key: str, reason: str) -> str:
+        target = f"quarantine/{component(key, 'key')}-{uuid.uuid4().hex[:8]}"
+        self._backend.move(folder_of(key), target)
+        self._backend.write(f"{target}/reason.txt", f"{reason}\n".encode())
+        return target
+
+
+def folder_of(key: str) -> str:
+    """Return the folder of a stage; raise StoreError for a key that is not a safe name."""
+    return f"stages/{component(key, 'key')}"
+
+
+def _parse(content: bytes, key: str) -> Commit:
+    data = unseal(content)
+    record, attempt = StageRecord.from_json(data["record"]), data["attempt"]
+    if record.key != key:
+        raise ValueError(f"expected the record of this stage, found that of {record.key}")
+    try:
+        for name in (*record.files, *([attempt] if attempt else [])):
+            _check_name(name)
+    except StoreError as error:
+        raise ValueError(str(error)) from None
+    return Commit(record, attempt)
+
+
+def _check_name(name: str) -> None:
+    """Refuse the name of a file that would leave its stage, or take the place of its record."""
+    for part in name.split("/"):
+        component(part, "name")
+    if name == RECORD:
+        raise StoreError(f"`name` (={RECORD!r}) is the store's own; choose another")
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

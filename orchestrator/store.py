@@ -1,0 +1,240 @@
+"""The truth of a sweep: finished stages, addressed by their keys, committed whole or not at all.
+
+    ROOT/store.json                     which layout this is
+    ROOT/stages/KEY/record.json         the commit of a stage, sealed with its own digest
+    ROOT/stages/KEY/[ATTEMPT/]NAME      its files, whose digests the record holds
+    ROOT/sweeps/NAME.json               what a sweep was, to rebuild its comparison
+    ROOT/quarantine/KEY-*/              damaged stages, each with a reason.txt
+    ROOT/leases/, probes/, tmp/         what running drivers need; no result is ever in them
+
+Nothing is ever unpickled, and no name from a plan or a record leads out of the root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from orchestrator.backends import Backend, StoreError, component
+from orchestrator.leases import LEASE_SECONDS, Leases
+from orchestrator.local_backend import LocalBackend
+from orchestrator.object_backend import ObjectBackend, check_protocol
+from orchestrator.records import Plan, StageRecord, canonical_json
+from orchestrator.redact import redact
+from orchestrator.sealed import seal, unseal
+from orchestrator.stages import WEIGHTS, StageDamaged, Stages, folder_of
+
+__all__ = ["WEIGHTS", "Keep", "StageDamaged", "Store", "StoreError"]
+
+FORMAT = 1
+"""Raised whenever the layout changes: a store of another layout is refused, never misread."""
+
+Keep = Literal["needed", "all"]
+"""`needed`: the weights of dense stages, branch points, ends of trials, and whatever a resumed sweep starts from."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Finished stages at `uri`; a small value that pickles (its connection stays behind).
+
+    Args:
+        uri: a directory (made absolute here), or any fsspec URI such as `s3://bucket/prefix`
+        keep: whose weights `retention.prune` leaves, see `Keep`
+        options: arguments of the fsspec file system, such as `endpoint_url`
+
+    Raises:
+        StoreError: an unknown protocol, or one whose package is not installed
+    """
+
+    uri: str
+    keep: Keep = "needed"
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.keep not in get_args(Keep):
+            raise StoreError(f"`store.keep` (={self.keep!r}) must be one of {', '.join(get_args(Keep))}")
+        object.__setattr__(self, "uri", _absolute(self.uri))
+
+    def __reduce__(self) -> tuple[type[Store], tuple[str, Keep, Mapping[str, Any]]]:
+        return type(self), (self.uri, self.keep, self.options)
+
+    def __repr__(self) -> str:
+        return f"Store({redact(self.uri)!r}, keep={self.keep!r})"
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The place behind `uri`, once its layout is known to be ours."""
+        backend: Backend = ObjectBackend(self.uri, self.options) if "://" in self.uri else LocalBackend(self.uri)
+        try:
+            found = json.loads(backend.read("store.json"))
+        except FileNotFoundError:
+            return backend
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            remedy = "use the release that wrote it, or another `store.uri`"
+            raise StoreError(f"{self._name}: store.json is not of format {FORMAT}; {remedy}")
+        return backend
+
+    @cached_property
+    def stages(self) -> Stages:
+        """The commit protocol on that place."""
+        return Stages(self.backend, self._name)
+
+    def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
+        """Return the records of those `keys` that are committed.
+
+        A damaged stage is set aside, named in a warning and left out. The sizes of files are compared where that costs
+        no request (local paths); their digests are checked by `read`.
+
+        Raises:
+            StoreError: a record of another version, which is refused and never misread
+        """
+        return {key: commit.record for key, commit in self.stages.all_standing(keys).items()}
+
+    def resumable(self, plan: Plan) -> dict[str, StageRecord]:
+        """Return the finished stages of a plan, less those to repeat because work below them needs their weights.
+
+        That happens where a later sweep branches from a stage whose weights `retention.prune` has dropped. Committing
+        the repeated stage puts them back.
+        """
+        done = self.finished(plan.stages)
+        for key, spec in reversed(list(plan.stages.items())):
+            if key not in done and spec.parent in done and WEIGHTS not in done[spec.parent].files:
+                del done[spec.parent]
+        return done
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        """Commit a stage and its files (relative name -> content), all or nothing, and return the record that stands.
+
+        Of several attempts at a stage one wins; the others' work is dropped, and they are returned the winner's record.
+
+        Raises:
+            StoreError: the store is full, read-only or away, or a name leaves the stage; nothing is committed then
+        """
+        self._mark()
+        return self.stages.commit(record, files)
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return a file of a finished stage, its digest checked.
+
+        Raises:
+            StageDamaged: the file is missing, truncated or altered; the stage has been set aside
+            StoreError: the stage is not finished, has no such file, or its weights were dropped
+        """
+        return self.stages.read(key, name)
+
+    def drop(self, key: str, name: str = WEIGHTS) -> None:
+        """Delete one file of a finished stage and strike it from its record."""
+        self.stages.drop(key, name)
+
+    def discard(self, key: str) -> None:
+        """Forget a stage, so that the next run repeats it."""
+        self.backend.remove_folder(folder_of(key))
+
+    def leases(self, owner: str = "", ttl: float = LEASE_SECONDS, clock: Callable[[], float] = time.time) -> Leases:
+        """Return the means by which drivers that share this store keep from training a stage at the same time."""
+        return Leases(self.backend, owner, ttl, clock)
+
+    def save_sweep(self, name: str, info: Mapping[str, Any]) -> None:
+        """Save what a sweep was (plain data: command, config, plan, ...), replacing what was saved under that name."""
+        self._mark()
+        self.backend.write(_sweep_path(name), seal({"name": name, **info}))
+
+    def load_sweep(self, name: str) -> dict[str, Any]:
+        """Return what `save_sweep` was given.
+
+        Raises:
+            StoreError: there is no such sweep (the message names those there are), or its file is damaged
+        """
+        try:
+            return unseal(self.backend.read(_sweep_path(name)))
+        except FileNotFoundError:
+            known = ", ".join(self.sweeps()) or "none"
+            raise StoreError(f"{self._name} holds no sweep {name!r}; it holds: {known}") from None
+        except ValueError as error:
+            raise StoreError(
+                f"{self._name}: {_sweep_path(name)} is damaged: {error}. Remove it and run the sweep again: "
+                "finished stages are kept"
+            ) from None
+
+    def sweeps(self) -> list[str]:
+        """Return the names of the saved sweeps, sorted."""
+        return [name.removesuffix(".json") for name in self.backend.names("sweeps") if name.endswith(".json")]
+
+    def write_probe(self, token: str) -> None:
+        """On the driver: write what every node must then find with `probe`."""
+        self._mark()
+        self.backend.write(_probe_path(token), token.encode())
+
+    def probe(self, token: str) -> None:
+        """On a node: prove that this node sees what the driver wrote, and can write.
+
+        Raises:
+            StoreError: it does not; the message names the node and what to set
+        """
+        host = socket.gethostname()
+        try:
+            seen = self.backend.read(_probe_path(token)) == token.encode()
+            if seen:
+                answer = f"{_probe_path(token)}.{uuid.uuid4().hex}"
+                self.backend.write(answer, host.encode())
+                self.backend.remove(answer)
+        except FileNotFoundError:
+            seen = False
+        except StoreError as error:
+            raise StoreError(f"node {host}: {error}") from error
+        if not seen:
+            raise StoreError(
+                f"node {host} does not see `store.uri` (={redact(self.uri)}) as the driver does; set `store.uri` to a "
+                "directory that every node mounts at the same path, or to an object store (s3://bucket/prefix)"
+            )
+
+    def remove_probe(self, token: str) -> None:
+        """On the driver: remove what `write_probe` wrote."""
+        self.backend.remove(_probe_path(token))
+
+    @property
+    def _name(self) -> str:
+        return f"`store.uri` (={redact(self.uri)})"
+
+    @cached_property
+    def _marked(self) -> bool:
+        return self.backend.create("store.json", canonical_json({"format": FORMAT}).encode())
+
+    def _mark(self) -> None:
+        """Make sure that the store says which layout it has, once a process."""
+        _ = self._marked
+
+
+def _absolute(uri: str) -> str:
+    for scheme in ("file://", "local://"):
+        uri = uri.removeprefix(scheme)
+    if "://" in uri:
+        check_protocol(uri)
+        return uri.rstrip("/")
+    if not uri.strip():
+        raise StoreError(f"`store.uri` (={uri!r}) must name a directory or a URI such as s3://bucket/prefix")
+    return os.path.abspath(os.path.expanduser(uri))
+
+
+def _sweep_path(name: str) -> str:
+    return f"sweeps/{component(name, 'name')}.json"
+
+
+def _probe_path(token: str) -> str:
+    return f"probes/{component(token, 'token')}"
+
+
+if __name__ == "__main__":
+    from orchestrator.retention import main
+
+    sys.exit(main())

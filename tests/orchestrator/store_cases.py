@@ -1,0 +1,58 @@
+"""Records and files for the tests of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.records import CurvePoint, StageRecord, StageSpec, digest
+from orchestrator.stages import WEIGHTS
+
+FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}
+
+
+def key_of(number: int) -> str:
+    return digest(f"stage {number}")
+
+
+def record_of(key: str, **changes: Any) -> StageRecord:
+    values: dict[str, Any] = {
+        "key": key,
+        "kind": "round",
+        "round": 1,
+        "before": {"val/loss": 0.5, "val/accuracy": 0.25},
+        "after": {"val/loss": 0.1, "val/accuracy": 1 / 3, "test/loss": 0.1, "test/accuracy": 0.9},
+        "curve": tuple(CurvePoint(step, step / 10, 1.5e9 + step, {"train/loss": 1 / (step + 1)}) for step in range(20)),
+        "requested_sparsity": 0.5,
+        "sparsity": 0.5,
+        "tensor_sparsity": {"fc1.weight": 0.5},
+        "tensor_sizes": {"fc1.weight": 1000},
+        "parameters": 1010,
+        "macs": 1000,
+        "macs_remaining": 500.0,
+        "weights_digest": "w",
+        "mask_digest": "m",
+        "steps": 20,
+        "best_step": 19,
+        "seconds": 1.25,
+        "started": 1.5e9,
+        "environment": {"torch": "2"},
+    }
+    return StageRecord(**(values | changes))
+
+
+def chain(*rounds: int, seed: int = 0, parent: StageSpec | None = None) -> list[StageSpec]:
+    """A dense stage and a round for each number, or only the rounds below `parent`."""
+    specs = [] if parent is not None else [StageSpec("dense", {"seed": seed})]
+    for number in rounds:
+        above = specs[-1] if specs else parent
+        specs.append(StageSpec("round", {"round": number, "seed": seed}, above.key if above else None))
+    return specs
+
+
+def record_for(spec: StageSpec, **changes: Any) -> StageRecord:
+    return record_of(spec.key, kind=spec.kind, round=spec.round, spec=spec.to_json(), **changes)
+
+
+def altered(files: Mapping[str, bytes], name: str = WEIGHTS) -> dict[str, bytes]:
+    return {**files, name: bytes([files[name][0] ^ 1]) + files[name][1:]}
