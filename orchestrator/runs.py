@@ -1,0 +1,302 @@
+"""A sweep as tracked runs: the identity, parameters, metric points, tags, files and status of each trial. Pure.
+
+Trackers keep what this module says. Points carry the worker's time, so replaying a record changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Literal, NamedTuple
+
+from orchestrator.records import Failure, Plan, StageEvent, StageRecord, SweepInfo, TrialSpec, canonical_json, digest
+from orchestrator.redact import redact, redact_tree
+from orchestrator.settings import as_typed, settings_of, varying
+
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+
+SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.logged"
+PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.overrides"
+ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
+NOTE_TAG = "mlflow.note.content"
+
+METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
+"""Files of a report that the parent run also shows as its metrics and its description."""
+
+_ODD = re.compile(r"[^/\w.\- ]")
+
+
+class Point(NamedTuple):
+    """One point of a metric; `time` is in milliseconds of Unix time."""
+
+    key: str
+    value: float
+    step: int
+    time: int
+
+
+@dataclass
+class Content:
+    """What is to be written to one run: everything, or what came since `logged`."""
+
+    points: list[Point] = field(default_factory=list)
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)
+    """File of the run -> key of the stage whose masks it holds."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    status: Status = "RUNNING"
+    start: int | None = None
+    """Milliseconds of Unix time at which the run began."""
+    end: int | None = None
+    """Milliseconds of Unix time at which the run ended."""
+
+
+def milliseconds(seconds: float) -> int:
+    """Return Unix seconds as whole milliseconds."""
+    return round(seconds * 1000)
+
+
+def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
+    """Return the tag by which each trial's run is found again: a digest of the sweep's name and its stage keys."""
+    seen: dict[tuple[str, ...], int] = {}
+    ids = []
+    for trial in trials:
+        seen[trial.stages] = seen.get(trial.stages, 0) + 1
+        ids.append(digest(canonical_json(["trial", sweep.name, trial.stages, seen[trial.stages]]))[:32])
+    return tuple(ids)
+
+
+def params_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a trial's settings as flat text parameters, `schedule.sparsity` -> `0.9`."""
+    return {name: as_typed(value) for name, value in settings_of(config).items()}
+
+
+def round_points(record: StageRecord) -> Iterator[Point]:
+    """Yield a stage's figures with step = round: the same keys for every trial of one network."""
+    values: dict[str, float] = {
+        **record.after,
+        **{f"{name}_before": value for name, value in record.before.items()},
+        "sparsity/overall": record.sparsity,
+        **{f"sparsity/{name}": value for name, value in record.tensor_sparsity.items()},
+        "parameters/remaining": record.remaining_parameters,
+        "parameters/compression": record.parameters / max(1, record.remaining_parameters),
+        "macs/remaining": record.macs_remaining,
+        "seconds": record.seconds,
+        "steps": record.steps,
+    }
+    if record.macs_remaining > 0:
+        values["macs/speedup"] = record.macs / record.macs_remaining
+    if record.requested_sparsity is not None:
+        values["sparsity/requested"] = record.requested_sparsity
+    time = milliseconds(record.started + record.seconds)
+    for name, value in values.items():
+        yield Point(_ODD.sub("_", name), float(value), record.round, time)
+
+
+def curve_points(record: StageRecord, offset: int) -> Iterator[Point]:
+    """Yield a stage's training curve as `curve/...`, its steps counted on from the `offset` steps of earlier stages."""
+    for point in record.curve:
+        for name, value in point.metrics.items():
+            yield Point(_ODD.sub("_", f"curve/{name}"), float(value), offset + point.step, milliseconds(point.time))
+
+
+def logged_tag(chain: Sequence[StageRecord]) -> str:
+    """Return how many stages a run holds, and a digest that tells these executions of them from any others."""
+    marks = [[record.key, record.started, record.weights_digest] for record in chain]
+    return f"{len(chain)} {digest(canonical_json(marks))[:16]}"
+
+
+class SweepView:
+    """What is known of a sweep so far; says what each run should hold. Safe to use from two threads."""
+
+    def __init__(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
+        self.sweep = sweep
+        self.plan = plan
+        self.ids = trial_ids(sweep, plan.trials)
+        self.id = digest(canonical_json(["sweep", sweep.name]))[:32]
+        """The tag by which the parent run is found again."""
+        self._records = dict(finished)
+        self._failures: dict[str, tuple[Status, Failure, float]] = {}
+        self._attempts: dict[str, int] = {}
+        self._outcome: Status = "RUNNING"
+        self._report: Mapping[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._trials_of: dict[str, list[int]] = {}
+        for index, trial in enumerate(plan.trials):
+            for key in trial.stages:
+                self._trials_of.setdefault(key, []).append(index)
+
+    def take(self, event: StageEvent) -> list[int]:
+        """Take an event; return the indices of the trials whose runs it changes."""
+        if event.kind == "started":
+            return []
+        with self._lock:
+            if event.kind in ("finished", "retried"):
+                self._failures.pop(event.key, None)
+                if event.record is not None:
+                    self._records[event.key] = event.record
+            else:
+                status: Status = "KILLED" if event.kind == "killed" else "FAILED"
+                failure = event.failure or Failure("interrupted" if status == "KILLED" else "no reason was given")
+                self._failures[event.key] = (status, failure, event.time)
+            if event.attempt > 1:
+                self._attempts[event.key] = event.attempt
+        return self._trials_of.get(event.key, [])
+
+    def close(self, outcome: Status, report: Mapping[str, bytes]) -> None:
+        """End the sweep: from now on a trial that has neither finished nor failed counts as killed."""
+        with self._lock:
+            self._outcome, self._report = outcome, report
+
+    def opening(self) -> Content:
+        """Return what the parent run holds from the start."""
+        shared = [params_of(trial.config) for trial in self.plan.trials]
+        axes = varying(shared)
+        content = Content(
+            params={name: value for name, value in shared[0].items() if name not in axes} if shared else {},
+            tags={**self._common_tags(), AXES_TAG: ", ".join(axes), NOTE_TAG: self._note()},
+            status=self._outcome,
+        )
+        content.tags[PLAN_TAG] = digest(canonical_json(self.ids))[:16]
+        content.params["sweep"] = self.sweep.name
+        content.files["plan.json"] = as_json(plan_summary(self.plan))
+        content.files["config.yaml"] = as_yaml(redact_tree(self.sweep.config))
+        content.files["environment.json"] = as_json(redact_tree(self.sweep.environment))
+        return content
+
+    def closing(self) -> Content:
+        """Return what the parent run holds at the end: the report, its headline figures, the counts of trials."""
+        with self._lock:
+            ends = [record.started + record.seconds for record in self._records.values()]
+            ends += [time for _, _, time in self._failures.values()]
+            outcome, report = self._outcome, dict(self._report)
+        counts = Counter(self.status(index) for index in range(len(self.plan.trials)))
+        values = {f"trials/{status.lower()}": counts[status] for status in ("FINISHED", "FAILED", "KILLED")}
+        values |= json.loads(report.get(METRICS_FILE, b"{}"))
+        content = Content(files=report, status=outcome, end=milliseconds(max(ends, default=0.0)) or None)
+        content.points = [Point(_ODD.sub("_", key), float(value), 0, content.end or 0) for key, value in values.items()]
+        if NOTE_FILE in report:
+            content.tags[NOTE_TAG] = f"{self._note()}\n{report[NOTE_FILE].decode()}"
+        return content
+
+    def content(self, index: int, logged: str = "") -> Content | None:
+        """Return what the run of trial `index` lacks; `logged` is the tag that says which stages it holds already.
+
+        None: it holds another execution of one of these stages, whose points cannot be taken back.
+        """
+        trial, chain = self.plan.trials[index], self.chain(index)
+        held = int(logged.partition(" ")[0] or 0)
+        if len(chain) < held:  # records that the store has lost; the run keeps its own until they are made again
+            chain = []
+        elif logged_tag(chain[:held]) != (logged or logged_tag([])):
+            return None
+        content = Content(tags=self._tags(trial, chain), start=milliseconds(chain[0].started) if chain else None)
+        if not held:
+            content.params = {**params_of(trial.config), "sweep": self.sweep.name}
+            content.files["config.yaml"] = as_yaml(redact_tree(trial.config))
+        offset = 0
+        for position, record in enumerate(chain):
+            if position >= held:
+                content.points += [*round_points(record), *curve_points(record, offset)]
+                if record.kind == "round":
+                    content.masks[f"masks/round_{record.round}.npz"] = record.key
+            offset += record.steps
+        self._conclude(content, index, chain)
+        return content
+
+    def is_current(self, index: int, logged: str, status: str) -> bool:
+        """Whether a run that holds `logged` and has `status` lacks nothing."""
+        return status == self.status(index) and logged == logged_tag(self.chain(index))
+
+    def chain(self, index: int) -> list[StageRecord]:
+        """Return the records of a trial's finished stages, from the dense one on without a gap."""
+        with self._lock:
+            found = [self._records.get(key) for key in self.plan.trials[index].stages]
+        return [record for record in takewhile(lambda record: record is not None, found) if record is not None]
+
+    def status(self, index: int) -> Status:
+        """Return the status of a trial's run."""
+        stages = self.plan.trials[index].stages
+        with self._lock:
+            if all(key in self._records for key in stages):
+                return "FINISHED"
+            failed = next((self._failures[key][0] for key in stages if key in self._failures), None)
+            return failed or ("RUNNING" if self._outcome == "RUNNING" else "KILLED")
+
+    def _conclude(self, content: Content, index: int, chain: list[StageRecord]) -> None:
+        content.status = self.status(index)
+        if content.status == "FINISHED" and chain:
+            content.end = milliseconds(chain[-1].started + chain[-1].seconds)
+            return
+        with self._lock:
+            stages = self.plan.trials[index].stages
+            failed = next((self._failures[key] for key in stages if key in self._failures), None)
+        if failed is not None:
+            _, failure, time = failed
+            content.end = milliseconds(time)
+            content.tags[FAILURE_TAG] = redact(failure.message)
+            content.files["failure.txt"] = redact(failure_text(failure)).encode()
+
+    def _tags(self, trial: TrialSpec, chain: list[StageRecord]) -> dict[str, str]:
+        tags = {**self._common_tags(), OVERRIDES_TAG: redact(" ".join(trial.overrides))}
+        if chain:
+            tags[LOGGED_TAG] = logged_tag(chain)
+        with self._lock:
+            attempts = max((self._attempts.get(key, 1) for key in trial.stages), default=1)
+        if attempts > 1:
+            tags[ATTEMPTS_TAG] = str(attempts)
+        warnings = [f"round {record.round}: {text}" for record in chain for text in record.warnings]
+        if warnings:
+            tags[WARNINGS_TAG] = "\n".join(warnings)
+        return tags
+
+    def _common_tags(self) -> dict[str, str]:
+        tags = {SWEEP_TAG: self.id, "sweep": self.sweep.name, "mlflow.source.type": "LOCAL"}
+        tags["mlflow.source.name"] = redact(self.sweep.command)
+        if commit := self.sweep.environment.get("git_commit"):
+            tags["mlflow.source.git.commit"] = commit
+        return tags
+
+    def _note(self) -> str:
+        return (
+            f"**{self.sweep.name}**: {len(self.plan.trials)} trials, {len(self.plan.stages)} stages.\n\n"
+            f"Run it again, or resume it, with\n\n    {redact(self.sweep.command)}\n"
+        )
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain data: each stage once, each trial as a chain of stage keys."""
+    return {
+        "stages": {key: redact_tree(spec.to_json()) for key, spec in plan.stages.items()},
+        "trials": [
+            {"name": trial.name, "overrides": list(trial.overrides), "stages": list(trial.stages)}
+            for trial in plan.trials
+        ],
+    }
+
+
+def failure_text(failure: Failure) -> str:
+    """Return a failure in full: message, host, log and the remote traceback."""
+    lines = [failure.message]
+    lines += [f"host: {failure.host}"] if failure.host else []
+    lines += [f"log: {failure.log}"] if failure.log else []
+    return "\n".join([*lines, "", failure.traceback])
+
+
+def as_json(data: Any) -> bytes:
+    """Return `data` as indented JSON."""
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def as_yaml(data: Any) -> bytes:
+    """Return `data` as YAML in its own order."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)).encode()

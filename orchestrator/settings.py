@@ -1,0 +1,45 @@
+"""A trial's resolved config as flat, dotted settings: flatten, leave out circumstances, find a sweep's axes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from orchestrator.redact import redact_tree
+
+CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "hydra", "dry_run"})
+"""Top-level keys that say where and why a trial runs, not what it is."""
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested mapping as (`group.key`, value); a list is a leaf, an empty mapping has none."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what defines a trial as flat settings: its config without the circumstances, secrets redacted."""
+    return dict(flatten(redact_tree({key: value for key, value in config.items() if key not in CIRCUMSTANCES})))
+
+
+def as_typed(value: Any) -> str:
+    """Return `value` as one would type it in an override: `null`, `true`, `0.9`, `[1,2]`."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+
+
+def varying(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names whose values differ, or that only some have, in order of first appearance: a sweep's axes."""
+    missing = object()
+    first: dict[str, str | object] = {}
+    differ: dict[str, None] = {}
+    for index, each in enumerate(settings):
+        for name in {**first, **each}:
+            value = as_typed(each[name]) if name in each else missing
+            if first.setdefault(name, value if index == 0 else missing) != value:
+                differ[name] = None
+    return tuple(name for name in first if name in differ)

@@ -1,0 +1,310 @@
+"""What every tracker keeps: one suite for `MemoryTracker` and `MlflowTracker`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from factories import EPOCH, ROUND_STEPS, SIZES, failed, finished, make_plan, make_record, make_records, sweep_info
+
+from orchestrator.records import Plan, StageEvent, Tracker
+from orchestrator.tracking import MemoryTracker, MlflowTracker
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
+
+
+@dataclass
+class Run:
+    """One run as any tracker keeps it."""
+
+    status: str
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    points: Mapping[str, list[tuple[int, float, int]]]
+    """Metric -> (step, value, time in milliseconds), in order."""
+    files: set[str] = field(default_factory=set)
+
+
+class Kept(Protocol):
+    """A place that keeps views, and a tracker that writes there."""
+
+    def tracker(self) -> Tracker: ...
+
+    def parent(self) -> Run: ...
+
+    def children(self) -> dict[str, Run]: ...
+
+
+class InMemory:
+    """What a `MemoryTracker` keeps."""
+
+    def tracker(self) -> Tracker:
+        self._tracker = MemoryTracker()
+        return self._tracker
+
+    def parent(self) -> Run:
+        return self._run(self._tracker.parent)
+
+    def children(self) -> dict[str, Run]:
+        return {name: self._run(content) for name, content in self._tracker.children.items()}
+
+    @staticmethod
+    def _run(content: Any) -> Run:
+        points: dict[str, list[tuple[int, float, int]]] = {}
+        for point in content.points:
+            points.setdefault(point.key, []).append((point.step, point.value, point.time))
+        return Run(content.status, content.params, content.tags, points, {*content.files, *content.masks})
+
+
+class InMlflow:
+    """What MLflow keeps in a SQLite database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uri = f"sqlite:///{folder / 'mlflow.db'}"
+        self.warnings: list[str] = []
+
+    def tracker(self) -> Tracker:
+        return MlflowTracker(lambda key, name: f"{name} of {key}".encode(), uri=self.uri, warn=self.warnings.append)
+
+    def parent(self) -> Run:
+        return next(self._run(run) for run in self._runs() if "mlflow.parentRunId" not in run.data.tags)
+
+    def children(self) -> dict[str, Run]:
+        runs = [run for run in self._runs() if "mlflow.parentRunId" in run.data.tags]
+        found = {run.info.run_name: self._run(run) for run in runs}
+        assert len(found) == len(runs), "a trial has two runs"
+        return found
+
+    @staticmethod
+    def wait_for(true: Callable[[], bool], seconds: float = 30.0) -> None:
+        """Wait until the writer has come so far."""
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, "the writer has not come so far"
+            time.sleep(0.05)
+
+    def _runs(self) -> list[Any]:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(self.uri)
+        experiment = self._client.get_experiment_by_name("pruning")
+        if experiment is None:
+            return []
+        return list(self._client.search_runs([experiment.experiment_id]))
+
+    def _run(self, run: Any) -> Run:
+        identity = run.info.run_id
+        points = {
+            key: sorted((m.step, m.value, m.timestamp) for m in self._client.get_metric_history(identity, key))
+            for key in run.data.metrics
+        }
+        return Run(run.info.status, run.data.params, run.data.tags, points, set(self._files(identity)))
+
+    def _files(self, run_id: str, folder: str | None = None) -> Iterator[str]:
+        for file in self._client.list_artifacts(run_id, folder):
+            if file.is_dir:
+                yield from self._files(run_id, file.path)
+            else:
+                yield file.path
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A fresh MLflow database, made once: its migration takes seconds."""
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path.read_bytes()
+
+
+@pytest.fixture(params=["memory", "mlflow"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    if request.param == "memory":
+        return InMemory()
+    (tmp_path / "mlflow.db").write_bytes(request.getfixturevalue("empty_database"))
+    return InMlflow(tmp_path)
+
+
+def run_sweep(kept: Kept, plan: Plan, *, without: frozenset[str] = frozenset()) -> None:
+    """Track a whole sweep of which the stages `without` were finished before."""
+    records = make_records(plan)
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {key: records[key] for key in without})
+    for key, record in records.items():
+        if key not in without:
+            tracker.record(StageEvent("started", key, record.started))
+            tracker.record(finished(record))
+    tracker.finish("finished", {"comparison/table.csv": b"a,b\n"})
+
+
+def test_a_sweep_is_one_parent_and_one_child_a_trial(kept: Kept) -> None:
+    plan = make_plan()
+
+    run_sweep(kept, plan)
+
+    assert set(kept.children()) == {trial.name for trial in plan.trials}
+    assert {run.status for run in kept.children().values()} == {"FINISHED"}
+    assert kept.parent().status == "FINISHED"
+    assert kept.parent().tags["pruning.axes"] == "seed, method.name, method._target_, schedule.sparsity"
+    assert {"comparison/table.csv", "plan.json", "config.yaml", "environment.json"} <= kept.parent().files
+    assert [value for _, value, _ in kept.parent().points["trials/finished"]] == [12]
+
+
+def test_a_child_holds_every_round_and_the_whole_curve(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    records = make_records(plan)
+
+    run_sweep(kept, plan)
+
+    (run,) = kept.children().values()
+    chain = [records[key] for key in plan.trials[0].stages]
+    accuracy = [(r.round, r.after["test/accuracy"], round(1000 * (r.started + r.seconds))) for r in chain]
+    assert run.points["test/accuracy"] == accuracy
+    assert [step for step, _, _ in run.points["val/accuracy_before"]] == [1, 2]
+    assert [value for _, value, _ in run.points["sparsity/overall"]] == [r.sparsity for r in chain]
+    assert {f"sparsity/{name}" for name in SIZES} < set(run.points)
+    assert [value for _, value, _ in run.points["parameters/remaining"]] == [r.remaining_parameters for r in chain]
+    steps = [step for step, _, _ in run.points["curve/train/loss"]]
+    assert steps == list(range(25, 300 + 2 * ROUND_STEPS + 1, 25))
+    assert run.points["curve/train/loss"][0][2] == round(1000 * (EPOCH + 0.25))
+    assert {"config.yaml", "masks/round_1.npz", "masks/round_2.npz"} <= run.files
+
+
+def test_children_can_be_compared_column_by_column(kept: Kept) -> None:
+    run_sweep(kept, make_plan())
+
+    runs = list(kept.children().values())
+    assert len({frozenset(run.params) for run in runs}) == 1
+    assert len({frozenset(run.points) for run in runs}) == 1
+    assert {run.params["method.name"] for run in runs} == {"random_unstructured", "l1_unstructured"}
+    assert {run.params["schedule.sparsity"] for run in runs} == {"0.5", "0.9"}
+    assert {run.params["schedule.amount"] for run in runs} == {"null"}
+    assert {run.tags["sweep"] for run in runs} == {"synthetic"}
+    assert not any(name.startswith(("tracking", "store", "cluster")) for run in runs for name in run.params)
+
+
+def test_secrets_are_not_shown(kept: Kept) -> None:
+    run_sweep(kept, make_plan(seeds=(0,)))
+
+    for run in [kept.parent(), *kept.children().values()]:
+        assert "hunter2" not in repr(run)
+
+
+def test_a_second_run_of_a_finished_sweep_changes_nothing(kept: Kept) -> None:
+    plan = make_plan(seeds=(0,))
+    run_sweep(kept, plan)
+    before = kept.children()
+
+    run_sweep(kept, plan, without=frozenset(plan.stages))
+
+    assert {name: run.points for name, run in kept.children().items()} == {k: v.points for k, v in before.items()}
+    assert {run.status for run in kept.children().values()} == {"FINISHED"}
+
+
+def test_a_driver_that_dies_leaves_a_view_that_the_next_completes(kept: Kept) -> None:
+    plan = make_plan(seeds=(0,))
+    records = make_records(plan)
+    half = dict(list(records.items())[: len(records) // 2])
+    first = kept.tracker()
+    first.start(sweep_info(), plan, {})
+    for record in half.values():
+        first.record(finished(record))
+    if isinstance(kept, InMlflow):
+        expected = sum(key in half for trial in plan.trials for key in trial.stages)
+        kept.wait_for(lambda: sum(len(run.points.get("steps", ())) for run in kept.children().values()) == expected)
+
+    run_sweep(kept, plan, without=frozenset(half))
+
+    undisturbed = InMemory()
+    run_sweep(undisturbed, plan)
+    assert {k: r.points for k, r in kept.children().items()} == {k: r.points for k, r in undisturbed.children().items()}
+    assert {run.status for run in kept.children().values()} == {"FINISHED"}
+
+
+def test_failures_are_told_where_they_happened(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
+    broken = plan.trials[0].stages[1]
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    for trial in plan.trials[:3]:
+        for key in trial.stages:
+            tracker.record(failed(key) if key in plan.trials[0].stages[1:] else finished(make_record(plan, key)))
+    tracker.finish("failed", {})
+
+    runs = kept.children()
+    statuses = [runs[trial.name].status for trial in plan.trials]
+    assert broken == plan.trials[0].stages[1]
+    assert statuses == ["FAILED", "FINISHED", "FINISHED", "KILLED"]
+    failing = runs[plan.trials[0].name]
+    assert failing.tags["pruning.failure"] == "loss is nan"
+    assert "failure.txt" in failing.files
+    assert [step for step, _, _ in failing.points["test/accuracy"]] == [0]
+    assert kept.parent().status == "FAILED"
+
+
+def test_what_failed_or_was_killed_can_finish_later(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0, 1))
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    tracker.record(finished(make_record(plan, plan.trials[0].stages[0])))
+    tracker.record(failed(plan.trials[0].stages[1]))
+    tracker.finish("killed", {})
+    assert [kept.children()[trial.name].status for trial in plan.trials] == ["FAILED", "KILLED"]
+    assert kept.parent().status == "KILLED"
+
+    run_sweep(kept, plan, without=frozenset({plan.trials[0].stages[0]}))
+
+    runs = kept.children()
+    assert {run.status for run in runs.values()} == {"FINISHED"}
+    assert all("pruning.failure" not in run.tags for run in runs.values())
+    assert [step for step, _, _ in runs[plan.trials[0].name].points["test/accuracy"]] == [0, 1, 2]
+
+
+def test_stages_trained_again_replace_the_old_run(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,))
+    run_sweep(kept, plan)
+    again = make_records(plan, start=EPOCH + 1000)
+
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    for record in again.values():
+        tracker.record(finished(record))
+    tracker.finish("finished", {})
+
+    (run,) = kept.children().values()
+    assert [time for _, _, time in run.points["test/accuracy"]] == [
+        round(1000 * (record.started + record.seconds)) for record in again.values()
+    ]
+
+
+def test_a_retry_is_told(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,), rounds=1)
+    dense, pruned = plan.stages
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    tracker.record(finished(make_record(plan, dense)))
+    tracker.record(StageEvent("retried", pruned, EPOCH + 20, attempt=2))
+    tracker.record(finished(make_record(plan, pruned)))
+    tracker.finish("finished", {})
+
+    (run,) = kept.children().values()
+    assert run.status == "FINISHED"
+    assert run.tags["pruning.attempts"] == "2"
+
+
+def test_events_before_start_and_without_trials_do_no_harm(kept: Kept) -> None:
+    plan = make_plan(seeds=(0,))
+    tracker = kept.tracker()
+
+    tracker.record(failed(next(iter(plan.stages))))
+    tracker.start(sweep_info(), Plan({}, ()), {})
+    tracker.finish("finished", {})
+
+    assert kept.parent().status == "FINISHED"
+    assert kept.children() == {}
