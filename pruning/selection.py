@@ -1,52 +1,273 @@
-"""Which entries to prune: exactly the k smallest, or exactly k at random, of what a mask still keeps."""
+"""Which entries to prune: exactly the k smallest, or exactly k at random, of those that a mask still keeps.
+
+A mask is changed in place, and only once the choice is complete and valid. On the CPU tensors are read in chunks that
+fit a core's cache, with working memory of well under a byte an entry; chunks without survivors are skipped, and
+where few survive the work is that of the survivors. Elsewhere (CUDA) the choice is made on the device, with one
+transfer to the host a call.
+
+Smallest: a strided sample brackets the threshold, one pass counts what lies outside the bracket and collects the few
+scores inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Of several
+entries equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
+
+Random: each survivor is dropped when a 16-bit random integer is below a threshold that drops a few too many; as many
+of the dropped as are too many, drawn uniformly, are spared. Both steps treat all survivors alike, so every subset of
+the size asked for is equally likely. Survivors are known by their rank alone: strides, dtype and dead entries have no
+say in the draw.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from pruning.chunks import CHUNK, Chunk, array_of, chunks_of
+
+SAMPLE = 1 << 16
+"""Scores sampled to bracket the threshold; up to as many survivors are ranked without a sample."""
+SIGMAS = 5.0
+"""Half the width of a bracket in standard deviations: a miss costs a second pass, never the result."""
+FEW = 1 / 64
+"""Up to this fraction the work is done entry by entry: scores are ranked without a sample, positions drawn singly."""
 
 
 def prune_smallest_(mask: Tensor, scores: Tensor, count: int, *, magnitude: bool = False) -> Tensor:
-    """Zero, in place, the `count` nonzero entries of `mask` with the smallest scores, and return `mask`."""
+    """Set to 0 the `count` surviving (nonzero) entries of `mask` that have the smallest scores.
+
+    Arguments:
+        mask: any bool or floating dtype, any shape and strides; changed in place.
+        scores: the shape and device of `mask`, any real dtype and strides.
+        count: how many survivors to prune, an absolute number; the count is exact under ties too.
+        magnitude: rank by absolute value.
+
+    Returns:
+        `mask`.
+
+    Raises:
+        ValueError: `count` is negative or above the number of survivors, shapes differ, or a survivor's score is NaN.
+    """
     prune_smallest_across_([mask], [scores], count, magnitude=magnitude)
     return mask
 
 
-def prune_random_(mask: Tensor, count: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """Zero, in place, a uniformly random subset of exactly `count` nonzero entries of `mask`, and return `mask`."""
+def prune_smallest_across_(
+    masks: Sequence[Tensor],
+    scores: Sequence[Tensor],
+    count: int,
+    *,
+    magnitude: bool = False,
+    names: Sequence[str] | None = None,
+) -> None:
+    """As `prune_smallest_`, with the entries of all tensors ranked as one; `names` of the tensors are for errors."""
+    if names is None:
+        names = ["scores"] if len(masks) == 1 else [f"scores[{i}]" for i in range(len(masks))]
+    for name, mask, score in zip(names, masks, scores, strict=True):
+        if mask.shape != score.shape:
+            raise ValueError(f"`{name}` of shape {tuple(score.shape)} must have its mask's shape {tuple(mask.shape)}.")
+    scores = [score.detach() for score in scores]
+    if any(mask.device.type != "cpu" for mask in masks):
+        _smallest_on_device(masks, scores, count, magnitude, names)
+        return
+    chunks = [*chunks_of(masks, scores, names)]
+    survivors = _checked(count, sum(chunk.alive for chunk in chunks))
+    if count == 0:
+        return
+    bracket = (-math.inf, math.inf)
+    if survivors > max(SAMPLE, FEW * sum(mask.numel() for mask in masks)):
+        bracket = _bracket(chunks, survivors, count, magnitude)
+    threshold, ties = _threshold(chunks, count, magnitude, bracket)
+    for chunk in chunks:
+        if chunk.alive:
+            ties -= chunk.drop_below(threshold, ties, magnitude)
+
+
+def prune_random_(mask: Tensor, count: int, *, generator: Generator | None = None) -> Tensor:
+    """Set to 0 `count` of the surviving (nonzero) entries of `mask`, every subset of that size equally likely.
+
+    Arguments:
+        mask: any bool or floating dtype, any shape and strides; changed in place.
+        count: how many survivors to prune, an absolute number.
+        generator: where all draws come from; by default torch's own of the mask's device. With a CPU generator a
+            mask on another device is drawn on the host, so that the same seed prunes the same entries everywhere.
+
+    Returns:
+        `mask`.
+
+    Raises:
+        ValueError: `count` is negative or above the number of survivors.
+    """
     prune_random_across_([mask], count, generator=generator)
     return mask
 
 
-def prune_smallest_across_(
-    masks: Sequence[Tensor], scores: Sequence[Tensor], count: int, *, magnitude: bool = False
-) -> None:
-    """As `prune_smallest_`, with the entries of all tensors ranked as one."""
-    flat, alive = _survivors(masks, count)
-    ranked = torch.cat([score.detach().reshape(-1) for score in scores])[alive]
-    if ranked.isnan().any():
-        raise ValueError("`scores` hold NaN where the mask keeps an entry; mend the weights or mask those entries.")
-    order = (ranked.abs() if magnitude else ranked).argsort(stable=True)
-    _write(masks, flat.index_fill_(0, alive[order[:count]], 0))
-
-
-def prune_random_across_(masks: Sequence[Tensor], count: int, *, generator: torch.Generator | None = None) -> None:
+def prune_random_across_(masks: Sequence[Tensor], count: int, *, generator: Generator | None = None) -> None:
     """As `prune_random_`, with the entries of all tensors drawn from as one."""
-    flat, alive = _survivors(masks, count)
-    order = torch.randperm(alive.numel(), generator=generator)
-    _write(masks, flat.index_fill_(0, alive[order[:count].to(alive.device)], 0))
+    if any(mask.device.type != "cpu" for mask in masks):
+        _random_on_device(masks, count, generator)
+        return
+    chunks = [*chunks_of(masks, masks, [""] * len(masks))]
+    survivors = _checked(count, sum(chunk.alive for chunk in chunks))
+    if count == 0:
+        return
+    dropped = _subset(survivors, count, generator)
+    rank = 0
+    for chunk in chunks:
+        bits = np.unpackbits(dropped[rank >> 3 : (rank + chunk.alive + 7) >> 3])[rank & 7 :][: chunk.alive]
+        chunk.drop_survivors(bits.view(bool))
+        rank += chunk.alive
 
 
-def _survivors(masks: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    flat = torch.cat([mask.reshape(-1) for mask in masks])
-    alive = flat.nonzero().squeeze(1)
-    if not 0 <= count <= alive.numel():
-        raise ValueError(f"`count` (={count}) must lie between 0 and {alive.numel()}, the entries still unpruned.")
-    return flat, alive
+def _checked(count: int, survivors: int) -> int:
+    if not 0 <= count <= survivors:
+        raise ValueError(f"`count` (={count}) must lie in [0, {survivors}]: so many entries are still unpruned.")
+    return survivors
 
 
-def _write(masks: Sequence[Tensor], flat: Tensor) -> None:
-    for mask, part in zip(masks, torch.split(flat, [mask.numel() for mask in masks]), strict=True):
-        mask.copy_(part.view(mask.shape))
+# --- the k smallest on the CPU ----------------------------------------------------------------------------------------
+
+
+def _bracket(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: bool) -> tuple[Any, Any]:
+    """Return two scores that almost surely enclose the `count`-th smallest, from a sample."""
+    stride = max(1, survivors // SAMPLE)
+    sampled = []
+    for number, chunk in enumerate(chunks):
+        if chunk.alive:
+            # The sample starts elsewhere in each chunk, or it would see only some of a matrix's columns.
+            start = number * 40503 % stride
+            scores = array_of(chunk.scores)
+            if chunk.index is not None:
+                sampled.append(scores[chunk.index[start::stride]])
+            elif chunk.alive == scores.size:
+                sampled.append(scores[start::stride])
+            else:
+                sampled.append(scores[start::stride][array_of(chunk.mask)[start::stride] != 0])
+    sample = np.concatenate(sampled)
+    sample = np.sort(np.abs(sample) if magnitude else sample)
+    fraction = count / survivors
+    rank = fraction * sample.size
+    margin = SIGMAS * math.sqrt(sample.size * fraction * (1 - fraction)) + 2
+    low, high = math.floor(rank - margin), math.ceil(rank + margin)
+    return (sample[low] if low >= 0 else -math.inf), (sample[high] if high < sample.size else math.inf)
+
+
+def _threshold(chunks: Sequence[Chunk], count: int, magnitude: bool, bracket: tuple[Any, Any]) -> tuple[Any, int]:
+    """Return the `count`-th smallest surviving score, and how many of the entries equal to it are to go."""
+    low, high = bracket
+    below = 0
+    collected = []
+    for chunk in chunks:
+        if chunk.alive:
+            keys, alive = chunk.keys(magnitude)
+            under = keys < low
+            # Neither below nor above the bracket: what lies inside, and NaN.
+            inside = under == (keys > high)
+            if alive is not None:
+                under &= alive
+                inside &= alive
+            below += int(np.count_nonzero(under))
+            collected.append(keys[inside])
+            if np.isnan(collected[-1]).any():
+                raise ValueError(
+                    f"`{chunk.name}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries."
+                )
+    between = np.concatenate(collected)
+    if count <= below:
+        return _threshold(chunks, count, magnitude, (-math.inf, low))
+    if count > below + between.size:
+        return _threshold(chunks, count, magnitude, (high, math.inf))
+    rank = count - below
+    threshold = np.partition(between, rank - 1)[rank - 1]
+    return threshold, rank - int(np.count_nonzero(between < threshold))
+
+
+# --- k at random on the CPU -------------------------------------------------------------------------------------------
+
+
+def _draw(count: int, generator: Generator | None) -> NDArray[np.uint64]:
+    """Return `count` uniform 64-bit integers."""
+    drawn = torch.empty(count, dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
+    return np.asarray(drawn.numpy()).view(np.uint64)
+
+
+def _subset(size: int, count: int, generator: Generator | None) -> NDArray[np.uint8]:
+    """Return `size` bits (the first is a byte's highest) of which `count` are 1, every such set equally likely."""
+    bits = np.zeros((size + 7) // 8, np.uint8)
+    if count <= FEW * size:
+        chosen = _distinct(size, count, generator)
+        np.bitwise_or.at(bits, chosen >> 3, (128 >> (chosen & 7)).astype(np.uint8))
+        return bits
+    fraction = count / size
+    surplus = SIGMAS * math.sqrt(size * fraction * (1 - fraction))
+    highest = min(0xFFFF, math.ceil((count + surplus) / size * 0x10000) - 1)
+    ones = 0
+    while ones < count:  # once, but for one time in a million
+        ones = 0
+        for start in range(0, size, CHUNK):
+            length = min(CHUNK, size - start)
+            chunk = _draw((length + 3) // 4, generator).view(np.uint16)[:length] <= highest
+            ones += int(np.count_nonzero(chunk))
+            bits[start >> 3 : (start + length + 7) >> 3] = np.packbits(chunk)
+    spared = _distinct(size, ones - count, generator, bits)
+    np.bitwise_and.at(bits, spared >> 3, (~(128 >> (spared & 7))).astype(np.uint8))
+    return bits
+
+
+def _distinct(
+    limit: int, count: int, generator: Generator | None, within: NDArray[np.uint8] | None = None
+) -> NDArray[np.int64]:
+    """Return `count` different integers of [0, limit), uniformly; with `within`, of those whose bit in it is 1."""
+    found = np.empty(0, np.int64)
+    while found.size < count:
+        drawn = (_draw((count - found.size) * 5 // 4 + 16, generator) % np.uint64(limit)).astype(np.int64)
+        if within is not None:
+            drawn = drawn[(within[drawn >> 3] & (128 >> (drawn & 7))) != 0]
+        found = np.concatenate([found, drawn])
+        # The first occurrence of each: what drawing one after the other, without replacement, would give.
+        found = found[np.sort(np.unique(found, return_index=True)[1])][:count]
+    return found
+
+
+# --- any other device -------------------------------------------------------------------------------------------------
+
+
+def _smallest_on_device(
+    masks: Sequence[Tensor], scores: Sequence[Tensor], count: int, magnitude: bool, names: Sequence[str]
+) -> None:
+    keys = torch.cat([score.reshape(-1) for score in scores])
+    keys = keys.abs() if magnitude else keys
+    alive = torch.cat([mask.detach().reshape(-1) for mask in masks]) != 0
+    survivors, undefined = torch.stack([alive.sum(), (keys.isnan() & alive).sum()]).tolist()
+    _checked(count, survivors)
+    if undefined:
+        bad = [
+            name for name, mask, score in zip(names, masks, scores, strict=True) if (score.isnan() & (mask != 0)).any()
+        ]
+        raise ValueError(f"`{bad[0]}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries.")
+    if count == 0:
+        return
+    last = math.inf if keys.is_floating_point() else torch.iinfo(keys.dtype).max
+    # `kthvalue` is refused on CUDA under deterministic algorithms; a sort never is.
+    threshold = keys.masked_fill(~alive, last).sort().values[count - 1]
+    drop = alive & (keys < threshold)
+    ties = alive & (keys == threshold)
+    drop |= ties & (ties.cumsum(0) <= count - drop.sum())
+    for mask, part in zip(masks, torch.split(drop, [mask.numel() for mask in masks]), strict=True):
+        mask.detach().masked_fill_(part.view(mask.shape), 0)
+
+
+def _random_on_device(masks: Sequence[Tensor], count: int, generator: Generator | None) -> None:
+    device = masks[0].device
+    if generator is not None and generator.device.type == "cpu":
+        kept = [(mask != 0).cpu() for mask in masks]
+        prune_random_across_(kept, count, generator=generator)
+        for mask, keep in zip(masks, kept, strict=True):
+            mask.detach().masked_fill_(~keep.to(device), 0)
+        return
+    # 63 random bits an entry: two of 10^8 are equal once in a thousand draws, and then the lower index goes.
+    keys = [torch.empty(mask.shape, dtype=torch.int64, device=device).random_(generator=generator) for mask in masks]
+    _smallest_on_device(masks, keys, count, False, [""] * len(masks))

@@ -1,0 +1,109 @@
+"""Masks and scores on the CPU, read in pieces that fit a core's second-level cache.
+
+NumPy compares, counts and compresses several times faster than torch does on one core, so a chunk is looked at through
+NumPy views of its memory (half precision is widened chunk by chunk), and written back through torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+CHUNK = 1 << 16
+"""Entries read at a time."""
+SPARSE = 1 / 16
+"""Up to this fraction of survivors a chunk keeps their positions, and later work on it is theirs alone."""
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Consecutive entries, in row-major order, of one mask and of its scores."""
+
+    mask: Tensor
+    scores: Tensor
+    name: str
+    alive: int = 0
+    index: Array | None = None
+    """Positions of the survivors, where they are few."""
+
+    def __post_init__(self) -> None:
+        alive = array_of(self.mask) != 0
+        self.alive = int(np.count_nonzero(alive))
+        if self.alive <= SPARSE * alive.size:
+            self.index = np.flatnonzero(alive).astype(np.int32)
+
+    def keys(self, magnitude: bool) -> tuple[Array, Array | None]:
+        """Return what to rank by, and which of it survives (None: all of it)."""
+        keys = array_of(self.scores)
+        if self.index is not None:
+            keys = keys[self.index]
+        alive = None if self.index is not None or self.alive == keys.size else array_of(self.mask) != 0
+        return (np.abs(keys) if magnitude else keys), alive
+
+    def drop_below(self, threshold: Any, ties: int, magnitude: bool) -> int:
+        """Zero what is below `threshold` and the first `ties` entries equal to it; return how many such there were."""
+        keys, alive = self.keys(magnitude)
+        keep = keys >= threshold
+        equal: Array = np.empty(0, np.intp)
+        if ties:
+            at = keys == threshold
+            equal = np.flatnonzero(at if alive is None else at & alive)[:ties]
+            keep[equal] = False
+        if self.index is None:
+            self.keep(keep)
+        else:
+            self.drop(self.index[~keep])
+        return equal.size
+
+    def drop_survivors(self, dropped: Array) -> None:
+        """Zero those survivors for which the bool array `dropped`, one entry a survivor, is True."""
+        if self.index is not None:
+            self.drop(self.index[dropped])
+        elif self.alive == self.mask.numel():
+            self.keep(~dropped)
+        else:
+            keep = np.ones(self.mask.numel(), bool)
+            keep[np.flatnonzero(array_of(self.mask) != 0)] = ~dropped  # five times as fast as under a bool mask
+            self.keep(keep)
+
+    def drop(self, positions: Array) -> None:
+        """Zero the mask at `positions`."""
+        if self.mask.is_contiguous():
+            self.mask.view(-1).index_fill_(0, torch.from_numpy(positions.astype(np.int64)), 0)
+        else:
+            keep = np.ones(self.mask.numel(), bool)
+            keep[positions] = False
+            self.keep(keep)
+
+    def keep(self, keep: Array) -> None:
+        """Zero the mask wherever the bool array `keep` is False."""
+        # A product with 0 and 1 in the mask's own dtype: three times as fast as filling under a bool mask.
+        factor = torch.from_numpy(keep.view(np.uint8)).view(self.mask.shape)
+        self.mask.mul_(factor.to(self.mask.dtype))
+
+
+def chunks_of(masks: Sequence[Tensor], scores: Sequence[Tensor], names: Sequence[str]) -> Iterator[Chunk]:
+    for mask, score, name in zip(masks, scores, names, strict=True):
+        if mask.numel() == 0:
+            continue
+        mask = mask.detach()
+        if mask.is_contiguous() and score.is_contiguous():
+            mask, score = mask.view(-1), score.view(-1)
+        rows = max(1, CHUNK * mask.shape[0] // mask.numel())
+        for piece, ranked in zip(mask.split(rows), score.split(rows), strict=True):  # type: ignore[no-untyped-call]
+            yield Chunk(piece, ranked, name)
+
+
+def array_of(tensor: Tensor) -> Array:
+    """Return the entries in row-major order, as float32 where NumPy lacks the dtype or is slow with it."""
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()
+    return tensor.reshape(-1).numpy()
