@@ -1,0 +1,273 @@
+"""What the built-in models, data sets and trainings are configured by: plain dataclasses, no torch.
+
+`orchestrator.config` puts them into Hydra's ConfigStore. A model or data set of the user's own needs none of this: a
+YAML file with a `_target_` and its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass
+class Train:
+    """How a network is trained (`train`) or fine-tuned after each pruning round (`finetune`)."""
+
+    epochs: int | None = 15
+    """Passes over the training split; exactly one of `epochs` and `steps` is given, 0 trains nothing."""
+    steps: int | None = None
+    """Optimizer steps."""
+    batch_size: int = 64
+    eval_batch_size: int = 512
+    drop_last: bool = False
+    """Leave out the last batch of an epoch when it is smaller than `batch_size`."""
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    """`_target_` and arguments, as in `torch.optim.SGD`; `optimizer@train.optimizer=adam` picks a ready one."""
+    scheduler: dict[str, Any] | None = None
+    """`_target_` and arguments; a `T_max`, `total_steps` or `total_iters` that is null becomes the number of steps."""
+    scheduler_interval: str = "step"
+    """The scheduler advances after each `step` or each `epoch`; ReduceLROnPlateau after each evaluation."""
+    loss: dict[str, Any] | None = None
+    """`_target_` and arguments of a callable (outputs, labels) -> loss; null is cross-entropy."""
+    precision: str = "fp32"
+    """fp32, or autocast to bf16 or fp16; fp16 scales the loss and needs CUDA."""
+    clip_norm: float | None = None
+    """Largest L2 norm of all gradients taken as one vector."""
+    eval_every: int | None = None
+    """Steps between two evaluations on the validation split; null is once an epoch. The last step is always one."""
+    select: str = "best"
+    """Which weights are kept: the `best` on the validation split (the earliest of equals), or the `last`."""
+    monitor: str = "accuracy"
+    """What best means, for `select` and `patience`: highest `accuracy` or lowest `loss`."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a new best; null trains to the end."""
+
+
+@dataclass
+class Mlp:
+    """Fully connected layers with ReLU."""
+
+    name: str = "mlp"
+    _target_: str = "orchestrator.models.mlp"
+    input_shape: list[int] | None = None
+    classes: int | None = None
+    hidden: list[int] = field(default_factory=lambda: [256, 128])
+    dropout: float = 0.0
+
+
+@dataclass
+class Cnn:
+    """3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling, then linear layers."""
+
+    name: str = "cnn"
+    _target_: str = "orchestrator.models.cnn"
+    input_shape: list[int] | None = None
+    classes: int | None = None
+    channels: list[int] = field(default_factory=lambda: [32, 64])
+    hidden: list[int] = field(default_factory=list)
+    batch_norm: bool = True
+    dropout: float = 0.0
+
+
+@dataclass
+class Lenet300100:
+    """LeNet-300-100."""
+
+    name: str = "lenet_300_100"
+    _target_: str = "orchestrator.models.lenet_300_100"
+    input_shape: list[int] | None = None
+    classes: int | None = None
+
+
+@dataclass
+class Lenet5:
+    """LeNet-5 as Caffe defined it."""
+
+    name: str = "lenet5"
+    _target_: str = "orchestrator.models.lenet5"
+    input_shape: list[int] | None = None
+    classes: int | None = None
+
+
+@dataclass
+class Resnet20:
+    """ResNet-20 for small images, with parameter-free shortcuts."""
+
+    name: str = "resnet20"
+    _target_: str = "orchestrator.models.resnet20"
+    input_shape: list[int] | None = None
+    classes: int | None = None
+    width: int = 16
+
+
+@dataclass
+class DataSet:
+    """What every data set takes: how the validation split is cut from the training split.
+
+    Exactly one of `val_fraction` and `val_size` (examples) is given. The cut follows `split_seed`, not a trial's seed.
+    """
+
+    val_fraction: float | None = None
+    val_size: int | None = None
+    split_seed: int = 0
+
+
+@dataclass
+class Digits(DataSet):
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; needs no download."""
+
+    name: str = "digits"
+    _target_: str = "orchestrator.data.digits"
+    val_fraction: float | None = 0.15
+    test_fraction: float = 0.2
+    mean: list[float] = field(default_factory=lambda: [0.3053])
+    std: list[float] = field(default_factory=lambda: [0.3760])
+
+
+@dataclass
+class Mnist(DataSet):
+    """MNIST from its four idx files in `root`/mnist, downloaded when absent."""
+
+    name: str = "mnist"
+    _target_: str = "orchestrator.data.mnist"
+    val_size: int | None = 5000
+    root: str = "data"
+    download: bool = True
+    mean: list[float] = field(default_factory=lambda: [0.1307])
+    std: list[float] = field(default_factory=lambda: [0.3081])
+
+
+@dataclass
+class FashionMnist(DataSet):
+    """Fashion-MNIST from its four idx files in `root`/fashion-mnist, downloaded when absent."""
+
+    name: str = "fashion_mnist"
+    _target_: str = "orchestrator.data.fashion_mnist"
+    val_size: int | None = 5000
+    root: str = "data"
+    download: bool = True
+    mean: list[float] = field(default_factory=lambda: [0.2860])
+    std: list[float] = field(default_factory=lambda: [0.3530])
+
+
+@dataclass
+class HuggingFace(DataSet):
+    """An image classification set of Hugging Face `datasets`, from the hub or a local path."""
+
+    name: str = "huggingface"
+    _target_: str = "orchestrator.data.huggingface"
+    val_fraction: float | None = 0.1
+    path: str = "uoft-cs/cifar10"
+    subset: str | None = None
+    revision: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    image_key: str = "img"
+    label_key: str = "label"
+    mode: str = "RGB"
+    """RGB, or L for grey."""
+    size: list[int] | None = None
+    """[height, width] to resize to; null needs images of one size."""
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    """Per channel, of pixels in [0, 1]; null computes them from the training split."""
+
+
+MODELS: Mapping[str, type] = {
+    "mlp": Mlp,
+    "cnn": Cnn,
+    "lenet_300_100": Lenet300100,
+    "lenet5": Lenet5,
+    "resnet20": Resnet20,
+}
+DATA: Mapping[str, type] = {
+    "digits": Digits,
+    "mnist": Mnist,
+    "fashion_mnist": FashionMnist,
+    "huggingface": HuggingFace,
+}
+
+
+@dataclass(frozen=True)
+class _Rule:
+    holds: Callable[[Any], bool]
+    text: str
+
+
+def _one_of(*choices: str) -> _Rule:
+    return _Rule(lambda value: value in choices, f"be one of {', '.join(choices)}")
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+_COUNT = _Rule(lambda value: _is_int(value, 1), "be an integer of at least 1")
+_OPTIONAL_COUNT = _Rule(lambda value: value is None or _is_int(value, 1), "be an integer of at least 1, or null")
+_LENGTH = _Rule(
+    lambda value: value is None or _is_int(value, 0), "be an integer of at least 0, or null; pass 0 to train nothing"
+)
+_FLAG = _Rule(lambda value: isinstance(value, bool), "be true or false")
+_OPTIONAL_TARGET = _Rule(
+    lambda value: value is None or _has_target(value), "have a `_target_`; add one, or pass null for the default"
+)
+_RULES: Mapping[str, _Rule] = {
+    "epochs": _LENGTH,
+    "steps": _LENGTH,
+    "batch_size": _COUNT,
+    "eval_batch_size": _COUNT,
+    "drop_last": _FLAG,
+    "optimizer": _Rule(lambda value: _has_target(value), "have a `_target_`; pass one, as in torch.optim.SGD"),
+    "scheduler": _OPTIONAL_TARGET,
+    "scheduler_interval": _one_of("step", "epoch"),
+    "loss": _OPTIONAL_TARGET,
+    "precision": _one_of(*PRECISIONS),
+    "clip_norm": _Rule(
+        lambda value: value is None or (isinstance(value, int | float) and value > 0),
+        "be greater than 0; pass null to clip nothing",
+    ),
+    "eval_every": _OPTIONAL_COUNT,
+    "select": _one_of("best", "last"),
+    "monitor": _one_of("accuracy", "loss"),
+    "patience": _OPTIONAL_COUNT,
+}
+
+
+def _has_target(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("_target_"), str) and bool(value["_target_"])
+
+
+def violations(where: str, train: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each rule that the plain `Train` node named `where` breaks; absent keys are defaults."""
+    values = vars(Train())
+    for key in sorted(set(train) - set(values)):
+        yield f"`{where}.{key}` (={train[key]!r}) is not known; the keys are {', '.join(sorted(values))}."
+    values |= {key: value for key, value in train.items() if key in values}
+    for key, rule in _RULES.items():
+        if not rule.holds(values[key]):
+            yield f"`{where}.{key}` (={values[key]}) must {rule.text}."
+    if (values["epochs"] is None) == (values["steps"] is None):
+        given = "neither" if values["epochs"] is None else "both"
+        other = "epochs" if given == "both" else "steps"
+        yield (
+            f"`{where}.epochs` (={values['epochs']}) and `{where}.steps` (={values['steps']}) are {given} given; pass "
+            f"exactly one" + (f": add `{where}.{other}=null`." if given == "both" else ".")
+        )
+
+
+def split_violations(where: str, data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each rule that the validation cut of the plain data node named `where` breaks."""
+    fraction, size = data.get("val_fraction"), data.get("val_size")
+    if fraction is not None and size is not None:
+        yield (
+            f"`{where}.val_fraction` (={fraction}) and `{where}.val_size` (={size}) are both given; "
+            f"pass exactly one: add `{where}.val_fraction=null` or `{where}.val_size=null`."
+        )
+    if fraction is not None and not (isinstance(fraction, int | float) and 0.0 < fraction < 1.0):
+        yield f"`{where}.val_fraction` (={fraction}) must lie in (0, 1): models are selected on the validation split."
+    if size is not None and not _is_int(size, 1):
+        yield f"`{where}.val_size` (={size}) must be an integer of at least 1: models are selected on these examples."
