@@ -1,0 +1,180 @@
+"""Named data sets, and a data set from any `_target_`: three splits, the same for every trial of a process.
+
+A target returns `Data`; or a dict with `train` and `test` (and `val`, and `classes`); or a tuple (train, test) or
+(train, val, test). A split is a pair of tensors or arrays (inputs, labels), or a Dataset of such pairs. Where no `val`
+is given it is cut from `train` as `val_fraction` or `val_size` and `split_seed` say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from orchestrator import schema
+from orchestrator.idx import DataError
+from orchestrator.images import digits, fashion_mnist, huggingface, mnist
+from orchestrator.records import canonical_json
+from orchestrator.seeding import seeded
+from orchestrator.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.targets import create
+
+__all__ = ["Data", "DataError", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
+
+OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
+"""Keys of a data node that say what is done with the target's splits; the target does not get them."""
+VAL_FRACTION = 0.1
+"""Of the training split, where the configuration says nothing."""
+_SHAPES = {"digits": ((1, 8, 8), 10), "mnist": ((1, 28, 28), 10), "fashion_mnist": ((1, 28, 28), 10)}
+
+
+@dataclass(frozen=True)
+class Data:
+    """The splits of a data set: `train` to learn from, `val` to select by, `test` to read once."""
+
+    train: Split
+    val: Split
+    test: Split
+    input_shape: tuple[int, ...]
+    """Of one example."""
+    classes: int
+
+
+def load(config: Mapping[str, Any]) -> Data:
+    """Return the data set `config` describes; a process loads each of its last four once and shares them.
+
+    Args:
+        config: `_target_` and its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
+            (of a Dataset's loader). `name` is for display.
+
+    Raises:
+        OrchestratorError: the target fails, returns something else than splits, or a split is empty.
+    """
+    return _load(canonical_json({key: value for key, value in config.items() if key != "name"}))
+
+
+def describe(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+    """Return the shape of one example and the number of classes, without loading a built-in set for it."""
+    module, _, name = str(config.get("_target_")).rpartition(".")
+    if module == __name__ and name in _SHAPES:
+        return _SHAPES[name]
+    data = load(config)
+    return data.input_shape, data.classes
+
+
+@lru_cache(maxsize=4)
+def _load(text: str) -> Data:
+    config = json.loads(text)
+    for sentence in schema.split_violations("data", config):
+        raise DataError(sentence)
+    seed = int(config.get("split_seed", 0))
+    with seeded(seed):
+        returned = create("data", {key: value for key, value in config.items() if key not in OURS})
+    if isinstance(returned, Data):
+        return returned
+    named = _named(returned, config)
+    workers = int(config.get("num_workers", 0))
+    splits = {key: _split(key, named[key], workers) for key in ("train", "val", "test") if named.get(key) is not None}
+    if "val" not in splits:
+        splits["train"], splits["val"] = _cut(splits["train"], config, seed)
+    elif config.get("val_fraction") is not None or config.get("val_size") is not None:
+        raise DataError(
+            f"`data.val_fraction` (={config.get('val_fraction')}) and `data.val_size` (={config.get('val_size')}) must "
+            f"be null, because {config['_target_']} returns a validation split of its own."
+        )
+    for key, split in splits.items():
+        if len(split) == 0:
+            raise DataError(f"`data`: the {key} split of {config['_target_']} is empty; it needs examples.")
+    shape = _example(splits["train"]).shape
+    return Data(splits["train"], splits["val"], splits["test"], tuple(shape), _classes(named, splits))
+
+
+def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the returned splits their names."""
+    if isinstance(returned, list | tuple) and len(returned) in (2, 3):
+        keys = ("train", "test") if len(returned) == 2 else ("train", "val", "test")
+        return dict(zip(keys, returned, strict=True))
+    if isinstance(returned, Mapping) and {"train", "test"} <= set(returned) <= {"train", "val", "test", "classes"}:
+        return returned
+    kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
+    raise DataError(
+        f"`data._target_` (={config['_target_']}) must return a dict with train and test (and val, classes), or a "
+        f"tuple (train, test) or (train, val, test), not {kind}."
+    )
+
+
+def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
+    if isinstance(value, TensorSplit | LoaderSplit):
+        return value
+    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        value = value.tensors
+    if isinstance(value, list | tuple) and len(value) == 2:
+        images, labels = (each if isinstance(each, Tensor) else torch.tensor(np.asarray(each)) for each in value)
+        if len(images) != len(labels):
+            raise DataError(
+                f"`data`: the {key} split has {len(images)} inputs but {len(labels)} labels; give one label an input."
+            )
+        return TensorSplit(images, labels if labels.is_floating_point() else labels.long())
+    if isinstance(value, Dataset) and not isinstance(value, IterableDataset) and hasattr(value, "__len__"):
+        return LoaderSplit(value, workers)
+    raise DataError(
+        f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels) or a "
+        "Dataset with a length. The orchestrator makes the DataLoader, so that its order follows the trial's seed."
+    )
+
+
+def _cut(
+    train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
+) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
+    """Cut a validation split of random examples from `train`; what is left keeps its order."""
+    fraction = config.get("val_fraction")
+    size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
+    if not 0 < size < len(train):
+        raise DataError(
+            f"`data.val_size` (={size}, from val_fraction={fraction}) must lie between 1 and {len(train) - 1}, one "
+            "less than the training split has; pass another."
+        )
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    val, rest = order[:size].sort().values, order[size:].sort().values
+    if isinstance(train, TensorSplit):
+        return (
+            TensorSplit(train.images[rest], train.labels[rest]),
+            TensorSplit(train.images[val], train.labels[val]),
+        )
+    return (
+        LoaderSplit(Subset(train.dataset, rest.tolist()), train.num_workers),
+        LoaderSplit(Subset(train.dataset, val.tolist()), train.num_workers),
+    )
+
+
+def _example(split: TensorSplit | LoaderSplit) -> Tensor:
+    if isinstance(split, TensorSplit):
+        return split.images[0]
+    item = split.dataset[0]
+    if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], Tensor)):
+        raise DataError(
+            f"`data`: an item of the {type(split.dataset).__name__} must be a pair (input tensor, label), not "
+            f"{type(item).__name__}; add a transform such as torchvision.transforms.ToTensor()."
+        )
+    return item[0]
+
+
+def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | LoaderSplit]) -> int:
+    """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label."""
+    if named.get("classes") is not None:
+        return int(named["classes"])
+    listed = getattr(named["train"], "classes", None)
+    if listed is not None:
+        return len(listed)
+    if all(isinstance(split, TensorSplit) for split in splits.values()):
+        return 1 + max(int(split.labels.max()) for split in splits.values() if isinstance(split, TensorSplit))
+    raise DataError(
+        "`data`: the number of classes is unknown; return a dict with `classes`, or give the Dataset a `classes` list."
+    )

@@ -1,0 +1,176 @@
+"""The three splits of a data set, and batches from them: tensors on the device, or a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+Batch = tuple[Tensor, Tensor]
+"""Inputs (batch, ...) and labels (batch,), on the device."""
+
+
+class Batches(Protocol):
+    """One epoch each time it is iterated; `len` is the number of batches."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class Split(Protocol):
+    """A train, validation or test split."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """A split held in memory; every trial of a process shares these tensors, so nobody writes to them.
+
+    `images` has shape (examples, ...) and `labels` (examples,).
+    """
+
+    images: Tensor
+    labels: Tensor
+    _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> TensorSplit:
+        """Return this split on `device`, copied there once a process."""
+        if self.images.device == device:
+            return self
+        if device not in self._resident:
+            self._resident[device] = TensorSplit(self.images.to(device), self.labels.to(device))
+        return self._resident[device]
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
+        return _TensorBatches(self.to(device), batch_size, generator, drop_last)
+
+
+@dataclass(frozen=True)
+class LoaderSplit:
+    """A split read example by example from a Dataset of the user's, for data that does not fit or is augmented."""
+
+    dataset: Dataset[Any]
+    num_workers: int = 0
+
+    def __len__(self) -> int:
+        return _length(self.dataset)
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored.
+
+        Worker processes, if any, live through all epochs; they and the loader are seeded from `generator`.
+        """
+        return _LoaderBatches(self, batch_size, device, generator, drop_last)
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    assert isinstance(dataset, Sized)  # `data.load` refuses a Dataset without a length
+    return len(dataset)
+
+
+class _TensorBatches:
+    def __init__(self, split: TensorSplit, size: int, generator: torch.Generator | None, drop_last: bool) -> None:
+        self.split = split
+        self.size = size
+        self.generator = generator
+        self.stop = len(split) // size * size if drop_last else len(split)
+
+    def __len__(self) -> int:
+        return -(-self.stop // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        images, labels = self.split.images, self.split.labels
+        # Drawn on the CPU, so that the order is the same on every device.
+        order = torch.arange(len(labels)) if self.generator is None else _permutation(len(labels), self.generator)
+        order = order.to(images.device)
+        for start in range(0, self.stop, self.size):
+            chosen = order[start : min(start + self.size, self.stop)]
+            yield images[chosen], labels[chosen]
+
+
+class _LoaderBatches:
+    def __init__(
+        self,
+        split: LoaderSplit,
+        size: int,
+        device: torch.device,
+        generator: torch.Generator | None,
+        drop_last: bool,
+    ) -> None:
+        self.device = device
+        # The loader draws its workers' seeds from a generator of its own: orders are those of a TensorSplit.
+        own = torch.Generator().manual_seed(0 if generator is None else generator.initial_seed())
+        self.loader: DataLoader[Any] = DataLoader(
+            split.dataset,
+            batch_size=size,
+            sampler=_Order(len(split), generator),
+            generator=own,
+            num_workers=split.num_workers,
+            persistent_workers=split.num_workers > 0,
+            pin_memory=device.type == "cuda",
+            drop_last=drop_last,
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for inputs, labels in self.loader:
+            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+
+class _Order(Sampler[int]):
+    """Indices in the order of a new permutation each epoch, or as stored."""
+
+    def __init__(self, length: int, generator: torch.Generator | None) -> None:
+        self.length = length
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        order: Iterable[int]
+        order = range(self.length) if self.generator is None else _permutation(self.length, self.generator).tolist()
+        yield from order
+
+
+def _permutation(length: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(length, generator=generator)
