@@ -1,0 +1,282 @@
+"""Train a network and evaluate it: plain PyTorch, every random draw from one seed, nothing remembered between calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from orchestrator import schema
+from orchestrator.data import Data
+from orchestrator.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
+from orchestrator.records import CurvePoint, OrchestratorError
+from orchestrator.seeding import derive, seeded
+from orchestrator.splits import Batch, Batches
+from orchestrator.targets import TargetError, create, failure
+
+__all__ = ["Cancelled", "Diverged", "FitResult", "TrainingError", "evaluate", "fit"]
+
+CHECK_EVERY = 100
+"""Steps after which losses are looked at in any case: looking waits for the device."""
+
+
+class TrainingError(OrchestratorError):
+    """A training that its configuration, device or data does not allow."""
+
+
+class Diverged(OrchestratorError):
+    """The loss is not finite any more."""
+
+
+class Cancelled(Exception):
+    """`cancelled` said so at a batch boundary."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came of a training; the weights are in the model."""
+
+    curve: tuple[CurvePoint, ...]
+    steps: int
+    """Optimizer steps taken."""
+    best_step: int
+    """The step whose weights the model has now; 0 if no step was taken."""
+    seconds: float
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    device: torch.device,
+    after_step: Callable[[], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    on_point: Callable[[CurvePoint], None] | None = None,
+) -> FitResult:
+    """Train `model` in place on `device` and leave in it the selected weights (and buffers).
+
+    Data order and dropout follow from `seed` alone; the caller's generators are restored. The curve has a point after
+    every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss`,
+    `val/accuracy` and `lr` (of the last step,
+    in the first parameter group). The state before the first step is no candidate for
+    `select: best`: a network that was just pruned must not be returned as fine-tuned.
+
+    Args:
+        config: a plain `orchestrator.schema.Train`; absent keys have their defaults.
+        after_step: called after each optimizer step, before anything is evaluated: re-masking.
+        cancelled: asked before each batch.
+        on_point: told each point as it comes.
+
+    Raises:
+        Cancelled: `cancelled` returned True.
+        Diverged: a training or validation loss is infinite or NaN.
+        OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
+    """
+    for sentence in schema.violations("train", config):
+        raise TrainingError(sentence)
+    settings = schema.Train(**config)
+    started = time.perf_counter()
+    model.to(device)
+    modes = [(module, module.training) for module in model.modules()]
+    with seeded(derive(seed, "training"), device):
+        run = _Run(model, data, settings, seed, device)
+        try:
+            model.train()
+            run.train(after_step or _nothing, cancelled or _never, on_point or _ignore)
+        finally:
+            for module, training in modes:
+                module.training = training
+    return FitResult(tuple(run.curve), run.step, run.selected_step, time.perf_counter() - started)
+
+
+class _Run:
+    """One training: the optimizer's state, where it is, and the best weights so far."""
+
+    def __init__(self, model: nn.Module, data: Data, config: schema.Train, seed: int, device: torch.device) -> None:
+        _require_precision(config.precision, device)
+        self.model, self.data, self.config, self.device = model, data, config, device
+        generator = torch.Generator().manual_seed(derive(seed, "order"))
+        self.batches = data.train.batches(
+            config.batch_size, device=device, generator=generator, drop_last=config.drop_last
+        )
+        self.epoch_length = len(self.batches)
+        self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
+        if self.length and not self.epoch_length:
+            raise TrainingError(
+                f"`train.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
+                "training split, while drop_last is true; pass a smaller one."
+            )
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer: Optimizer = _call("train.optimizer", config.optimizer, self.parameters)
+        self.scheduler = self._scheduler()
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+        self.loss = criterion_of(config.loss, device)
+        self.step = 0
+        self.rate = 0.0
+        self.selected_step = 0
+        self.curve: list[CurvePoint] = []
+        self.losses: list[Tensor] = []
+        self.best = -math.inf
+        self.best_state: list[Tensor] | None = None
+
+    def train(
+        self,
+        after_step: Callable[[], None],
+        cancelled: Callable[[], bool],
+        on_point: Callable[[CurvePoint], None],
+    ) -> None:
+        every = self.config.eval_every or self.epoch_length
+        stale = 0
+        # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
+        for step, (inputs, labels) in zip(range(1, self.length + 1), _forever(self.batches), strict=False):
+            if cancelled():
+                raise Cancelled
+            self._update(inputs, labels)
+            self.step = step
+            after_step()
+            self._schedule("step")
+            if step % self.epoch_length == 0:
+                self._schedule("epoch")
+            if step % every == 0 or step == self.length:
+                point = self._point()
+                on_point(point)
+                stale = 0 if self._keep(point) else stale + 1
+                if stale == self.config.patience:
+                    break
+            elif len(self.losses) % CHECK_EVERY == 0:
+                self._mean_loss()
+        self._restore()
+
+    def _update(self, inputs: Tensor, labels: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.config.precision):
+            loss = self.loss(outputs_of(self.model, inputs), labels)
+        torch.autograd.backward(self.scaler.scale(loss))
+        if self.config.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.losses.append(loss.detach())
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+
+    def _scheduler(self) -> LRScheduler | None:
+        """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps."""
+        if self.config.scheduler is None:
+            return None
+        length = self.length
+        if self.config.scheduler_interval == "epoch":
+            length = -(-self.length // max(self.epoch_length, 1))
+        lengths = {"T_max", "total_steps", "total_iters"}
+        node = {
+            key: max(length, 1) if key in lengths and value is None else value
+            for key, value in self.config.scheduler.items()
+        }
+        scheduler: LRScheduler = _call("train.scheduler", node, self.optimizer)
+        return scheduler
+
+    def _schedule(self, interval: str) -> None:
+        if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
+            return
+        if self.config.scheduler_interval == interval:
+            self.scheduler.step()
+
+    def _point(self) -> CurvePoint:
+        train_loss = self._mean_loss()
+        config = self.config
+        found = measure(self.model, self.data.val, self.device, config.eval_batch_size, config.precision, self.loss)
+        if not math.isfinite(found["loss"]):
+            raise _diverged("validation", self.step, found["loss"])
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(found["loss"])
+        self.losses.clear()
+        metrics = {
+            "train/loss": train_loss,
+            "val/loss": found["loss"],
+            "val/accuracy": found["accuracy"],
+            "lr": self.rate,
+        }
+        point = CurvePoint(self.step, self.step / self.epoch_length, time.time(), metrics)
+        self.curve.append(point)
+        return point
+
+    def _mean_loss(self) -> float:
+        """Return the mean loss since the last point; raise `Diverged` for the first that is not finite."""
+        values = torch.stack(self.losses).double().tolist()
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                raise _diverged("training", self.step - len(values) + 1 + index, value)
+        return math.fsum(values) / len(values)
+
+    def _keep(self, point: CurvePoint) -> bool:
+        """Remember the weights if they are a new best; tell whether they are."""
+        value = point.metrics[f"val/{self.config.monitor}"]
+        value = -value if self.config.monitor == "loss" else value
+        improved = value > self.best
+        if improved:
+            self.best = value
+        if self.config.select == "last" or improved:
+            self.selected_step = point.step
+        if self.config.select == "best" and improved:
+            with torch.no_grad():
+                self.best_state = [tensor.detach().clone() for tensor in self._state()]
+        return improved
+
+    def _restore(self) -> None:
+        if self.best_state is None or self.selected_step == self.step:
+            return
+        with torch.no_grad():
+            for tensor, best in zip(self._state(), self.best_state, strict=True):
+                tensor.copy_(best)
+
+    def _state(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+
+def _call(where: str, node: Mapping[str, Any], argument: Any) -> Any:
+    """Create what `node` describes with `argument` as its first positional one."""
+    partial = create(where, node, partial=True)
+    try:
+        return partial(argument)
+    except Exception as error:
+        raise TargetError(failure(where, node, error)) from error
+
+
+def _require_precision(precision: str, device: torch.device) -> None:
+    if precision == "fp16" and device.type != "cuda":
+        raise TrainingError(
+            f"`train.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
+            "cluster.gpus_per_trial=1."
+        )
+
+
+def _diverged(which: str, step: int, loss: float) -> Diverged:
+    return Diverged(
+        f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
+        "`clip_norm=1.0`."
+    )
+
+
+def _forever(batches: Batches) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def _nothing() -> None: ...
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore(_: CurvePoint) -> None: ...
