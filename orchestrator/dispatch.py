@@ -1,0 +1,207 @@
+"""Which segment of a plan runs next, and what follows from each outcome: the part that all executors share.
+
+No processes, no waiting: an executor asks for attempts, tells what came of them, and passes the events on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.cluster import Cluster
+from orchestrator.records import EventKind, Failure, OrchestratorError, Plan, StageEvent, StageRecord, StageSpec
+
+INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One try at what is left of a segment; `done` of its stages are finished."""
+
+    segment: int
+    number: int
+    specs: tuple[StageSpec, ...]
+    done: int = 0
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Keys of the stages that are not finished yet."""
+        return tuple(spec.key for spec in self.specs[self.done :])
+
+
+class Dispatcher:
+    """Hands out segments, longest chain of stages first, each once its parent stage is durable.
+
+    A transient failure is retried up to `cluster.retries` times, each time later, from the last durable stage on. Any
+    other fails the stage and, once, all that descend from it.
+
+    Args:
+        plan: what to run; parents outside of it are durable
+        cluster: of which `retries`, `backoff` and `on_error` are meant
+        finished: keys -> records of those that are durable, asked only after a loss
+        clock: seconds, monotonic
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        finished: Callable[[Iterable[str]], Mapping[str, StageRecord]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stopping = False
+        self._plan, self._cluster, self._durable, self._clock = plan, cluster, finished, clock
+        self._segments = list(plan.segments())
+        ends = {keys[-1]: index for index, keys in enumerate(self._segments)}
+        parents = [ends.get(plan.stages[keys[0]].parent or "") for keys in self._segments]
+        self._children: list[list[int]] = [[] for _ in self._segments]
+        self._height = [len(keys) for keys in self._segments]  # of the longest chain of stages that begins here
+        for index, parent in reversed(list(enumerate(parents))):
+            if parent is not None:
+                self._children[parent].append(index)
+                self._height[parent] = max(self._height[parent], len(self._segments[parent]) + self._height[index])
+        self._open = set(range(len(self._segments)))
+        self._running: dict[int, Attempt] = {}
+        self._ready: list[tuple[int, int, Attempt]] = []
+        self._delayed: list[tuple[float, int, Attempt]] = []
+        for index, parent in enumerate(parents):
+            if parent is None:
+                self._release(index)
+
+    @property
+    def done(self) -> bool:
+        """Whether every stage is finished, failed or killed."""
+        return not self._open
+
+    def next(self) -> Attempt | None:
+        """Return the attempt to start now, if there is one."""
+        while self._delayed and self._delayed[0][0] <= self._clock():
+            _, _, attempt = heapq.heappop(self._delayed)
+            self._queue(attempt)
+        while self._ready:
+            _, index, attempt = heapq.heappop(self._ready)
+            if index in self._open:
+                self._running[index] = attempt
+                return attempt
+        return None
+
+    def delay(self) -> float:
+        """Return the seconds until a retry is due; infinity if none is waiting."""
+        return max(0.0, self._delayed[0][0] - self._clock()) if self._delayed else float("inf")
+
+    def began(self, attempt: Attempt, when: float) -> list[StageEvent]:
+        """The worker has begun `attempt`."""
+        return [_event("started", attempt.left[0], attempt, when)]
+
+    def take(self, attempt: Attempt, outcome: StageRecord | Failure) -> list[StageEvent]:
+        """The worker has finished the next stage of `attempt`, or failed at it."""
+        if self._running.get(attempt.segment) is not attempt:
+            return []
+        if isinstance(outcome, Failure):
+            return self._fail(attempt, outcome)
+        if outcome.key not in attempt.left[:1]:
+            return self._fail(attempt, Failure(f"the work gave the record of another stage, {outcome.key[:12]}"))
+        events = self._finish(attempt, outcome)
+        if attempt.left and not self.stopping:
+            events += self.began(attempt, events[0].time)
+        return events
+
+    def ended(self, attempt: Attempt) -> list[StageEvent]:
+        """The worker has returned; what it left undone is killed if the sweep is stopping and failed otherwise."""
+        if self._running.get(attempt.segment) is not attempt:
+            return []
+        if not self.stopping:
+            return self._fail(attempt, Failure(f"the work ended without a record of stage {attempt.left[0][:12]}"))
+        events = self._recover(attempt)
+        if attempt.left:
+            self._settle(attempt.segment)
+        return events + [_event("killed", key, attempt, time.time(), INTERRUPTED) for key in attempt.left]
+
+    def stop(self, reason: Failure = INTERRUPTED) -> list[StageEvent]:
+        """Hand out nothing more; what is not running is killed at once."""
+        self.stopping = True
+        waiting = sorted(self._open - self._running.keys())
+        attempts = {attempt.segment: attempt for _, _, attempt in (*self._ready, *self._delayed)}
+        events = []
+        for index in waiting:
+            self._settle(index)
+            attempt = attempts.get(index) or self._first(index)
+            events += [_event("killed", key, attempt, time.time(), reason) for key in attempt.left]
+        return events
+
+    def _fail(self, attempt: Attempt, failure: Failure) -> list[StageEvent]:
+        if self.stopping:
+            return self.ended(attempt)
+        events = self._recover(attempt) if failure.transient else []
+        if not attempt.left:
+            return events
+        if failure.transient and attempt.number <= self._cluster.retries:
+            again = Attempt(attempt.segment, attempt.number + 1, attempt.specs[attempt.done :])
+            del self._running[attempt.segment]
+            due = self._clock() + self._cluster.backoff * 2 ** (attempt.number - 1)
+            heapq.heappush(self._delayed, (due, attempt.segment, again))
+            return [*events, _event("retried", again.left[0], again, time.time(), failure)]
+        events += self._fail_below(attempt, failure)
+        if self._cluster.on_error == "stop":
+            events += self.stop(Failure(f"the sweep stopped (on_error=stop): {failure.message}"))
+        return events
+
+    def _fail_below(self, attempt: Attempt, failure: Failure) -> list[StageEvent]:
+        first, *rest = attempt.left
+        cause = replace(failure, message=f"not run, as stage {first[:12]} failed: {failure.message}")
+        now = time.time()
+        events = [_event("failed", first, attempt, now, failure)]
+        events += [_event("failed", key, attempt, now, cause) for key in rest]
+        self._settle(attempt.segment)
+        for index in self._descendants(attempt.segment):
+            self._settle(index)
+            events += [_event("failed", key, self._first(index), now, cause) for key in self._segments[index]]
+        return events
+
+    def _recover(self, attempt: Attempt) -> list[StageEvent]:
+        """Finish what a lost worker had made durable without our hearing of it."""
+        try:
+            found = self._durable(attempt.left)
+        except OrchestratorError:  # the store is away: the next attempt will see
+            return []
+        events: list[StageEvent] = []
+        for key in attempt.left:
+            if key not in found:
+                break
+            events += self._finish(attempt, found[key])
+        return events
+
+    def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
+        attempt.done += 1
+        if not attempt.left:
+            self._settle(attempt.segment)
+            if not self.stopping:
+                for child in self._children[attempt.segment]:
+                    self._release(child)
+        return [replace(_event("finished", record.key, attempt, time.time()), record=record)]
+
+    def _descendants(self, segment: int) -> Iterator[int]:
+        pending = list(self._children[segment])
+        while pending:
+            index = pending.pop()
+            pending.extend(self._children[index])
+            yield index
+
+    def _release(self, index: int) -> None:
+        self._queue(self._first(index))
+
+    def _first(self, index: int) -> Attempt:
+        return Attempt(index, 1, tuple(self._plan.stages[key] for key in self._segments[index]))
+
+    def _queue(self, attempt: Attempt) -> None:
+        heapq.heappush(self._ready, (-self._height[attempt.segment], attempt.segment, attempt))
+
+    def _settle(self, index: int) -> None:
+        self._open.discard(index)
+        self._running.pop(index, None)
+
+
+def _event(kind: EventKind, key: str, attempt: Attempt, when: float, failure: Failure | None = None) -> StageEvent:
+    return StageEvent(kind=kind, key=key, time=when, failure=failure, attempt=attempt.number)

@@ -1,0 +1,66 @@
+"""The environment of a Ray that a sweep starts for itself: private, on loopback, and able to import what we can."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+ALWAYS = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` reinstalls the environment for each worker
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what it will do one day
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else a lost worker is announced in the middle of the progress display
+}
+"""What must be set wherever ray is imported."""
+
+
+def lasting() -> dict[str, str]:
+    """Return what stays in the environment of this process: a token of our own.
+
+    Without it Ray writes one to the user's home directory, which then applies to every other Ray of that user; without
+    any, every user of this machine could run code in our workers. What the user has set stands.
+    """
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    token = {} if _has_token() else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {"RAY_AUTH_MODE": "token", **token}
+
+
+def while_starting(threads: int) -> dict[str, str]:
+    """Return what Ray and its workers must find when they start, or are imported."""
+    return {
+        **ALWAYS,
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what it does on those systems, it does anywhere: loopback only
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # a reused worker must see every GPU that it may be given
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(import_path()),
+    }
+
+
+def import_path() -> list[str]:
+    """Return where this process finds modules beyond the interpreter's own places, the working directory included."""
+    own = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
+    found = [Path(entry or os.getcwd()).absolute() for entry in sys.path]
+    return [str(path) for path in dict.fromkeys(found) if not any(p in own for p in (path, *path.resolve().parents))]
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and put back what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _has_token() -> bool:
+    return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))

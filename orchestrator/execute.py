@@ -1,0 +1,359 @@
+"""The executor on Ray, and the only module that imports ray.
+
+Each attempt at a segment is one streaming-generator task: it yields where it runs, then a record for each stage that
+is durable, or a failure. Ray itself retries nothing. Weights never travel: children read them from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator import embedded
+from orchestrator.capture import captured_output, interrupt_flag
+from orchestrator.cluster import Cluster
+from orchestrator.dispatch import Attempt, Dispatcher
+from orchestrator.inline import InlineExecutor
+from orchestrator.placement import Node, Watch, cuda_device, refusal, request
+from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
+from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
+
+if TYPE_CHECKING:
+    from ray import ObjectRefGenerator
+
+OBJECT_STORE = 128 * 2**20
+"""Bytes of the object store of a Ray of our own: nothing but records passes through it."""
+
+
+class ClusterError(OrchestratorError):
+    """Ray cannot be had, or can never run what is asked."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt runs and since when: the first item of a task."""
+
+    host: str
+    node: str
+    log: str
+    time: float
+
+
+@dataclass
+class Task:
+    """An attempt that Ray has been given, and where it runs once it does."""
+
+    attempt: Attempt
+    place: Place | None = None
+
+    def located(self, failure: Failure) -> Failure:
+        """Return the failure with where it happened, if it does not say so itself."""
+        if self.place is None:
+            return failure
+        return replace(failure, log=failure.log or self.place.log, host=failure.host or self.place.host)
+
+
+def make_executor(
+    cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK, logs: str | Path = "logs"
+) -> RayExecutor | InlineExecutor:
+    """Return the executor that `cluster.kind` names; enter it to start it, leave it to end it."""
+    if cluster.kind == "inline":
+        return InlineExecutor(cluster, store, work=work)
+    return RayExecutor(cluster, store, work=work, logs=logs)
+
+
+class RayExecutor:
+    """Runs a plan on the workers of a Ray cluster, by default one that lives as long as the executor.
+
+    Args:
+        cluster: what a sweep may use
+        store: where finished stages are durable, for every node
+        work: what runs a segment, or its `module:name`; every node must be able to import it
+        logs: the folder on each worker for what the work prints, one file an attempt
+        grace: seconds that running stages have to end at a batch once the sweep is cancelled
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: StageStore,
+        *,
+        work: Work | str = DEFAULT_WORK,
+        logs: str | Path = "logs",
+        grace: float = 2.0,
+    ) -> None:
+        self._cluster, self._store, self._work = cluster, store, work
+        self._logs, self._grace = Path(logs).absolute(), grace
+        self._wanted = request(cluster)
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._started = self._owned = False
+
+    def start(self) -> None:
+        """Start or join Ray; callable from a thread, so that other things start meanwhile.
+
+        Raises:
+            ClusterError: there is no such cluster, it refuses us, or no node of it can run a trial
+        """
+        with self._lock:
+            if not self._started:
+                self._owned = _connect(self._cluster, self._work)
+                self._started = True
+        reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive])
+        if reason is not None and not self._cluster.autoscaling:
+            raise ClusterError(reason)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, plan: Plan) -> Iterator[StageEvent]:
+        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens.
+
+        Raises:
+            ClusterError: as `start`, or no node is left; all that did not finish is killed first
+        """
+        self.start()
+        dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
+        tasks, watch = Tasks(self._cluster, self._wanted), Watch(self._cluster, self._wanted, _nodes)
+        try:
+            while not dispatcher.done:
+                if self._cancelled.is_set() and not dispatcher.stopping:
+                    yield from dispatcher.stop()
+                if watch.look():
+                    yield from self._leave_dead_nodes(dispatcher, tasks, watch)
+                if dispatcher.stopping:
+                    yield from self._end(dispatcher, tasks)
+                else:
+                    self._hand_out(dispatcher, tasks, watch.capacity)
+                for task, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
+                    yield from _events(dispatcher, task, item)
+        finally:
+            tasks.cancel(force=True)
+        if watch.hopeless:
+            raise ClusterError(watch.hopeless)
+
+    def cancel(self) -> None:
+        """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Leave the cluster; one of our own ends with all its processes."""
+        if self._owned:
+            import ray
+
+            ray.shutdown()
+        self._started = self._owned = False
+
+    def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks, capacity: int) -> None:
+        """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""
+        while len(tasks) < capacity and (attempt := dispatcher.next()) is not None:
+            first = attempt.specs[0].key[:12]
+            order = WorkOrder(
+                specs=attempt.specs,
+                store=self._store,
+                threads=self._cluster.thread_count,
+                attempt=attempt.number,
+                log=str(self._logs / f"{first}.{attempt.number}.log"),
+            )
+            tasks.submit(attempt, order, self._work)
+
+    def _leave_dead_nodes(self, dispatcher: Dispatcher, tasks: Tasks, watch: Watch) -> Iterator[StageEvent]:
+        for task in tasks.drop(watch.dead):
+            lost = Failure("the node died", transient=True)
+            yield from _events(dispatcher, task, task.located(lost))
+        if watch.hopeless and not dispatcher.stopping:
+            yield from dispatcher.stop(Failure(watch.hopeless))
+
+    def _end(self, dispatcher: Dispatcher, tasks: Tasks) -> Iterator[StageEvent]:
+        """Ask running stages to end at a batch, end them by force after the grace, then leave what does not answer."""
+        waited = tasks.cancel(force=False)
+        if waited > self._grace:
+            tasks.cancel(force=True)
+        if waited > 2 * self._grace + 1:
+            for task in tasks.drop():
+                yield from dispatcher.ended(task.attempt)
+
+
+class Tasks:
+    """The attempts that Ray has been given, each a stream of items."""
+
+    def __init__(self, cluster: Cluster, wanted: dict[str, float]) -> None:
+        import ray
+
+        special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
+        options: dict[str, Any] = {
+            "num_cpus": wanted["CPU"],
+            "num_gpus": wanted.get("GPU", 0),
+            "resources": special,
+            "scheduling_strategy": "SPREAD" if cluster.placement == "spread" else "DEFAULT",
+            "num_returns": "streaming",
+            "max_retries": 0,
+            "max_calls": 0,  # workers are reused on GPUs too: a new process each costs seconds
+        }
+        if "memory" in wanted:
+            options["memory"] = int(wanted["memory"])
+        if "GPU" in wanted:  # a reused worker must see every GPU that it may be given
+            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        self._function = ray.remote(**options)(_run)
+        self._running: dict[ObjectRefGenerator, Task] = {}
+        self._cancelled: dict[bool, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def submit(self, attempt: Attempt, order: WorkOrder, work: Work | str) -> None:
+        """Give Ray one attempt."""
+        generator = self._function.options(name=f"segment {order.specs[0].key[:12]}").remote(order, work)
+        self._running[generator] = Task(attempt)
+
+    def receive(self, timeout: float) -> Iterator[tuple[Task, Place | StageRecord | Failure | None]]:
+        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended."""
+        import ray
+
+        if not self._running:
+            time.sleep(timeout)
+            return
+        waiting = list(self._running)
+        ready, _ = ray.wait(waiting, timeout=timeout)
+        if ready and len(waiting) > 1:
+            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        for generator in ready:
+            item = _next(generator)
+            task = self._running[generator]
+            if isinstance(item, Place):
+                task.place = item
+            elif not isinstance(item, StageRecord):
+                del self._running[generator]
+            yield task, task.located(item) if isinstance(item, Failure) else item
+
+    def cancel(self, *, force: bool) -> float:
+        """Cancel every task, once; return the seconds since then."""
+        import ray
+
+        if force not in self._cancelled:
+            self._cancelled[force] = time.monotonic()
+            for generator in self._running:
+                ray.cancel(generator, force=force)
+        return time.monotonic() - self._cancelled[force]
+
+    def drop(self, nodes: Collection[str] | None = None) -> list[Task]:
+        """Return the tasks, of these nodes only if given, and hear no more of them."""
+        chosen = {
+            generator: task
+            for generator, task in self._running.items()
+            if nodes is None or (task.place is not None and task.place.node in nodes)
+        }
+        for generator in chosen:
+            del self._running[generator]
+        return list(chosen.values())
+
+
+def _run(order: WorkOrder, work: Work | str) -> Iterator[Place | StageRecord | Failure]:
+    """Perform an order in a worker: the body of a Ray task."""
+    import ray
+
+    device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    with interrupt_flag() as cancelled, captured_output(order.log) as log:
+        yield Place(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
+        yield from perform(replace(order, device=device, cancelled=cancelled, log=log), work)
+        if device != "cpu" and "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
+
+
+def _events(dispatcher: Dispatcher, task: Task, item: Place | StageRecord | Failure | None) -> list[StageEvent]:
+    if item is None:
+        return dispatcher.ended(task.attempt)
+    if isinstance(item, Place):
+        return dispatcher.began(task.attempt, item.time)
+    return dispatcher.take(task.attempt, item)
+
+
+def _next(generator: ObjectRefGenerator) -> Place | StageRecord | Failure | None:
+    """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
+    import ray
+    from ray import exceptions
+
+    try:
+        item: Place | StageRecord | Failure = ray.get(next(generator))
+        return item
+    except StopIteration:
+        return None
+    except exceptions.TaskCancelledError:
+        return Failure("the task was cancelled from outside of the sweep", transient=True)
+    except exceptions.RayTaskError as error:
+        cause = error.cause
+        return Failure(f"{type(cause).__name__}: {cause}", traceback=error.traceback_str, host=str(error.ip))
+    except (exceptions.RuntimeEnvSetupError, exceptions.TaskUnschedulableError) as error:
+        return Failure(f"no worker could be started: {error}")
+    except exceptions.WorkerCrashedError:
+        return Failure("the worker process died: killed, out of memory, or a crash in native code", transient=True)
+    except exceptions.RayError as error:  # NodeDiedError, OutOfMemoryError, a lost record
+        return Failure(f"the worker was lost: {str(error).strip().splitlines()[0]}", transient=True)
+
+
+def _nodes() -> list[Node]:
+    import ray
+
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Node(node["NodeID"], node["Alive"], node["Resources"]) for node in found]
+
+
+def _connect(cluster: Cluster, work: Work | str) -> bool:
+    """Connect to Ray unless this process is; return whether it did."""
+    address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"RAY_ADDRESS (={address}) must not be a Ray Client address; run the command on a node of the cluster with "
+            "cluster=auto, or submit it with `ray job submit`."
+        )
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    own = address == "local"
+    if own:
+        os.environ.update(embedded.lasting())
+    with embedded.environment(embedded.while_starting(cluster.thread_count) if own else embedded.ALWAYS):
+        import ray
+
+        if ray.is_initialized():
+            return False
+        options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+        if own:
+            options |= {
+                "num_cpus": cluster.num_cpus,
+                "include_dashboard": cluster.dashboard,
+                "object_store_memory": OBJECT_STORE,
+                "_system_config": {"preload_python_modules": _modules(work)},
+            }
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise ClusterError(_no_cluster(address, error)) from error
+    return True
+
+
+def _modules(work: Work | str) -> list[str]:
+    """Modules that workers import while nothing else can be done yet: torch takes seconds."""
+    return [work.partition(":")[0]] if isinstance(work, str) else []
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    said = str(error).strip().splitlines()[0]
+    if address == "local":
+        return f"Ray could not be started on this machine: {said}"
+    return (
+        f"`cluster.address` (={address}) names no Ray cluster that this machine can join: {said} Start one with "
+        "`ray start --head`, or pass cluster=local for one of the sweep's own."
+    )

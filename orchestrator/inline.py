@@ -1,0 +1,67 @@
+"""The executor without Ray: one stage after another in this process and thread, so that a debugger works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from threading import Event
+from typing import Self
+
+from orchestrator.cluster import Cluster
+from orchestrator.dispatch import Dispatcher
+from orchestrator.records import Plan, StageEvent
+from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
+
+
+class InlineExecutor:
+    """Runs a plan here and now.
+
+    Args:
+        cluster: of which the threads, whether there is a GPU, and what to do about failures are meant
+        store: where finished stages are durable
+        work: what runs a segment, or its `module:name`
+    """
+
+    def __init__(self, cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK) -> None:
+        self._cluster, self._store, self._work = cluster, store, work
+        self._cancelled = Event()
+
+    def start(self) -> None:
+        """Nothing needs to be started."""
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, plan: Plan) -> Iterator[StageEvent]:
+        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
+        dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
+        while not dispatcher.done:
+            if self._cancelled.is_set():
+                yield from dispatcher.stop()
+            elif (attempt := dispatcher.next()) is None:
+                self._cancelled.wait(min(dispatcher.delay(), 1.0))
+            else:
+                order = WorkOrder(
+                    specs=attempt.specs,
+                    store=self._store,
+                    device="cuda:0" if self._cluster.gpus_per_trial else "cpu",
+                    threads=self._cluster.thread_count,
+                    attempt=attempt.number,
+                    cancelled=self._cancelled.is_set,
+                )
+                yield from dispatcher.began(attempt, time.time())
+                for outcome in perform(order, self._work):
+                    yield from dispatcher.take(attempt, outcome)
+                if self._cancelled.is_set():
+                    yield from dispatcher.stop()
+                yield from dispatcher.ended(attempt)
+
+    def cancel(self) -> None:
+        """Hand out nothing more and end the running stage at its next batch; `run` then yields `killed` and returns."""
+        self._cancelled.set()

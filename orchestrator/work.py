@@ -1,0 +1,121 @@
+"""What an executor hands to a worker, and how it is performed, the same way under every executor."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from orchestrator.records import Failure, OrchestratorError, StageRecord, StageSpec
+
+DEFAULT_WORK = "orchestrator.trial:run_segment"
+"""Named, not imported: the driver needs no torch."""
+
+TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
+"""Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""
+
+
+class StageStore(Protocol):
+    """What executors and their work need of a store; it must pickle."""
+
+    def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
+        """Return the records of those `keys` that are durable."""
+        ...
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return one file of a finished stage."""
+        ...
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        """Make a stage durable and return the record that stands."""
+        ...
+
+
+def never() -> bool:
+    """Nobody cancels."""
+    return False
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """A run of stages for one worker: plain data, but for `cancelled`, which the executor supplies in the worker."""
+
+    specs: tuple[StageSpec, ...]
+    """The stages, each the parent of the next; the first one's parent is in the store."""
+    store: StageStore
+    device: str = "cpu"
+    threads: int = 1
+    attempt: int = 1
+    cancelled: Callable[[], bool] = never
+    """To be asked at every batch: whether to end, by returning or raising."""
+    log: str = ""
+    """The file on the worker that takes what the work prints."""
+
+
+Work = Callable[[WorkOrder], Iterator[StageRecord]]
+"""Runs the stages of an order in turn and yields each one's record once it is durable."""
+
+
+def resolve(work: Work | str) -> Work:
+    """Return the work itself where its `module:name` is given."""
+    if not isinstance(work, str):
+        return work
+    module, _, name = work.partition(":")
+    return cast(Work, getattr(importlib.import_module(module), name))
+
+
+def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failure]:
+    """Yield each stage's record as it becomes durable and, if a stage raises, the failure as the last item.
+
+    Once `order.cancelled()`, whatever the work raises is its way to end, and nothing more is yielded.
+    """
+    try:
+        with pinned_threads(order.threads):
+            yield from resolve(work)(order)
+    except (Exception, SystemExit) as error:
+        if not order.cancelled():
+            yield failure_of(error, order.log)
+
+
+def failure_of(error: BaseException, log: str = "") -> Failure:
+    """Return what to tell of an exception, here and now."""
+    return Failure(
+        message=str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+        log=log,
+        host=socket.gethostname(),
+        transient=_is_transient(error),
+    )
+
+
+def _is_transient(error: BaseException | None) -> bool:
+    """Whether `error`, or what it was raised from, is of the kinds that may not come again."""
+    while error is not None:
+        if isinstance(error, TRANSIENT) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+            return True
+        error = error.__cause__
+    return False
+
+
+@contextmanager
+def pinned_threads(threads: int) -> Iterator[None]:
+    """Let numeric libraries use so many threads, now if torch is here and by its environment if it comes later.
+
+    torch keeps the number that it found at its first import in this process, so each order says its own.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else None
+    if torch:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if torch:
+            torch.set_num_threads(before)
