@@ -1,0 +1,139 @@
+"""The files that masks are stored in: npz or safetensors, read without pickle, equal for equal masks.
+
+A file has one member a tensor, named as the parameter, that holds the packed mask (`pruning.packing`) as uint8, and
+the member `HEADER`: JSON with the format's name and version, each tensor's shape and the CRC-32 of its member, and
+the digest of the whole.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pruning.packing import Bytes, pack, unpack
+
+FORMAT = "pruning-masks"
+VERSION = 1
+HEADER = "__header__"
+
+DAMAGE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
+    *(OSError, EOFError, struct.error, zlib.error, zipfile.BadZipFile),
+)
+"""What reading a truncated or altered file raises, somewhere below."""
+
+Writer = Callable[[Mapping[str, Bytes]], bytes]
+Reader = Callable[[bytes], Mapping[str, Bytes]]
+
+
+def encode(masks: Mapping[str, Tensor], digest: str) -> dict[str, Bytes]:
+    """Return the members of a file: the header first, then the packed masks."""
+    packed = {name: pack(mask.flatten().numpy()) for name, mask in masks.items()}
+    tensors = {name: {"shape": list(masks[name].shape), "crc": zlib.crc32(data)} for name, data in packed.items()}
+    header = {"format": FORMAT, "version": VERSION, "digest": digest, "tensors": tensors}
+    members = {HEADER: json.dumps(header, separators=(",", ":")).encode(), **packed}
+    return {name: np.frombuffer(data, np.uint8) for name, data in members.items()}
+
+
+def decode(members: Mapping[str, Bytes]) -> tuple[dict[str, Tensor], str]:
+    """Return the masks (bool, on the CPU) and the digest that `encode` was given.
+
+    Raises:
+        ValueError: a member is missing or damaged, and then it is named; or the header is not one of ours.
+    """
+    tensors, digest = _header(members)
+    masks = {}
+    for name, (shape, crc) in tensors.items():
+        try:
+            packed = members[name].tobytes()
+            if zlib.crc32(packed) != crc:
+                raise ValueError("its checksum is wrong")
+            masks[name] = torch.from_numpy(unpack(packed, math.prod(shape))).view(shape)
+        except DAMAGE as error:
+            raise ValueError(f"The mask of `{name}` is damaged: {error}.") from error
+    return masks, digest
+
+
+def write_npz(members: Mapping[str, Bytes]) -> bytes:
+    """Return an npz file that `numpy.load` reads, without the time of writing."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in members.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array, allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.create_system = 3  # else the bytes would tell on which system they were written
+            archive.writestr(info, member.getvalue())
+    return file.getvalue()
+
+
+def read_npz(data: bytes) -> Mapping[str, Bytes]:
+    """Open what `write_npz` wrote; members are read when they are asked for."""
+    try:
+        archive = np.load(io.BytesIO(data), allow_pickle=False)
+    except DAMAGE as error:
+        raise ValueError(f"These masks are no npz file, or a damaged one: {error}.") from error
+    if not isinstance(archive, Mapping):
+        raise ValueError("These masks are no npz file but a single array.")
+    return archive
+
+
+def write_safetensors(members: Mapping[str, Bytes]) -> bytes:
+    """Return a safetensors file of the members."""
+    from safetensors.numpy import save
+
+    return bytes(save(dict(members)))
+
+
+def read_safetensors(data: bytes) -> Mapping[str, Bytes]:
+    """Read what `write_safetensors` wrote."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        members: dict[str, Bytes] = load(data)
+    except SafetensorError as error:
+        raise ValueError(f"These masks are no safetensors file, or a damaged one: {error}.") from error
+    return members
+
+
+FORMATS: Mapping[str, tuple[Writer, Reader]] = {
+    ".npz": (write_npz, read_npz),
+    ".safetensors": (write_safetensors, read_safetensors),
+}
+"""Suffix -> how to write and how to read such a file."""
+
+
+def format_of(path: str | Path) -> tuple[Writer, Reader]:
+    """Return how to write and how to read the file at `path`, by its suffix."""
+    suffix = Path(path).suffix
+    if suffix not in FORMATS:
+        raise ValueError(f"`path` (={str(path)!r}) must end in {' or '.join(FORMATS)}.")
+    return FORMATS[suffix]
+
+
+def _header(members: Mapping[str, Bytes]) -> tuple[dict[str, tuple[list[int], int]], str]:
+    """Return the shape and the checksum of every tensor, and the digest."""
+    try:
+        header: Any = json.loads(members[HEADER].tobytes())
+        if header["format"] != FORMAT:
+            raise ValueError(f"the format {header['format']!r} is not {FORMAT!r}")
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']!r} is not {VERSION}; use the release that wrote them")
+        tensors = {str(name): ([int(n) for n in t["shape"]], int(t["crc"])) for name, t in header["tensors"].items()}
+        if any(n < 0 for shape, _ in tensors.values() for n in shape):
+            raise ValueError("a shape is negative")
+        return tensors, str(header["digest"])
+    except DAMAGE as error:
+        raise ValueError(f"The header of these masks is damaged, or not of this format: {error}.") from error

@@ -1,0 +1,213 @@
+"""The masks of a model as one value: collect, compare, store, and apply again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pruning import mask_files
+from pruning.base import is_pruning_hook
+from pruning.engines import EngineName, mask_name, orig_name
+from pruning.functional import custom_from_mask
+
+
+class MaskSet(Mapping[str, Tensor]):
+    """Qualified parameter name -> bool tensor on the CPU, True where the entry is kept; a value, not a view.
+
+    The order is the model's. Two sets are equal when names, shapes and entries are, whatever their order.
+
+    Args:
+        masks: name -> tensor of any dtype, nonzero where the entry is kept; copied.
+    """
+
+    def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        self._masks = {name: (mask.detach() != 0).cpu().contiguous() for name, mask in masks.items()}
+
+    @classmethod
+    def collect(cls, model: nn.Module) -> MaskSet:
+        """Return the masks of all parameters in `model` that this package or `torch.nn.utils.prune` holds pruned."""
+        found = {}
+        for path, module in model.named_modules():
+            names = {hook._tensor_name for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
+            for name in [key.removesuffix("_orig") for key in module._parameters]:
+                if name in names:
+                    found[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
+        return cls(found)
+
+    def apply(self, model: nn.Module, engine: EngineName | None = "inplace") -> None:
+        """Prune the parameters of `model` by these masks, on top of what is pruned already; all of them or none.
+
+        Args:
+            model: has every named parameter, with its mask's shape.
+            engine: "inplace" or "reparam", see `pruning.engines`.
+
+        Raises:
+            ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
+        """
+        targets = []
+        for name, mask in self.items():
+            module, leaf, parameter = _parameter(model, name)
+            if parameter.shape != mask.shape:
+                raise ValueError(
+                    f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(mask.shape)} in the "
+                    "masks; they belong to another model."
+                )
+            targets.append((module, leaf, mask.to(parameter.device)))
+        for module, leaf, mask in targets:
+            custom_from_mask(module, leaf, mask, engine=engine)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._masks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masks)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MaskSet):
+            return NotImplemented
+        return self.keys() == other.keys() and all(torch.equal(mask, other[name]) for name, mask in self.items())
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def __repr__(self) -> str:
+        return f"MaskSet({len(self)} tensors, {sum(self.sizes().values())} entries, sparsity {self.sparsity():.4f})"
+
+    # --- what they say ---
+
+    def sizes(self) -> dict[str, int]:
+        """Return name -> number of entries."""
+        return {name: mask.numel() for name, mask in self.items()}
+
+    def kept(self) -> dict[str, int]:
+        """Return name -> number of entries that are kept."""
+        return {name: int(np.count_nonzero(mask.numpy())) for name, mask in self.items()}
+
+    def sparsity(self) -> float:
+        """Return the fraction of all entries that are masked; 0 where there are none."""
+        return _fraction(sum(self.sizes().values()) - sum(self.kept().values()), sum(self.sizes().values()))
+
+    def sparsities(self) -> dict[str, float]:
+        """Return name -> fraction of its entries that are masked."""
+        sizes = self.sizes()
+        return {name: _fraction(sizes[name] - kept, sizes[name]) for name, kept in self.kept().items()}
+
+    def digest(self) -> str:
+        """Return the SHA-256, in hex, of names, shapes and bits, sorted by name."""
+        found = hashlib.sha256()
+        for name in sorted(self):
+            found.update(json.dumps([name, list(self[name].shape)]).encode())
+            found.update(np.packbits(self[name].numpy()).tobytes())
+        return found.hexdigest()
+
+    # --- how they compare ---
+
+    def iou(self, other: MaskSet) -> float:
+        """Return |A and B| / |A or B| of the entries that both and that either keep: 1 for equal masks.
+
+        Raises:
+            ValueError: names or shapes differ.
+        """
+        pairs = self._overlaps(other).values()
+        return _fraction(sum(both for both, _ in pairs), sum(either for _, either in pairs), empty=1.0)
+
+    def ious(self, other: MaskSet) -> dict[str, float]:
+        """Return name -> `iou` of that tensor; 1 where neither keeps anything."""
+        return {name: _fraction(*pair, empty=1.0) for name, pair in self._overlaps(other).items()}
+
+    def nested_in(self, other: MaskSet) -> bool:
+        """Say whether every entry that `other` prunes is pruned here too; what a set does not name is not pruned."""
+        return all(self.nestings(other).values())
+
+    def nestings(self, other: MaskSet) -> dict[str, bool]:
+        """Return name -> whether `nested_in` holds of that tensor, for all names of both.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        return {
+            **dict.fromkeys(self, True),
+            **{name: not bool((self._like(name, mask) & ~mask).any()) for name, mask in other.items()},
+        }
+
+    def _like(self, name: str, mask: Tensor) -> Tensor:
+        own = self.get(name, torch.ones_like(mask))
+        if own.shape != mask.shape:
+            raise ValueError(
+                f"`{name}` has the shapes {tuple(own.shape)} and {tuple(mask.shape)}: other models' masks."
+            )
+        return own
+
+    def _overlaps(self, other: MaskSet) -> dict[str, tuple[int, int]]:
+        if different := sorted(self.keys() ^ other.keys()):
+            raise ValueError(f"`{different[0]}` is in one of the two sets of masks only; compare masks of one model.")
+        return {
+            name: (int((self._like(name, mask) & mask).sum()), int((self[name] | mask).sum()))
+            for name, mask in other.items()
+        }
+
+    # --- how they are kept ---
+
+    def to_bytes(self) -> bytes:
+        """Return the npz file: the same masks in the same order always give the same bytes."""
+        return mask_files.write_npz(mask_files.encode(self, self.digest()))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MaskSet:
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            ValueError: the file is damaged or none of ours; the tensor is named where there is one to blame.
+        """
+        return cls._checked(*mask_files.decode(mask_files.read_npz(data)))
+
+    def save(self, path: str | Path) -> None:
+        """Write a file in the format of its suffix: .npz, or .safetensors (needs the package safetensors).
+
+        Raises:
+            ValueError: any other suffix.
+        """
+        write, _ = mask_files.format_of(path)
+        Path(path).write_bytes(write(mask_files.encode(self, self.digest())))
+
+    @classmethod
+    def load(cls, path: str | Path) -> MaskSet:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the suffix is another, or the file is damaged or none of ours.
+        """
+        _, read = mask_files.format_of(path)
+        return cls._checked(*mask_files.decode(read(Path(path).read_bytes())))
+
+    @classmethod
+    def _checked(cls, masks: Mapping[str, Tensor], digest: str) -> MaskSet:
+        found = cls(masks)
+        if found.digest() != digest:
+            raise ValueError("These masks are damaged: they have not the digest that their file says.")
+        return found
+
+
+def _parameter(model: nn.Module, name: str) -> tuple[nn.Module, str, Tensor]:
+    path, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+        parameter = module._parameters.get(leaf, module._parameters.get(orig_name(leaf)))
+    except AttributeError:
+        parameter = None
+    if parameter is None:
+        raise ValueError(f"`{name}` is in the masks, but {type(model).__name__} has no such parameter.")
+    return module, leaf, parameter
+
+
+def _fraction(part: int, whole: int, empty: float = 0.0) -> float:
+    return part / whole if whole else empty
