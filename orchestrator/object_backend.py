@@ -44,6 +44,8 @@ class ObjectBackend:
         import fsspec
 
         self.uri = uri
+        if uri.startswith(("s3://", "s3a://")):
+            options = {"max_concurrency": 1, **options}  # more would ask for the size before every read
         with explained(uri, "open the store"):
             self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
         self._root = root.rstrip("/")
