@@ -25,10 +25,12 @@ from contextlib import suppress
 from typing import Any, Self
 
 from orchestrator.backends import Backend, StoreError, component
-from orchestrator.records import canonical_json
+from orchestrator.records import canonical_json, digest
 
 LEASE_SECONDS = 60.0
 """How long after its last heartbeat a driver counts as alive; the clocks of machines may differ by half of it."""
+
+_OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 _log = logging.getLogger(__name__)
 
@@ -127,10 +129,12 @@ class Leases:
         return f"{self._label[:100] or 'driver'}-{uuid.uuid4().hex[:12]}"
 
     def _named(self, path: str) -> str | None:
+        """Return the owner that a file names, or None; what is no owner's name becomes the safe name of nobody."""
         try:
-            return self._backend.read(path).decode(errors="replace")
+            name = self._backend.read(path).decode(errors="replace")
         except FileNotFoundError:
             return None
+        return name if _OWNER.fullmatch(name) else digest(name)
 
     def _alive(self, owner: str) -> bool:
         """Look at an owner's heartbeat, at most ten times in the life of a lease."""
@@ -165,8 +169,7 @@ class Leases:
         return self._named(_grave_path(owner)) is not None
 
     def _bury(self, owner: str) -> None:
-        with suppress(StoreError):  # a name that is not one of ours has no grave
-            self._backend.create(_grave_path(owner), self.owner.encode())
+        self._backend.create(_grave_path(owner), self.owner.encode())
 
 
 def _stage_path(key: str) -> str:
@@ -174,11 +177,11 @@ def _stage_path(key: str) -> str:
 
 
 def _owner_path(owner: str) -> str:
-    return f"leases/owners/{component(owner, 'owner')}.json"
+    return f"leases/owners/{owner}.json"
 
 
 def _grave_path(owner: str) -> str:
-    return f"leases/owners/{component(owner, 'owner')}.dead"
+    return f"leases/owners/{owner}.dead"
 
 
 def _machine() -> str:
