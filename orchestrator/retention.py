@@ -143,17 +143,13 @@ def _report(store: Store, _: argparse.Namespace) -> int:
         print(f"{category:<20}{files:>10} files{_readable(size):>12}")
     print(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
     idle = prune(store, dry_run=True)
-    print(f"prune would free {_readable(idle.bytes)}: the weights of {len(idle.stages)} stages and leftovers")
+    print(f"prune would free {_readable(idle.bytes)}: {_summary(idle)}")
     return 0
 
 
 def _prune(store: Store, options: argparse.Namespace) -> int:
     pruned = prune(store, dry_run=options.dry_run)
-    verb = "would free" if options.dry_run else "freed"
-    print(
-        f"{verb} {_readable(pruned.bytes)}: the weights of {len(pruned.stages)} stages that nothing starts from, "
-        f"{len(pruned.leftovers)} leftover files"
-    )
+    print(f"{'would free' if options.dry_run else 'freed'} {_readable(pruned.bytes)}: {_summary(pruned)}")
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
@@ -189,6 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     pruning.add_argument("--quarantine", action="store_true", help="remove damaged stages that were set aside as well")
     commands.add_parser("verify", parents=[common], help="check every digest; damaged stages are set aside")
     return parser
+
+
+def _summary(pruned: Pruned) -> str:
+    return f"weights that nothing starts from, {len(pruned.stages)}; leftover files, {len(pruned.leftovers)}"
 
 
 def _category(path: str) -> str:
