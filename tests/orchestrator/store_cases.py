@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.records import CurvePoint, StageRecord, StageSpec, digest
 from orchestrator.stages import WEIGHTS
+from orchestrator.store import Store
 
 FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}
 
@@ -52,6 +54,11 @@ def chain(*rounds: int, seed: int = 0, parent: StageSpec | None = None) -> list[
 
 def record_for(spec: StageSpec, **changes: Any) -> StageRecord:
     return record_of(spec.key, kind=spec.kind, round=spec.round, spec=spec.to_json(), **changes)
+
+
+def fresh(store: Store) -> Store:
+    """The same store as another process would open it."""
+    return pickle.loads(pickle.dumps(store))
 
 
 def altered(files: Mapping[str, bytes], name: str = WEIGHTS) -> dict[str, bytes]:

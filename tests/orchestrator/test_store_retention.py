@@ -1,0 +1,236 @@
+"""What a store keeps: weights that something starts from stay, and so does every mask and record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
+
+from orchestrator import retention
+from orchestrator.records import Plan, StageRecord, StageSpec, TrialSpec
+from orchestrator.retention import needed_weights, prune, sizes, verify
+from orchestrator.stages import WEIGHTS
+from orchestrator.store import Store, StoreError
+
+HERE = Path(__file__).parent
+
+
+def plan_of(*trials: list[StageSpec]) -> Plan:
+    stages = {spec.key: spec for trial in trials for spec in trial}
+    return Plan(
+        stages, tuple(TrialSpec(f"t{i}", (), {}, tuple(spec.key for spec in trial)) for i, trial in enumerate(trials))
+    )
+
+
+def with_weights(store: Store, specs: list[StageSpec]) -> list[bool]:
+    return [WEIGHTS in store.finished([spec.key])[spec.key].files for spec in specs]
+
+
+def test_weights_of_dense_stages_branch_points_and_ends_stay(store: Store) -> None:
+    long = chain(1, 2, 3, 4)
+    branch = chain(3, 4, seed=1, parent=long[2])
+    short = chain(1, seed=2)
+    plan = plan_of(long, [*long[:3], *branch], short, long[:4])  # the last trial ends in the middle of the first
+    for spec in plan.stages.values():
+        store.commit(record_for(spec), FILES)
+    store.save_sweep("s", {"plan": plan.to_json()})
+    dropped = [long[1], branch[0]]
+    would = prune(store, dry_run=True)
+    assert set(would.stages) == {spec.key for spec in dropped}
+    assert would.bytes == 2 * len(FILES[WEIGHTS])
+    assert all(with_weights(store, long))
+    assert prune(store) == would
+    assert with_weights(store, long) == [True, False, True, True, True]
+    assert with_weights(store, branch) == [False, True]
+    assert with_weights(store, short) == [True, True]
+    for spec in plan.stages.values():
+        assert store.read(spec.key, "masks.safetensors") == FILES["masks.safetensors"]
+    assert prune(store).stages == ()
+    assert len(store.resumable(plan)) == len(plan.stages)
+
+
+def test_the_newest_stage_of_an_unfinished_trial_stays(store: Store) -> None:
+    specs = chain(1, 2, 3)
+    plan = plan_of(specs)
+    for spec in specs[:3]:
+        store.commit(record_for(spec), FILES)
+    prune(store, [plan])
+    assert with_weights(store, specs[:3]) == [True, False, True]
+    assert list(store.resumable(plan)) == [spec.key for spec in specs[:3]]
+
+
+def test_every_saved_sweep_counts(store: Store) -> None:
+    specs = chain(1, 2, 3)
+    later = chain(2, seed=7, parent=specs[1])
+    for spec in specs:
+        store.commit(record_for(spec), FILES)
+    store.save_sweep("later", {"plan": plan_of([*specs[:2], *later]).to_json()})
+    store.save_sweep("planless", {})
+    prune(store, [plan_of(specs)])
+    assert with_weights(store, specs) == [True, True, False, True]
+
+
+def test_keep_all_keeps_all(store: Store) -> None:
+    specs = chain(1, 2, 3)
+    for spec in specs:
+        store.commit(record_for(spec), FILES)
+    assert prune(Store(store.uri, keep="all", options=store.options)).bytes == 0
+    assert all(with_weights(store, specs))
+
+
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"`store\.keep` \(='some'\) must be one of needed, all"):
+        Store(str(tmp_path), keep="some")  # type: ignore[arg-type]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> tuple[Plan, set[str]]:
+    """A plan of trials through a random forest, and the stages of it that are finished (parents before children)."""
+    specs = [StageSpec("dense", {"n": 0})]
+    above: dict[str, StageSpec] = {}
+    for number in range(1, draw(st.integers(1, 14))):
+        parent = draw(st.sampled_from(specs))
+        specs.append(StageSpec("round", {"n": number, "round": parent.round + 1}, parent.key))
+        above[specs[-1].key] = parent
+    chains = []
+    for end in draw(st.lists(st.sampled_from(specs), min_size=1, max_size=5)):
+        path = [end]
+        while path[0].key in above:
+            path.insert(0, above[path[0].key])
+        chains.append(path)
+    plan = plan_of(*chains)
+    finished: set[str] = set()
+    for key, spec in plan.stages.items():
+        if (spec.parent is None or spec.parent in finished) and draw(st.booleans()):
+            finished.add(key)
+    return plan, finished
+
+
+@settings(deadline=None)
+@given(forests())
+def test_a_sweep_resumes_without_repeating_anything_whatever_was_pruned(forest: tuple[Plan, set[str]]) -> None:
+    plan, finished = forest
+    records: dict[str, StageRecord] = {key: record_for(plan.stages[key]) for key in finished}
+    needed = needed_weights(records, [plan])
+    todo = plan.without(finished)
+    assert {spec.parent for spec in todo.stages.values() if spec.parent in finished} <= needed
+    assert {trial.stages[-1] for trial in plan.trials} & finished <= needed
+
+
+@pytest.fixture
+def old_now(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make everything that was written look two days old."""
+    now = time.time
+    monkeypatch.setattr(retention.time, "time", lambda: now() + 2 * 86400)
+    return
+
+
+def leave(store: Store) -> list[str]:
+    """Write what processes that died leave behind."""
+    paths = ["tmp/abc/weights.safetensors", "tmp/def", "probes/p", f"stages/{key_of(8)}/half/{WEIGHTS}"]
+    paths += [f"stages/{key_of(0)}/other/{WEIGHTS}", f"leases/stages/{key_of(3)}"]
+    for path in paths:
+        store.backend.write(path, b"left")
+    return paths
+
+
+def test_what_may_still_be_in_use_stays(store: Store) -> None:
+    store.commit(record_of(key_of(0)), FILES)
+    leave(store)
+    assert prune(store).leftovers == ()
+
+
+@pytest.mark.usefixtures("old_now")
+def test_leftovers_of_the_dead_go(store: Store) -> None:
+    store.commit(record_of(key_of(0)), FILES)
+    store.save_sweep("s", {})
+    paths = leave(store)
+    pruned = prune(store)
+    assert sorted(pruned.leftovers) == sorted(paths)
+    assert pruned.bytes == 4 * len(paths)
+    assert {entry.path for entry in store.backend.entries()}.isdisjoint(paths)
+    assert store.backend.names("tmp") == []
+    assert store.read(key_of(0), WEIGHTS) == FILES[WEIGHTS]
+    assert store.load_sweep("s")["name"] == "s"
+
+
+def test_leases_stay_while_a_driver_lives(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with store.leases() as leases:
+        assert leases.acquire(key_of(0))
+        old = time.time() - 5 * 86400
+        os.utime(tmp_path / "leases" / "stages" / key_of(0), (old, old))
+        assert prune(store).leftovers == ()
+        assert leases.holder(key_of(0)) == leases.owner
+
+
+def test_sizes_are_reported_by_category(store: Store) -> None:
+    for number in range(3):
+        store.commit(record_of(key_of(number)), FILES)
+    store.save_sweep("s", {})
+    found = sizes(store)
+    assert found["weights"] == (3, 3 * len(FILES[WEIGHTS]))
+    assert found["masks and others"] == (3, 3 * len(FILES["masks.safetensors"]))
+    assert found["records"][0] == 3
+    assert found["sweeps"][0] == 1
+    assert found["other"][0] == 1  # store.json
+
+
+def test_every_damage_is_found(store: Store) -> None:
+    for number in range(4):
+        store.commit(record_of(key_of(number)), FILES)
+    commit = store.stages.standing(key_of(2))
+    assert commit is not None
+    store.backend.write(commit.path("masks.safetensors"), altered(FILES, "masks.safetensors")["masks.safetensors"])
+    store.backend.write(f"stages/{key_of(1)}/record.json", b"{}")
+    damages = verify(store)
+    assert len(damages) == 2
+    assert any(key_of(2) in damage and "masks.safetensors" in damage for damage in damages)
+    assert any(key_of(1) in damage and "record.json" in damage for damage in damages)
+    assert set(fresh(store).finished(map(key_of, range(4)))) == {key_of(0), key_of(3)}
+    assert verify(store) == []
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
+    line = [sys.executable, "-W", "error", "-m", "orchestrator.store", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_reports_verifies_and_prunes(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    store = Store(uri)
+    specs = chain(1, 2)
+    for spec in specs:
+        store.commit(record_for(spec), FILES)
+    reported = command("report", uri)
+    assert (reported.returncode, reported.stderr) == (0, "")
+    assert "weights                      3 files     30.7 kB" in reported.stdout
+    assert "prune would free 10.2 kB: weights that nothing starts from, 1;" in reported.stdout
+    assert "would free 10.2 kB" in command("prune", uri, "--dry-run").stdout
+    assert command("prune", uri, "--keep", "all").stdout.startswith("freed 0 B")
+    assert command("prune", uri).stdout.startswith(
+        "freed 10.2 kB: weights that nothing starts from, 1; leftover files, 0"
+    )
+    assert command("verify", uri).stdout == "3 of 3 stages are intact\n"
+    (tmp_path / "store" / "stages" / specs[0].key / WEIGHTS).write_bytes(b"")
+    damaged = command("verify", uri)
+    assert (damaged.returncode, damaged.stdout) == (1, "2 of 3 stages are intact\n")
+    assert "removed quarantine/" in command("prune", uri, "--quarantine").stdout
+    assert store.backend.names("quarantine") == []
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    refused = command("report", "nosuch://x")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("`store.uri` (=nosuch://x) must be a path or an fsspec URI")
+    assert "Traceback" not in refused.stderr
+    assert command("report", str(tmp_path / "none")).stdout.endswith("holds nothing.\n")
