@@ -1,0 +1,189 @@
+"""Compare the trials of a sweep: a tidy row for each trial and round, and each operating point over its seeds. Pure.
+
+`python -m orchestrator.compare SWEEP [SWEEP ...]` rebuilds or merges comparisons from the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean as mean
+
+from orchestrator.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.lines import Place, places
+from orchestrator.records import Plan, StageRecord, TrialSpec
+from orchestrator.statistics import estimate, paired_difference
+
+
+def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str] | None = None) -> Comparison:
+    """Compare the trials of `plan` by the `records` (stage key -> record) there are.
+
+    `failures` maps stage keys to why they failed. Equal stages count once: what two trials or two merged sweeps
+    share is one sample, not two.
+    """
+    failures = failures or {}
+    rows: list[Row] = []
+    dense: dict[str, dict[str, Row]] = {}
+    groups: dict[tuple[str, int], dict[str, tuple[Row, Row]]] = {}
+    for trial, place in zip(plan.trials, places(plan), strict=True):
+        chain = list(_rows(plan, records, trial, place))
+        rows += chain
+        for row in chain:
+            if row.round == 0:
+                dense.setdefault(place.dense, {}).setdefault(row.stage, row)
+            else:
+                groups.setdefault((place.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
+    return Comparison(
+        rows=tuple(rows),
+        dense=tuple(_point([(row, row) for row in group.values()]) for group in dense.values()),
+        points=_marked(sorted((_point(list(group.values())) for group in groups.values()), key=_rank(rows))),
+        trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
+        failures=_reasons(plan, records, failures),
+        cost=_cost(plan, records),
+    )
+
+
+def merge(plans: Sequence[Plan]) -> Plan:
+    """Return one plan of all trials; a trial that several sweeps hold is kept once."""
+    stages = {key: spec for plan in plans for key, spec in plan.stages.items()}
+    trials: dict[tuple[str, tuple[str, ...]], TrialSpec] = {}
+    names: Counter[str] = Counter()
+    for trial in (trial for plan in plans for trial in plan.trials):
+        if (trial.name, trial.stages) not in trials:
+            names[trial.name] += 1
+            count = names[trial.name]
+            trials[trial.name, trial.stages] = trial if count == 1 else replace(trial, name=f"{trial.name} #{count}")
+    return Plan(stages, tuple(trials.values()))
+
+
+def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, place: Place) -> Iterator[Row]:
+    steps, seconds, own_steps, own_seconds = 0, 0.0, 0, 0.0
+    for key in trial.stages:
+        record = records.get(key)
+        if record is None:
+            return
+        steps, seconds = steps + record.steps, seconds + record.seconds
+        if len(plan.trials_of[key]) == 1:
+            own_steps, own_seconds = own_steps + record.steps, own_seconds + record.seconds
+        yield Row(
+            trial=trial.name,
+            model=place.panel[0],
+            data=place.panel[1],
+            line=place.line,
+            method=place.method,
+            schedule=place.schedule,
+            seed=place.seed,
+            round=record.round,
+            final=key == trial.stages[-1],
+            requested_sparsity=record.requested_sparsity,
+            sparsity=record.sparsity,
+            test_accuracy=record.after.get("test/accuracy", math.nan),
+            test_loss=record.after.get("test/loss", math.nan),
+            val_accuracy=record.after.get("val/accuracy", math.nan),
+            val_loss=record.after.get("val/loss", math.nan),
+            val_accuracy_before=record.before.get("val/accuracy"),
+            val_loss_before=record.before.get("val/loss"),
+            parameters=record.parameters,
+            remaining_parameters=record.remaining_parameters,
+            compression=record.parameters / max(1, record.remaining_parameters),
+            macs=record.macs,
+            macs_remaining=record.macs_remaining,
+            speedup=record.macs / record.macs_remaining if record.macs_remaining > 0 else math.inf,
+            steps=record.steps,
+            seconds=record.seconds,
+            total_steps=steps,
+            total_seconds=seconds,
+            own_steps=own_steps,
+            own_seconds=own_seconds,
+            stage=key,
+        )
+
+
+def _point(samples: Sequence[tuple[Row, Row]]) -> Point:
+    """Summarise rows, each with the row of its own dense network."""
+    rows = [row for row, _ in samples]
+    accuracy = {row.stage: row.test_accuracy for row in rows}
+    reference = {row.stage: dense.test_accuracy for row, dense in samples}
+    pruned, dense = estimate(list(accuracy.values())), estimate(list(reference.values()))
+    befores = [row.val_accuracy_before for row in rows if row.val_accuracy_before is not None]
+    first = rows[0]
+    return Point(
+        model=first.model,
+        data=first.data,
+        line=first.line if first.round else "dense",
+        method=first.method if first.round else "dense",
+        schedule=first.schedule if first.round else "",
+        round=first.round,
+        final=any(row.final for row in rows),
+        requested_sparsity=first.requested_sparsity,
+        sparsity=mean([row.sparsity for row in rows]),
+        seeds=tuple(sorted(row.seed for row in rows)),
+        accuracy=pruned,
+        val_accuracy=estimate([row.val_accuracy for row in rows]),
+        val_accuracy_before=estimate(befores),
+        difference=paired_difference(accuracy, reference),
+        matching=None if pruned is None or dense is None or dense.low is None else pruned.mean >= dense.low,
+        compression=mean([row.compression for row in rows]),
+        speedup=mean([row.speedup for row in rows]),
+        total_steps=mean([row.total_steps for row in rows]),
+        total_seconds=mean([row.total_seconds for row in rows]),
+        own_steps=mean([row.own_steps for row in rows]),
+        own_seconds=mean([row.own_seconds for row in rows]),
+    )
+
+
+def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]:
+    """Order points by panel and line as they first appear, then by sparsity and round."""
+    panels = {panel: position for position, panel in enumerate(dict.fromkeys((row.model, row.data) for row in rows))}
+    lines = {line: position for position, line in enumerate(dict.fromkeys(row.line for row in rows))}
+    return lambda point: (panels[point.model, point.data], lines[point.line], point.sparsity, point.round)
+
+
+def _marked(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Mark the highest mean accuracy where several lines of a panel end at one sparsity."""
+    points = tuple(points)
+    levels: dict[tuple[str, str, float], dict[str, float]] = {}
+    for point in points:
+        if (accuracy := _mean(point)) is not None:
+            levels.setdefault(_level(point), {})[point.line] = accuracy
+    best = {level: max(of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
+    return tuple(
+        replace(point, best=_mean(point) is not None and _mean(point) == best.get(_level(point))) for point in points
+    )
+
+
+def _level(point: Point) -> tuple[str, str, float]:
+    sparsity = point.sparsity if point.requested_sparsity is None else point.requested_sparsity
+    return point.model, point.data, round(sparsity, 4)
+
+
+def _mean(point: Point) -> float | None:
+    return point.accuracy.mean if point.final and point.accuracy is not None else None
+
+
+def _status(trial: TrialSpec, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> TrialStatus:
+    if all(key in records for key in trial.stages):
+        return "finished"
+    return "failed" if any(key in failures for key in trial.stages) else "unfinished"
+
+
+def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for trial in plan.trials:
+        key = next((key for key in trial.stages if key not in records and key in failures), None)
+        if key is not None:
+            found[trial.name] = failures[key]
+    return found
+
+
+def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
+    known = {key: records[key] for key in plan.stages if key in records}
+    uses = {key: len(plan.trials_of[key]) for key in known}
+    return Cost(
+        steps=sum(record.steps for record in known.values()),
+        seconds=sum(record.seconds for record in known.values()),
+        unshared_steps=sum(record.steps * uses[key] for key, record in known.items()),
+        unshared_seconds=sum(record.seconds * uses[key] for key, record in known.items()),
+    )

@@ -1,0 +1,155 @@
+"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `orchestrator.compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from orchestrator.statistics import Estimate
+
+TrialStatus = Literal["finished", "failed", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial after one round (0 is the dense network). Accuracies, losses and sparsities are plain fractions."""
+
+    trial: str
+    model: str
+    data: str
+    line: str
+    method: str
+    schedule: str
+    seed: int
+    round: int
+    final: bool
+    """Whether this is the trial's last round."""
+    requested_sparsity: float | None
+    sparsity: float
+    test_accuracy: float
+    test_loss: float
+    val_accuracy: float
+    val_loss: float
+    val_accuracy_before: float | None
+    """Before fine-tuning; None for the dense network, as `val_loss_before`."""
+    val_loss_before: float | None
+    parameters: int
+    remaining_parameters: int
+    compression: float
+    """All parameters / parameters left."""
+    macs: int
+    macs_remaining: float
+    speedup: float
+    """Theoretical: multiply-accumulates of the dense network / those left."""
+    steps: int
+    seconds: float
+    total_steps: int
+    """Optimizer steps from the initialisation to this round, whoever made them."""
+    total_seconds: float
+    own_steps: int
+    """Those of the total that no other trial of the sweep shares."""
+    own_seconds: float
+    stage: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """One operating point: trials that differ in nothing but the seed, after the same round."""
+
+    model: str
+    data: str
+    line: str
+    method: str
+    schedule: str
+    round: int
+    final: bool
+    requested_sparsity: float | None
+    sparsity: float
+    seeds: tuple[int, ...]
+    accuracy: Estimate | None
+    """Test accuracy of the model selected on validation."""
+    val_accuracy: Estimate | None
+    val_accuracy_before: Estimate | None
+    difference: Estimate | None
+    """Test accuracy less that of the trial's own dense network, paired by seed."""
+    matching: bool | None
+    """Whether the mean accuracy is at least the lower end of the dense networks' 95% interval; None with one seed."""
+    compression: float
+    speedup: float
+    total_steps: float
+    total_seconds: float
+    own_steps: float
+    own_seconds: float
+    best: bool = False
+    """Whether its mean accuracy is the highest of several lines at this sparsity."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Model, data set and line."""
+        return self.model, self.data, self.line
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sweep's finished stages cost, and what they would have cost had no trial shared a stage."""
+
+    steps: int
+    seconds: float
+    unshared_steps: int
+    unshared_seconds: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a sweep shows: every number, and none that is not in a record."""
+
+    rows: tuple[Row, ...]
+    dense: tuple[Point, ...]
+    """One for each dense configuration, over its seeds."""
+    points: tuple[Point, ...]
+    """Every round of every line, by panel, line, sparsity."""
+    trials: Mapping[str, TrialStatus]
+    failures: Mapping[str, str]
+    """Trial -> why it failed."""
+    cost: Cost
+
+    @cached_property
+    def operating_points(self) -> tuple[Point, ...]:
+        """The points at which lines are compared.
+
+        A line that is asked for several sparsities has one where each trial ends. A line whose trials all end at one
+        sparsity has one after every round.
+        """
+        ends: dict[tuple[str, str, str], int] = {}
+        for point in self.points:
+            ends[point.place] = ends.get(point.place, 0) + point.final
+        return tuple(point for point in self.points if point.final or ends[point.place] == 1)
+
+    @property
+    def panels(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of model and data set, in order."""
+        return tuple(dict.fromkeys((point.model, point.data) for point in (*self.dense, *self.points)))
+
+    @property
+    def largest_matching(self) -> Mapping[tuple[str, str, str], Point | None]:
+        """(model, data, line) -> its matching operating point of highest sparsity, None where none matches."""
+        found: dict[tuple[str, str, str], Point | None] = {}
+        for point in self.operating_points:
+            known = found.setdefault(point.place, None)
+            if point.matching and (known is None or point.sparsity > known.sparsity):
+                found[point.place] = point
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: every row, point and failure."""
+        shown = {id(point) for point in self.operating_points}
+        return {
+            "rows": [dict(vars(row)) for row in self.rows],
+            "dense": [asdict(point) for point in self.dense],
+            "points": [asdict(point) | {"operating": id(point) in shown} for point in self.points],
+            "trials": dict(self.trials),
+            "failures": dict(self.failures),
+            "cost": asdict(self.cost),
+        }
