@@ -1,0 +1,225 @@
+"""What a person sees while a sweep runs: a live display on a terminal, one line an event without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from orchestrator.eta import Eta
+from orchestrator.records import Plan, StageEvent, StageRecord
+from orchestrator.tally import Tally
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+RUNNING_SHOWN = 12
+"""Running stages that the live display lists."""
+
+REFRESHES_PER_SECOND = 4
+
+
+class Progress:
+    """Shows a sweep's progress; a context manager.
+
+    Args:
+        plan: the whole sweep
+        finished: records of the stages that need not run (stage key -> record)
+        console: where to; standard output where None
+        slots: how many stages can run at once where that is known, else the most that did
+        clock: returns Unix seconds
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        finished: Mapping[str, StageRecord],
+        *,
+        console: Console | None = None,
+        slots: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if console is None:
+            from rich.console import Console
+
+            console = Console(highlight=False)
+        self._plan = plan
+        self._console = console
+        self._clock = clock
+        self._begun = clock()
+        self._tally = Tally(plan, finished)
+        self._eta = Eta(plan, finished, slots)
+        self._estimate: tuple[float, float | None] = (-1.0, None)
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(
+                console=self._console,
+                get_renderable=self._render,
+                refresh_per_second=REFRESHES_PER_SECOND,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def opening(self, sweep: str, places: Mapping[str, str]) -> None:
+        """Say what will run, what is done already, and where things are: {"MLflow": "mlflow ui", ...}."""
+        stages, tally = self._plan.stages, self._tally
+        asked = sum(len(trial.stages) for trial in self._plan.trials)
+        dense = sum(spec.kind == "dense" for spec in stages.values())
+        self.say(
+            f"Sweep {sweep}: {len(self._plan.trials)} trials, {len(stages)} stages ({dense} dense trainings, "
+            f"{len(stages) - dense} rounds), {asked - len(stages)} saved by sharing."
+        )
+        if tally.records:
+            self.say(
+                f"Done already: {len(tally.records)} stages, {tally.done} trials. To run: {self._to_run()} stages."
+            )
+        self._say_places(places)
+
+    def closing(self, places: Mapping[str, str]) -> None:
+        """Say what became of the sweep, and where the results are."""
+        tally = self._tally
+        outcome = f"{tally.done} of {len(self._plan.trials)} trials done"
+        outcome += f", {tally.failed} failed" if tally.failed else ""
+        self.say(f"{outcome}, in {duration(self._clock() - self._begun)}.")
+        self._say_places(places)
+
+    def event(self, event: StageEvent) -> None:
+        """Show one event."""
+        with self._lock:
+            known = event.key in self._tally.lost
+            self._tally.take(event)
+            if event.kind == "started":
+                self._eta.started(event.key, event.time)
+            elif event.kind == "finished":
+                self._eta.finished(event.key, event.time, event.record)
+            elif event.kind in ("failed", "killed"):
+                self._eta.dropped(event.key)
+        if self._live is None or (event.kind in ("failed", "retried") and not known):
+            self.say(self._line(event))
+
+    def say(self, text: str) -> None:
+        """Print a line, above the live display where there is one."""
+        from rich.text import Text
+
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _say_places(self, places: Mapping[str, str]) -> None:
+        width = max(map(len, places), default=0)
+        for name, place in places.items():
+            self.say(f"  {name.ljust(width)}  {place}")
+
+    def _to_run(self) -> int:
+        return len(self._plan.stages) - self._tally.settled
+
+    def _line(self, event: StageEvent) -> str:
+        """One event as a line of text."""
+        parts = [f"{duration(event.time - self._begun):>8}", f"{event.kind:<8}", self._name(event.key)]
+        if event.record is not None:
+            parts.append(figures(event.record))
+        if event.failure is not None:
+            parts.append(event.failure.message.strip().partition("\n")[0])
+            if event.failure.log:
+                parts.append(f"log: {event.failure.log}")
+        if event.kind == "retried":
+            parts.append(f"attempt {event.attempt}")
+        if event.kind == "finished":
+            parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._left()}]")
+        return "  ".join(parts)
+
+    def _name(self, key: str) -> str:
+        """Name a stage by its trial and round; a shared one also by how many trials share it."""
+        spec = self._plan.stages.get(key)
+        if spec is None:
+            return key[:12]
+        indices = self._plan.trials_of[key]
+        trial = self._plan.trials[indices[0]] if indices else None
+        shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
+        if spec.kind == "dense":
+            return f"dense, seed {spec.fields.get('seed', '?')}{shared}"
+        rounds = len(trial.stages) - 1 if trial else "?"
+        return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
+
+    def _left(self) -> str:
+        """The time to finish, estimated at most once a second."""
+        now = self._clock()
+        if now - self._estimate[0] >= 1.0:
+            self._estimate = (now, self._eta.seconds_left(now))
+        seconds = self._estimate[1]
+        return "" if seconds is None or not self._to_run() else f", {duration(seconds)} left"
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        with self._lock:
+            tally = self._tally
+            bar = Table.grid(padding=(0, 1))
+            counts = f"{tally.settled}/{len(self._plan.stages)} stages{self._left()}"
+            bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=tally.settled, width=40), counts)
+            trials = (
+                f"trials: {tally.waiting} waiting, {tally.active} running, {tally.done} done, {tally.failed} failed"
+            )
+            running = Table.grid(padding=(0, 2))
+            for name, figure, elapsed in self._running():
+                running.add_row(Text(name), Text(figure), Text(elapsed, justify="right"))
+            return Group(bar, Text(f"{trials}; in use: {self._in_use()}"), running)
+
+    def _running(self) -> Iterator[tuple[str, str, str]]:
+        now = self._clock()
+        for key, begun in list(self._tally.running.items())[:RUNNING_SHOWN]:
+            spec = self._plan.stages[key]
+            parent = self._tally.records.get(spec.parent or "")
+            target = spec.fields.get("target")
+            figure = "" if target is None else f"to {100 * target:.1f}%"
+            if parent is not None:
+                figure += f" from {100 * parent.sparsity:.1f}%, accuracy {accuracy(parent)}"
+            yield self._name(key), figure.strip(), duration(now - begun)
+        if len(self._tally.running) > RUNNING_SHOWN:
+            yield f"and {len(self._tally.running) - RUNNING_SHOWN} more", "", ""
+
+    def _in_use(self) -> str:
+        """What the running stages have reserved."""
+        cpus = gpus = 0.0
+        for key in self._tally.running:
+            indices = self._plan.trials_of[key]
+            cluster = self._plan.trials[indices[0]].config.get("cluster", {}) if indices else {}
+            cpus += cluster.get("cpus_per_trial", 1) or 0
+            gpus += cluster.get("gpus_per_trial", 0) or 0
+        return f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "")
+
+
+def figures(record: StageRecord) -> str:
+    """A finished stage in a few words."""
+    text = f"accuracy {accuracy(record)}"
+    return text if record.kind == "dense" else f"sparsity {100 * record.sparsity:.2f}%, {text}"
+
+
+def accuracy(record: StageRecord) -> str:
+    """Validation accuracy in percent: while a sweep runs, nobody should steer by the test split."""
+    found = record.after.get("val/accuracy")
+    return "?" if found is None else f"{100 * found:.2f}%"
+
+
+def duration(seconds: float) -> str:
+    """75 -> 1:15, 3700 -> 1:01:40."""
+    whole = max(0, round(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
