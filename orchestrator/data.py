@@ -78,22 +78,29 @@ def _load(text: str) -> Data:
     with seeded(seed):
         returned = create("data", {key: value for key, value in config.items() if key not in OURS})
     if isinstance(returned, Data):
+        _refuse_cut(config)
         return returned
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
     splits = {key: _split(key, named[key], workers) for key in ("train", "val", "test") if named.get(key) is not None}
-    if "val" not in splits:
+    if "val" in splits:
+        _refuse_cut(config)
+    else:
         splits["train"], splits["val"] = _cut(splits["train"], config, seed)
-    elif config.get("val_fraction") is not None or config.get("val_size") is not None:
-        raise DataError(
-            f"`data.val_fraction` (={config.get('val_fraction')}) and `data.val_size` (={config.get('val_size')}) must "
-            f"be null, because {config['_target_']} returns a validation split of its own."
-        )
     for key, split in splits.items():
         if len(split) == 0:
             raise DataError(f"`data`: the {key} split of {config['_target_']} is empty; it needs examples.")
     shape = _example(splits["train"]).shape
     return Data(splits["train"], splits["val"], splits["test"], tuple(shape), _classes(named, splits))
+
+
+def _refuse_cut(config: Mapping[str, Any]) -> None:
+    for key in ("val_fraction", "val_size"):
+        if config.get(key) is not None:
+            raise DataError(
+                f"`data.{key}` (={config[key]}) must be null, because {config['_target_']} returns a validation split "
+                "of its own."
+            )
 
 
 def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -159,9 +166,10 @@ def _example(split: TensorSplit | LoaderSplit) -> Tensor:
         return split.images[0]
     item = split.dataset[0]
     if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], Tensor)):
+        kinds = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
         raise DataError(
-            f"`data`: an item of the {type(split.dataset).__name__} must be a pair (input tensor, label), not "
-            f"{type(item).__name__}; add a transform such as torchvision.transforms.ToTensor()."
+            f"`data`: an item of the training Dataset must be a pair (input tensor, label), not ({', '.join(kinds)}); "
+            "add a transform such as torchvision.transforms.ToTensor()."
         )
     return item[0]
 

@@ -1,0 +1,228 @@
+"""The idx files, their checks and downloads; Hugging Face sets through a stand-in of its package."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from orchestrator import data, idx, images
+from orchestrator.idx import FILES, DataError, IdxSet
+from orchestrator.schema import FashionMnist, HuggingFace, Mnist
+from orchestrator.splits import TensorSplit
+
+ARRAYS = [
+    np.arange(6 * 2 * 3, dtype=np.uint8).reshape(6, 2, 3),
+    np.array([0, 1, 2, 0, 1, 2], dtype=np.uint8),
+    np.full((2, 2, 3), 255, dtype=np.uint8),
+    np.array([2, 9], dtype=np.uint8),
+]
+
+
+def encode(array: NDArray[np.uint8]) -> bytes:
+    head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return gzip.compress(head + array.tobytes(), mtime=0)
+
+
+def publish(folder: Path) -> IdxSet:
+    """Write the four files into `folder` and return the set that says so, with `folder` as its mirror."""
+    folder.mkdir(parents=True)
+    sums = {}
+    for name, array in zip(FILES, ARRAYS, strict=True):
+        content = encode(array)
+        (folder / name).write_bytes(content)
+        sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return IdxSet("tiny", sums, (folder.as_uri() + "/",))
+
+
+def test_files_are_downloaded_once_and_read(tmp_path: Path) -> None:
+    published = publish(tmp_path / "mirror")
+    root = tmp_path / "made" / "root"
+
+    found = idx.read(published, root, download=True)
+
+    assert all(np.array_equal(a, b) and a.dtype == np.uint8 for a, b in zip(found, ARRAYS, strict=True))
+    assert sorted(path.name for path in (root / "tiny").iterdir()) == sorted(FILES)
+    away = replace(published, mirrors=())
+    assert all(np.array_equal(a, b) for a, b in zip(idx.read(away, root, download=True), ARRAYS, strict=True))
+
+
+def test_the_second_mirror_serves_when_the_first_has_another_file(tmp_path: Path) -> None:
+    published = publish(tmp_path / "good")
+    publish(tmp_path / "bad")
+    (tmp_path / "bad" / FILES[0]).write_bytes(b"an error page")
+    both = replace(published, mirrors=((tmp_path / "bad").as_uri() + "/", *published.mirrors))
+
+    assert np.array_equal(idx.read(both, tmp_path / "root", download=True)[0], ARRAYS[0])
+
+
+def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> None:
+    published = publish(tmp_path / "mirror")
+    (tmp_path / "mirror" / FILES[0]).write_bytes(b"an error page")
+    nowhere = (tmp_path / "nowhere").as_uri() + "/"
+    tried = replace(published, mirrors=(*published.mirrors, nowhere))
+
+    with pytest.raises(DataError) as caught:
+        idx.read(tried, tmp_path / "root", download=True)
+
+    for word in (FILES[0], "another file than the published one", nowhere, "`data.root`", "tiny"):
+        assert word in str(caught.value)
+    assert not list((tmp_path / "root").rglob("*.gz*"))
+
+
+def test_absent_files_are_not_downloaded_against_the_users_word(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"`data\.root` .*holds no .*data\.download=true"):
+        idx.read(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
+
+
+def test_a_root_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file")
+
+    with pytest.raises(DataError, match=r"cannot be written.*writable directory"):
+        idx.read(publish(tmp_path / "mirror"), tmp_path / "root", download=True)
+
+
+def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
+    published = publish(tmp_path / "tiny")
+    path = tmp_path / "tiny" / FILES[1]
+    damaged = path.read_bytes()[:-1]
+    path.write_bytes(damaged)
+
+    with pytest.raises(DataError) as caught:
+        idx.read(published, tmp_path, download=True)
+
+    for word in (str(path), hashlib.md5(damaged).hexdigest(), published.md5[FILES[1]], "delete it"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "begins with"),
+        (b"\0\0\x0d\1" + struct.pack(">I", 1) + b"\0\0\0\0", "begins with 00000d01"),  # floats
+        (b"\0\0\x08\3" + struct.pack(">I", 1), "begins with"),
+        (b"\0\0\x08\2" + struct.pack(">II", 2, 3) + bytes(5), "5 entries where its head says 2x3"),
+    ],
+)
+def test_what_is_no_idx_file_of_bytes_is_refused(content: bytes, words: str) -> None:
+    with pytest.raises(DataError, match=re.escape(words)):
+        idx.parse(content, Path("some-file"))
+
+
+@pytest.mark.parametrize(("config", "constant"), [(Mnist(), "MNIST"), (FashionMnist(), "FASHION_MNIST")])
+def test_named_sets_are_normalised_and_split(
+    config: Mnist | FashionMnist, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idx, constant, publish(tmp_path / "tiny"))
+
+    found = data.load({**asdict(config), "root": str(tmp_path), "val_size": 2})
+
+    assert (found.input_shape, found.classes) == ((1, 2, 3), 10)
+    assert (len(found.train), len(found.val), len(found.test)) == (4, 2, 2)
+    assert isinstance(found.test, TensorSplit)
+    assert torch.allclose(found.test.images, torch.tensor((1 - config.mean[0]) / config.std[0]))
+    assert found.test.labels.tolist() == [2, 9]
+
+
+@pytest.mark.parametrize("published", [idx.MNIST, idx.FASHION_MNIST])
+def test_published_sets_name_every_file_and_a_mirror(published: IdxSet) -> None:
+    assert set(published.md5) == set(FILES)
+    assert all(re.fullmatch(r"https?://\S+/", mirror) for mirror in published.mirrors)
+
+
+def test_normalised_is_per_channel() -> None:
+    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 2, 1, 1)
+
+    assert images.normalised(pixels, [0.5, 0.0], [0.5, 2.0]).flatten().tolist() == [-1.0, 0.5]
+    with pytest.raises(DataError, match=r"`data\.mean` .* 1 or 2 entries"):
+        images.normalised(pixels, [0.1] * 3, [1.0])
+    with pytest.raises(DataError, match=r"`data\.std` .* positive"):
+        images.normalised(pixels, [0.1], [0.0])
+
+
+class Rows:
+    """The part of a `datasets.Dataset` that is used."""
+
+    def __init__(self, sizes: list[tuple[int, int]], labels: list[int]) -> None:
+        from PIL import Image
+
+        rng = np.random.default_rng(len(sizes))
+        pixels = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in sizes]
+        self.columns: dict[str, list[Any]] = {"img": pixels, "label": labels}
+        self.column_names = list(self.columns)
+        self.features = {"label": SimpleNamespace(num_classes=5)}
+
+    def __getitem__(self, key: str) -> list[Any]:
+        return self.columns[key]
+
+
+Serve = Callable[[list[tuple[int, int]]], list[Any]]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Put a stand-in for the package `datasets` in place that serves images of these sizes; return its calls."""
+
+    def put(sizes: list[tuple[int, int]]) -> list[Any]:
+        calls: list[Any] = []
+
+        def load_dataset(*args: Any, **options: Any) -> Rows:
+            calls.append((args, options))
+            return Rows(sizes, [index % 3 for index in range(len(sizes))])
+
+        module = ModuleType("datasets")
+        module.load_dataset = load_dataset  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "datasets", module)
+        data._load.cache_clear()
+        return calls
+
+    return put
+
+
+def test_hugging_face_images_are_normalised_by_the_training_split(serve: Serve) -> None:
+    calls = serve([(4, 6)] * 8)
+
+    found = data.load({**asdict(HuggingFace(subset="plain", revision="v1")), "val_fraction": 0.25})
+
+    assert calls[0] == (("uoft-cs/cifar10", "plain"), {"split": "train", "revision": "v1"})
+    assert (found.input_shape, found.classes, len(found.val)) == ((3, 4, 6), 5, 2)
+    splits = [split for split in (found.train, found.val) if isinstance(split, TensorSplit)]
+    together = torch.cat([split.images for split in splits])
+    assert torch.allclose(together.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(together.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-4)
+
+
+def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:
+    serve([(4, 6), (5, 5), (4, 6)])
+    config = {**asdict(HuggingFace()), "val_fraction": None, "val_size": 1}
+
+    with pytest.raises(DataError, match=r"`data\.size` .* have 2, from \[4, 6\] to \[5, 5\]"):
+        data.load(config)
+    assert data.load({**config, "size": [2, 3], "mode": "L"}).input_shape == (1, 2, 3)
+
+
+def test_hugging_face_column_that_is_not_there(serve: Serve) -> None:
+    serve([(4, 6)] * 4)
+
+    with pytest.raises(DataError, match=r"`data\.image_key` \(=image\) is no column .*img, label"):
+        data.load({**asdict(HuggingFace()), "image_key": "image"})
+
+
+def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    data._load.cache_clear()
+
+    with pytest.raises(DataError, match=re.escape("pip install 'pruning-orchestrator[hf]'")):
+        data.load(asdict(HuggingFace()))

@@ -1,0 +1,109 @@
+"""Batches: every example once an epoch, a new order each epoch, the same from tensors and from a loader."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from orchestrator.splits import LoaderSplit, Split, TensorSplit
+
+CPU = torch.device("cpu")
+N = 11
+X, Y = torch.arange(N, dtype=torch.float32).view(N, 1), torch.arange(N)
+
+
+class Augmented(Dataset[tuple[Tensor, int]]):
+    """Adds noise from every global generator."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.rand(1) + random.random() + np.random.rand(), index  # noqa: NPY002
+
+
+def splits() -> list[Split]:
+    return [TensorSplit(X, Y), LoaderSplit(TensorDataset(X, Y))]
+
+
+def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -> list[list[list[int]]]:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    batches = split.batches(4, device=CPU, generator=generator, **options)
+    found = []
+    for _ in range(count):
+        epoch = list(batches)
+        assert len(epoch) == len(batches)
+        assert all(torch.equal(x.flatten().long(), y) for x, y in epoch)
+        found.append([y.tolist() for _, y in epoch])
+    return found
+
+
+@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+def test_an_epoch_has_every_example_once_in_an_order_of_its_own(split: Split) -> None:
+    first, second = epochs(split)
+
+    assert [len(batch) for batch in first] == [4, 4, 3]
+    for epoch in (first, second):
+        assert sorted(chain.from_iterable(epoch)) == list(range(N))
+    assert first != second
+    assert epochs(split) == [first, second]
+    assert epochs(split, seed=4) != [first, second]
+
+
+@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+def test_without_a_generator_the_order_is_the_stored_one(split: Split) -> None:
+    assert epochs(split, count=1, seed=None) == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]]
+
+
+@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+def test_the_last_small_batch_may_be_dropped(split: Split) -> None:
+    assert [len(batch) for batch in epochs(split, count=1, drop_last=True)[0]] == [4, 4]
+
+
+def test_tensors_and_loader_have_the_same_order() -> None:
+    first, second = (epochs(split, count=3) for split in splits())
+
+    assert first == second
+
+
+def test_worker_processes_change_no_order_and_draw_from_the_seed() -> None:
+    assert epochs(LoaderSplit(TensorDataset(X, Y), num_workers=2)) == epochs(LoaderSplit(TensorDataset(X, Y)))
+
+    noise: list[list[float]] = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(noise))
+        batches = LoaderSplit(Augmented(), 2).batches(4, device=CPU, generator=torch.Generator().manual_seed(seed))
+        noise.append(torch.cat([x for _ in range(2) for x, _ in batches]).flatten().tolist())
+    assert noise[0] == noise[1]
+    assert set(noise[0]).isdisjoint(noise[2])
+
+
+def test_a_loader_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    epochs(LoaderSplit(TensorDataset(X, Y)), seed=None)
+
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_writing_to_a_batch_leaves_the_split_as_it_was() -> None:
+    split = TensorSplit(X.clone(), Y)
+    for images, _ in split.batches(4, device=CPU):
+        images.zero_()
+
+    assert torch.equal(split.images, X)
+
+
+def test_a_split_is_copied_to_a_device_once() -> None:
+    split = TensorSplit(X, Y)
+    meta = torch.device("meta")
+
+    assert split.to(CPU) is split
+    assert split.to(meta) is split.to(meta)
+    assert split.to(meta).images.device == meta
