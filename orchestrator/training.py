@@ -110,7 +110,7 @@ class _Run:
         )
         self.epoch_length = len(self.batches)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
-        if self.length and not self.epoch_length:
+        if not self.epoch_length and (config.steps or config.epochs):
             raise TrainingError(
                 f"`train.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
                 "training split, while drop_last is true; pass a smaller one."
