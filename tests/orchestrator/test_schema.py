@@ -1,0 +1,159 @@
+"""The schema and the files in conf/: every file composes, builds and trains; every rule is said in a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from training_cases import CPU, network, problem
+
+from orchestrator import models, schema, training
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
+
+
+def files(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+@pytest.fixture
+def store() -> Iterator[None]:
+    """The ConfigStore with this schema's nodes, and the files of conf/."""
+    instance = ConfigStore.instance()
+    kept = dict(instance.repo)
+    for group, nodes in (("model", schema.MODELS), ("data", schema.DATA)):
+        for name, node in nodes.items():
+            instance.store(group=f"schema/{group}", name=name, node=node)
+    with initialize_config_dir(str(CONF), version_base=None):
+        yield
+    instance.repo = kept
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    found = OmegaConf.to_container(compose(overrides=list(overrides)), resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def test_conf_has_a_file_for_every_built_in() -> None:
+    assert set(files("model")) == set(schema.MODELS)
+    assert set(files("data")) == set(schema.DATA)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("name", files("model"))
+def test_every_model_file_builds(name: str) -> None:
+    config = composed(f"+model={name}")["model"]
+
+    assert config["name"] == name
+    assert models.prunable(
+        models.build(config, input_shape=(3, 32, 32), classes=10, seed=0),
+        {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []},
+    )
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("name", files("data"))
+def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
+    config = composed(f"+data={name}")["data"]
+
+    assert config == vars(schema.DATA[name]())
+    assert not list(schema.split_violations("data", config))
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("name", [(group, name) for group in ("train", "finetune") for name in files(group)])
+def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -> None:
+    config = composed(f"+{name[0]}={name[1]}")[name[0]]
+
+    assert not list(schema.violations(name[0], config))
+    config |= {"epochs": None, "steps": 2}
+    assert training.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("group", ["train", "finetune"])
+def test_an_optimizer_is_a_choice_that_leaves_nothing_of_another(group: str) -> None:
+    config = composed(f"+{group}=default", f"optimizer@{group}.optimizer=adam", f"{group}.scheduler=null")[group]
+
+    assert config["optimizer"] == {"_target_": "torch.optim.Adam", "lr": 0.001}
+    assert config["scheduler"] is None
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("override", ["model.hiden=[3]", "model.hidden=3", "model.dropout=much"])
+def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: str) -> None:
+    with pytest.raises(HydraException):
+        compose(overrides=["+model=mlp", override])
+
+
+def test_the_schema_needs_no_torch() -> None:
+    code = "import sys, orchestrator.schema; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
+
+
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+
+
+def test_the_defaults_lack_only_an_optimizer() -> None:
+    assert not list(schema.violations("train", {"optimizer": SGD}))
+    (sentence,) = schema.violations("finetune", {})
+    assert sentence == "`finetune.optimizer` (={}) must have a `_target_`; pass one, as in torch.optim.SGD."
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs": -1}, "`train.epochs` (=-1) must be an integer of at least 0"),
+        ({"epochs": None}, "are neither given; pass exactly one."),
+        ({"steps": 5}, "are both given; pass exactly one: add `train.epochs=null`."),
+        ({"epochs": None, "steps": 2.5}, "`train.steps` (=2.5) must be an integer"),
+        ({"batch_size": 0}, "`train.batch_size` (=0) must be an integer of at least 1."),
+        ({"eval_batch_size": True}, "`train.eval_batch_size` (=True) must be an integer of at least 1."),
+        ({"drop_last": 1}, "`train.drop_last` (=1) must be true or false."),
+        ({"optimizer": None}, "`train.optimizer` (=None) must have a `_target_`"),
+        ({"scheduler": {"T_max": 3}}, "`train.scheduler` (={'T_max': 3}) must have a `_target_`"),
+        ({"scheduler_interval": "batch"}, "`train.scheduler_interval` (=batch) must be one of step, epoch."),
+        ({"loss": "mse"}, "`train.loss` (=mse) must have a `_target_`"),
+        ({"precision": "fp8"}, "`train.precision` (=fp8) must be one of fp32, bf16, fp16."),
+        ({"clip_norm": 0}, "`train.clip_norm` (=0) must be greater than 0; pass null to clip nothing."),
+        ({"eval_every": 0}, "`train.eval_every` (=0) must be an integer of at least 1, or null."),
+        ({"select": "first"}, "`train.select` (=first) must be one of best, last."),
+        ({"monitor": "val_loss"}, "`train.monitor` (=val_loss) must be one of accuracy, loss."),
+        ({"patience": -2}, "`train.patience` (=-2) must be an integer of at least 1, or null."),
+        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are batch_size, "),
+    ],
+)
+def test_each_rule_is_said_in_a_sentence(change: dict[str, Any], words: str) -> None:
+    (sentence,) = schema.violations("train", {"optimizer": SGD, **change})
+
+    assert words in sentence
+
+
+def test_every_broken_rule_is_said_at_once() -> None:
+    assert len(list(schema.violations("train", {"optimizer": SGD, "epochs": None, "batch_size": 0, "select": ""}))) == 3
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"val_fraction": 0.0}, "`data.val_fraction` (=0.0) must lie in (0, 1)"),
+        ({"val_fraction": "half"}, "`data.val_fraction` (=half) must lie in (0, 1)"),
+        ({"val_size": 0}, "`data.val_size` (=0) must be an integer of at least 1"),
+        ({"val_size": 3, "val_fraction": 0.5}, "are both given"),
+    ],
+)
+def test_rules_of_the_validation_cut(node: dict[str, Any], words: str) -> None:
+    (sentence,) = schema.split_violations("data", node)
+
+    assert words in sentence
