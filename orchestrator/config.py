@@ -1,0 +1,215 @@
+"""The typed schema of a sweep's configuration, and the rules its values must keep. OmegaConf stops here.
+
+`register` puts the dataclasses into Hydra's ConfigStore, so that Hydra refuses a misspelled key or a wrong type as it
+composes. `violations` holds a resolved, plain configuration to every rule that can be checked without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from orchestrator import cluster, schema, sources
+from orchestrator.records import OrchestratorError
+from pruning import schedule as schedules
+
+
+class ConfigError(OrchestratorError):
+    """A configuration that cannot be planned; the text lists every reason."""
+
+    exit_status = 2
+
+
+@dataclass
+class Method:
+    """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
+
+    name: str = MISSING
+    _target_: str = MISSING
+    scope: str = "layer"
+
+
+@dataclass
+class RandomStructured(Method):
+    """Random channels along `dim`."""
+
+    name: str = "random_structured"
+    _target_: str = "pruning.RandomStructured"
+    dim: int = 0
+
+
+@dataclass
+class LnStructured(Method):
+    """Channels along `dim` of smallest L_n norm; `n` is a number, inf, -inf, fro or nuc."""
+
+    name: str = "ln_structured"
+    _target_: str = "pruning.LnStructured"
+    n: Any = 2
+    dim: int = 0
+
+
+@dataclass
+class Schedule:
+    """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
+
+    kind: str = "geometric"
+    sparsity: float | None = None
+    rounds: int = 1
+    amount: Any = None
+
+
+@dataclass
+class Prune:
+    """Which parameters are pruned: by module type and parameter name, less what the patterns leave out."""
+
+    types: list[str] = field(
+        default_factory=lambda: [
+            "Linear",
+            "Conv1d",
+            "Conv2d",
+            "Conv3d",
+            "ConvTranspose1d",
+            "ConvTranspose2d",
+            "ConvTranspose3d",
+        ]
+    )
+    parameters: list[str] = field(default_factory=lambda: ["weight"])
+    include: list[str] = field(default_factory=lambda: ["*"])
+    exclude: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Tracking:
+    """Where the view of the sweep goes: `mlflow` or `none`."""
+
+    kind: str = "mlflow"
+    uri: str | None = None
+    experiment: str = "pruning"
+
+
+@dataclass
+class Store:
+    """Where finished stages are kept, and how much of them: see `orchestrator.store`."""
+
+    uri: str = "store"
+    keep: str = "needed"
+
+
+@dataclass
+class Config:
+    """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
+
+    name: str | None = None
+    seed: int = 0
+    dry_run: bool = False
+    objective: str = "val/accuracy"
+    model: Any = MISSING
+    data: Any = MISSING
+    train: schema.Train = field(default_factory=schema.Train)
+    method: Any = MISSING
+    schedule: Schedule = field(default_factory=Schedule)
+    finetune: schema.Train = field(default_factory=schema.Train)
+    prune: Prune = field(default_factory=Prune)
+    cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
+    tracking: Tracking = field(default_factory=Tracking)
+    store: Store = field(default_factory=Store)
+
+
+NODES: Mapping[str, Mapping[str, type]] = {
+    "model": schema.MODELS,
+    "data": schema.DATA,
+    "method": {"base": Method, "random_structured": RandomStructured, "ln_structured": LnStructured},
+}
+
+
+def register() -> None:
+    """Put the schema into Hydra's ConfigStore: `/schema/config` and one node for each built-in of a group."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(group="schema", name="config", node=Config, package="_global_")
+    store.store(group="schema", name="cluster", node=cluster.Cluster)
+    for group, nodes in NODES.items():
+        for name, node in nodes.items():
+            store.store(group=f"schema/{group}", name=name, node=node)
+
+
+def violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each rule that a plain, resolved trial configuration breaks.
+
+    Each quotes argument, value, rule and remedy. Nothing is imported that the configuration names: targets are looked
+    up as files, so this is safe and fast on any machine.
+    """
+    if config["seed"] < 0:
+        yield f"`seed` (={config['seed']}) must be at least 0; pass any other integer."
+    yield from _schedule_violations(config["schedule"], takes_amount=not is_identity(config["method"]))
+    for name in ("model", "data", "method"):
+        yield from _target_violations(name, config[name])
+    yield from _method_violations(config["method"])
+    for name in ("train", "finetune"):
+        yield from (f"{sentence}" for sentence in schema.violations(name, config[name]))
+    yield from cluster.validate(config["cluster"])
+    yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))
+    yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
+    if not config["prune"]["parameters"] or not config["prune"]["include"]:
+        yield "`prune.parameters` and `prune.include` must each hold a pattern; pass '*' to take every parameter."
+
+
+def is_identity(method: Mapping[str, Any]) -> bool:
+    """Whether a method prunes nothing and so has neither amount nor target."""
+    return str(method.get("_target_")) in ("pruning.Identity", "pruning.unstructured.Identity")
+
+
+def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> Iterator[str]:
+    sparsity, amount, rounds = schedule["sparsity"], schedule["amount"], schedule["rounds"]
+    if rounds < 1:
+        yield f"`schedule.rounds` (={rounds}) must be at least 1; pass 1 to prune in one step."
+    if not takes_amount:
+        return
+    if (sparsity is None) == (amount is None):
+        given = "both" if amount is not None else "neither"
+        yield (
+            f"`schedule.sparsity` (={sparsity}) and `schedule.amount` (={amount}) are {given} given; pass exactly one: "
+            "the overall sparsity to end at, or `schedule=amount schedule.amount=0.2` for what each round takes."
+        )
+    elif amount is not None:
+        if isinstance(amount, bool) or not isinstance(amount, int | float):
+            yield f"`schedule.amount` (={amount!r}) must be a number; pass a float for a fraction, an int for a count."
+        elif isinstance(amount, float) and not 0.0 <= amount <= 1.0:
+            yield (
+                f"`schedule.amount` (={amount}) must lie in [0, 1] when it is a float; pass an int to prune a count."
+            )
+        elif isinstance(amount, int) and amount < 0:
+            yield f"`schedule.amount` (={amount}) must not be negative; pass 0 to prune nothing."
+    elif not (math.isfinite(sparsity) and 0.0 <= sparsity < 1.0):
+        yield (
+            f"`schedule.sparsity` (={sparsity}) must lie in [0, 1): it is the fraction of prunable weights that are "
+            "zero in the end; pass 0.9 to keep a tenth of them."
+        )
+    if amount is None:
+        yield from _choice("schedule.kind", schedule["kind"], tuple(schedules.KINDS))
+
+
+def _method_violations(method: Mapping[str, Any]) -> Iterator[str]:
+    yield from _choice("method.scope", method.get("scope", "layer"), ("layer", "global"))
+    if str(method.get("_target_", "")).endswith("CustomFromMask"):
+        yield "`method._target_` (=pruning.CustomFromMask) needs a mask, which no sweep has; pass another method."
+
+
+def _target_violations(name: str, node: Any) -> Iterator[str]:
+    if not isinstance(node, Mapping) or not node.get("_target_"):
+        yield f"`{name}` (={node!r}) must name what to build: add a `_target_`, as in `{name}._target_=package.Thing`."
+        return
+    try:
+        sources.locate(str(node["_target_"]))
+    except sources.SourceError as error:
+        yield f"`{name}._target_` (={node['_target_']}) {error}"
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> Iterator[str]:
+    if value not in choices:
+        yield f"`{name}` (={value}) must be one of {', '.join(choices)}."

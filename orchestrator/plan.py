@@ -1,0 +1,177 @@
+"""Trial configurations -> a forest of stages in which equal work appears once. Pure, and free of torch.
+
+A dense stage depends on model, data, training, seed, device kind and thread count; a round on its parent and on what it
+prunes and how it fine-tunes. Trials with equal prefixes share stages because their specs, and so their keys, are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import sources
+from orchestrator.config import ConfigError, is_identity, violations
+from orchestrator.records import Plan, StageSpec, TrialSpec, canonical_json
+from pruning import schedule as schedules
+
+DENSE_PARTS = ("model", "data", "train")
+ROUND_PARTS = ("method", "prune", "finetune")
+LOCATION = ("root", "download")
+LISTED = 20
+"""Refused trials that are spelled out; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trial as it was asked for: its overrides, and its resolved configuration or why there is none."""
+
+    overrides: tuple[str, ...]
+    config: Mapping[str, Any] | None = None
+    error: str | None = None
+
+
+def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mapping[str, int]] | None = None) -> Plan:
+    """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them.
+
+    `sizes(config)` returns {parameter name: entries} of what a trial prunes. It is asked, once for each network, only
+    where an amount is a count, since that alone cannot be checked without building the network.
+    """
+    if not jobs:
+        raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
+    wrong: dict[str, list[Job]] = {}
+    stages: dict[str, StageSpec] = {}
+    trials: list[TrialSpec] = []
+    names = _names(jobs)
+    check = _Check(sizes)
+    for job, name in zip(jobs, names, strict=True):
+        reasons = [job.error] if job.config is None else check(job.config)
+        for reason in reasons:
+            wrong.setdefault(str(reason), []).append(job)
+        if not reasons and job.config is not None:
+            chain = list(_chain(job.config))
+            for spec in chain:
+                stages.setdefault(spec.key, spec)
+            trials.append(TrialSpec(name, job.overrides, job.config, tuple(spec.key for spec in chain)))
+    if wrong:
+        raise ConfigError(_refusal(wrong, len(jobs)))
+    return Plan(stages, tuple(trials))
+
+
+def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return what each round asks for: `{"target": overall sparsity}` or `{"amount": of what is left}`."""
+    schedule = config["schedule"]
+    if is_identity(config["method"]):
+        return ({"target": 0.0},) * int(schedule["rounds"])
+    if schedule["amount"] is not None:
+        return ({"amount": schedule["amount"]},) * int(schedule["rounds"])
+    targets = schedules.targets(schedule["kind"], schedule["sparsity"], schedule["rounds"])
+    return tuple({"target": target} for target in targets)
+
+
+def device_kind(config: Mapping[str, Any]) -> str:
+    """`cuda` where a trial asks for a share of a GPU, else `cpu`: results are bit-equal within a kind only."""
+    return "cuda" if config["cluster"]["gpus_per_trial"] > 0 else "cpu"
+
+
+def threads(config: Mapping[str, Any]) -> int:
+    """Intra-op threads of a trial: they set the order of float reductions, so results depend on them."""
+    cluster = config["cluster"]
+    return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
+
+
+def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
+    location = _location(config["data"])
+    dense = _parts(config, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
+    dense["data"] = {key: value for key, value in dense["data"].items() if key not in location}
+    spec = StageSpec("dense", dense, None, location)
+    yield spec
+    shared = _parts(config, ROUND_PARTS)
+    for index, target in enumerate(round_targets(config), start=1):
+        spec = StageSpec("round", shared | {"round": index} | target, spec.key, location)
+        yield spec
+
+
+def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What a result depends on: these parts less their display names, the seed, and the user's own sources."""
+    parts = {name: {key: value for key, value in config[name].items() if key != "name"} for name in names}
+    return parts | {"seed": config["seed"], "sources": sources.fingerprints(parts)}
+
+
+def _location(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a built-in data set that say where it lies: its content is pinned by checksums, wherever that is.
+
+    A relative path would be another directory on every worker, so it is made absolute here.
+    """
+    if not str(data["_target_"]).startswith("orchestrator.data."):
+        return {}
+    found = {key: data[key] for key in LOCATION if key in data}
+    return found | ({"root": os.path.abspath(found["root"])} if "root" in found else {})
+
+
+class _Check:
+    """Holds configurations to the rules, each distinct part once: a sweep's trials differ in a value or two."""
+
+    def __init__(self, sizes: Callable[[Mapping[str, Any]], Mapping[str, int]] | None) -> None:
+        self._sizes = sizes
+        self._networks: dict[str, Mapping[str, int]] = {}
+        self._seen: dict[str, list[str]] = {}
+
+    def __call__(self, config: Mapping[str, Any]) -> list[str]:
+        key = json.dumps(config, sort_keys=True, default=str)  # a wrong value may be one that canonical JSON has not
+        if key not in self._seen:
+            self._seen[key] = list(violations(config)) or list(self._count_violations(config))
+        return self._seen[key]
+
+    def _count_violations(self, config: Mapping[str, Any]) -> Iterator[str]:
+        amount = config["schedule"]["amount"]
+        if self._sizes is None or not isinstance(amount, int) or is_identity(config["method"]):
+            return
+        network = canonical_json([config[part] for part in ("model", "data", "prune")])
+        if network not in self._networks:
+            self._networks[network] = self._sizes(config)
+        sizes, taken = self._networks[network], amount * config["schedule"]["rounds"]
+        if config["method"].get("scope") == "global":
+            sizes = {"all prunable parameters": sum(sizes.values())}
+        short = {name: size for name, size in sizes.items() if size < taken}
+        if short:
+            listed = ", ".join(f"{name} has {size}" for name, size in short.items())
+            yield (
+                f"`schedule.amount` (={amount}) over {config['schedule']['rounds']} round(s) takes {taken} entries of "
+                f"each tensor, but {listed}; pass a smaller count, a float for a fraction, or leave them out with "
+                "`prune.exclude`."
+            )
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    """Name each trial after the overrides that tell it from the others: `l1_unstructured sparsity=0.9 seed=0`."""
+    common = set.intersection(*(set(job.overrides) for job in jobs))
+    names: list[str] = []
+    taken: dict[str, int] = {}
+    for job in jobs:
+        words = [_word(override) for override in job.overrides if override not in common]
+        name = " ".join(words) or "trial"
+        taken[name] = taken.get(name, 0) + 1
+        names.append(name if taken[name] == 1 else f"{name} #{taken[name]}")
+    return names
+
+
+def _word(override: str) -> str:
+    key, _, value = override.lstrip("+").partition("=")
+    return value if "." not in key and key != "seed" else f"{key.rpartition('.')[2]}={value}"
+
+
+def _refusal(wrong: Mapping[str, Sequence[Job]], total: int) -> str:
+    refused = {id(job) for jobs in wrong.values() for job in jobs}
+    lines = [f"{len(refused)} of {total} trial(s) cannot be planned; nothing was started."]
+    for reason, jobs in list(wrong.items())[:LISTED]:
+        lines.append(f"  {reason}")
+        if total > 1:
+            shown = "; ".join(" ".join(job.overrides) for job in jobs[:3])
+            more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+            lines.append(f"    in {shown}{more}")
+    if len(wrong) > LISTED:
+        lines.append(f"  and {len(wrong) - LISTED} further reasons")
+    return "\n".join(lines)

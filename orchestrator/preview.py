@@ -1,0 +1,72 @@
+"""What a sweep would do, as text: trials, unique and shared stages, resources. For `dry_run=true`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from orchestrator.plan import device_kind, round_targets, threads
+from orchestrator.records import Plan, TrialSpec
+
+SHOWN = 40
+"""Trials listed by name; a longer sweep shows its first and last."""
+
+
+def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
+    """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out."""
+    asked = sum(len(trial.stages) for trial in plan.trials)
+    dense = sum(spec.kind == "dense" for spec in plan.stages.values())
+    first = plan.trials[0].config
+    lines = [
+        f"sweep     {name}",
+        f"trials    {len(plan.trials)}",
+        f"stages    {len(plan.stages)} unique of {asked} asked for: {dense} dense trainings, "
+        f"{len(plan.stages) - dense} rounds; {asked - len(plan.stages)} shared",
+        f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
+        f"{sum(key in finished for key in plan.stages)} already in the store {first['store']['uri']}",
+        f"each      {_resources(first)}",
+        f"tracking  {_tracking(first)}",
+        "",
+        *_table(plan, finished),
+        "",
+        "Nothing was run: this is dry_run=true.",
+    ]
+    return "\n".join(lines)
+
+
+def _resources(config: Mapping[str, Any]) -> str:
+    cluster = config["cluster"]
+    where = (
+        "in this process"
+        if cluster["kind"] == "inline"
+        else f"on Ray ({cluster['address'] or 'started for the sweep'})"
+    )
+    gpus = f", {cluster['gpus_per_trial']:g} GPU" if cluster["gpus_per_trial"] else ""
+    memory = f", {cluster['memory_per_trial']} memory" if cluster["memory_per_trial"] else ""
+    return (
+        f"{cluster['cpus_per_trial']:g} CPU{gpus}{memory}, {threads(config)} thread(s), {device_kind(config)}, {where}"
+    )
+
+
+def _tracking(config: Mapping[str, Any]) -> str:
+    tracking = config["tracking"]
+    if tracking["kind"] == "none":
+        return "none"
+    return f"MLflow, experiment {tracking['experiment']!r}"
+
+
+def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
+    shown = plan.trials if len(plan.trials) <= SHOWN else (*plan.trials[: SHOWN - 1], plan.trials[-1])
+    width = max(len(trial.name) for trial in shown)
+    yield f"{'trial':<{width}}  {'dense':<8}  sparsity after each round ({'*'} shared, + already done)"
+    for trial in shown:
+        if trial is shown[-1] and len(shown) < len(plan.trials):
+            yield f"... and {len(plan.trials) - SHOWN} more ..."
+        yield f"{trial.name:<{width}}  {trial.stages[0][:8]}  {'  '.join(_rounds(plan, trial, finished))}"
+
+
+def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator[str]:
+    for key, asked in zip(trial.stages[1:], round_targets(trial.config), strict=True):
+        text = f"{asked['target']:.4f}" if "target" in asked else f"amount {asked['amount']}"
+        shared = "*" if len(plan.trials_of[key]) > 1 else ""
+        yield f"{text}{shared}{'+' if key in finished else ''}"

@@ -1,0 +1,241 @@
+"""The plan is a forest: equal work once, keys by content, every mistake refused before anything starts."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator import config as schema
+from orchestrator import sources
+from orchestrator.__main__ import CONF
+from orchestrator.compose import plain
+from orchestrator.config import ConfigError
+from orchestrator.plan import Job, make_plan, round_targets
+from orchestrator.records import Plan, StageSpec
+
+
+@pytest.fixture(scope="session")
+def default() -> dict[str, Any]:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return plain(compose("config"))
+
+
+@pytest.fixture
+def config(default: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    def build(**changes: Any) -> dict[str, Any]:
+        made = copy.deepcopy(default)
+        for path, value in changes.items():
+            *parents, leaf = path.split("__")
+            node = made
+            for parent in parents:
+                node = node[parent]
+            node[leaf] = value
+        return made
+
+    return build
+
+
+def jobs(*configs: Mapping[str, Any]) -> list[Job]:
+    return [Job((f"seed={index}",), each) for index, each in enumerate(configs)]
+
+
+def test_amounts_of_one_seed_share_its_dense_training(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(*(config(schedule__sparsity=s, seed=seed) for seed in range(3) for s in (0.5, 0.9))))
+
+    assert sum(spec.kind == "dense" for spec in plan.stages.values()) == 3
+    assert len({trial.stages[0] for trial in plan.trials}) == 3
+    assert [len(trial.stages) for trial in plan.trials] == [4] * 6
+
+
+def test_an_iterative_trial_is_a_prefix_of_a_longer_one(config: Callable[..., Any]) -> None:
+    # geometric: halving what is left each round passes 0.5, 0.75 and 0.875
+    short, long = (
+        config(schedule__sparsity=s, schedule__rounds=n, schedule__kind="geometric") for s, n in [(0.5, 1), (0.875, 3)]
+    )
+    plan = make_plan(jobs(short, long))
+
+    assert plan.trials[1].stages[:2] == plan.trials[0].stages
+    assert len(plan.stages) == 4
+
+
+def test_parents_come_before_children_and_segments_cover_the_forest(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(*(config(schedule__sparsity=s) for s in (0.5, 0.75, 0.9))))
+    seen: set[str | None] = {None}
+    for key, spec in plan.stages.items():
+        assert spec.parent in seen
+        seen.add(key)
+    segments = list(plan.segments())
+
+    assert sorted(key for segment in segments for key in segment) == sorted(plan.stages)
+    assert [len(segment) for segment in segments] == [1, 3, 3, 3]
+
+
+def test_what_is_finished_is_not_planned_again(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(config()))
+    dense, first, *rest = plan.trials[0].stages
+
+    assert list(plan.without({dense, first}).stages) == rest
+    assert list(plan.without({dense, first}).segments()) == [tuple(rest)]
+
+
+@pytest.mark.parametrize(
+    ("change", "same_dense", "same_round"),
+    [
+        ({}, True, True),
+        ({"seed": 1}, False, False),
+        ({"train__batch_size": 65}, False, False),
+        ({"model__channels": [8]}, False, False),
+        ({"cluster__cpus_per_trial": 2.0}, False, False),  # another thread count sums in another order
+        ({"cluster__gpus_per_trial": 1.0}, False, False),
+        ({"finetune__batch_size": 65}, True, False),
+        ({"prune__exclude": ["conv1*"]}, True, False),
+        ({"method__scope": "global"}, True, False),
+        ({"method__name": "another label"}, True, True),
+        ({"schedule__sparsity": 0.8}, True, False),
+        ({"cluster__max_concurrent": 7}, True, True),
+        ({"cluster__retries": 0}, True, True),
+        ({"tracking__experiment": "x"}, True, True),
+        ({"store__uri": "elsewhere"}, True, True),
+    ],
+)
+def test_a_key_holds_exactly_what_its_result_depends_on(
+    config: Callable[..., Any], change: dict[str, Any], same_dense: bool, same_round: bool
+) -> None:
+    (before,), (after,) = make_plan(jobs(config())).trials, make_plan(jobs(config(**change))).trials
+
+    assert (before.stages[0] == after.stages[0]) is same_dense
+    assert (before.stages[1] == after.stages[1]) is same_round
+
+
+def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(config()))
+    dense, first = (plan.stages[key].fields for key in plan.trials[0].stages[:2])
+
+    assert set(config()["train"]) == set(dense["train"])
+    assert set(config()["finetune"]) == set(first["finetune"])
+
+
+def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any], tmp_path: Path) -> None:
+    def mnist(root: Path | str) -> Plan:
+        data = {"name": "mnist", "_target_": "orchestrator.data.mnist", "val_size": 5000, "root": str(root)}
+        return make_plan(jobs(config(data=data)))
+
+    here, there = mnist("data"), mnist(tmp_path)
+
+    assert list(here.stages) == list(there.stages)
+    assert all(Path(spec.location["root"]).is_absolute() for spec in here.stages.values())
+
+
+def test_a_changed_source_is_another_stage(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "their_net.py"
+    keys = []
+    for body in ("def net(): ...\n", "def net(): return 1\n"):
+        source.write_text(body)
+        sources._file_digest.cache_clear()
+        keys.append(make_plan(jobs(config(model={"_target_": "their_net.net"}))).trials[0].stages[0])
+
+    assert keys[0] != keys[1]
+
+
+def test_the_key_is_the_digest_of_canonical_json() -> None:
+    spec = StageSpec("dense", {"b": 1, "a": [0.5, None]})
+
+    # sha256 of {"fields":{"a":[0.5,null],"b":1},"kind":"dense","parent":null,"version":1}, by another tool
+    assert spec.key == "2c3f542942865ad93a2d5c5cc6e6b98c4b1de0a46d77f5059722be4a5aa7f917"
+    assert StageSpec("dense", {"a": [0.5, None], "b": 1}).key == spec.key
+
+
+def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]) -> None:
+    identity = {"name": "identity", "_target_": "pruning.Identity", "scope": "layer"}
+    plan = make_plan(jobs(*(config(method=identity, schedule__sparsity=s) for s in (0.5, 0.9))))
+
+    assert round_targets(plan.trials[0].config) == ({"target": 0.0},) * 3
+    assert plan.trials[0].stages == plan.trials[1].stages
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schedule__sparsity": 1.2}, r"`schedule.sparsity` \(=1.2\) must lie in \[0, 1\)"),
+        ({"schedule__sparsity": float("nan")}, r"`schedule.sparsity` \(=nan\)"),
+        ({"schedule__sparsity": None}, "neither given"),
+        ({"schedule__amount": 0.2}, "both given"),
+        ({"schedule__sparsity": None, "schedule__amount": -1}, "must not be negative"),
+        ({"schedule__sparsity": None, "schedule__amount": 1.5}, r"must lie in \[0, 1\] when it is a float"),
+        ({"schedule__sparsity": None, "schedule__amount": True}, "must be a number"),
+        ({"schedule__rounds": 0}, r"`schedule.rounds` \(=0\) must be at least 1"),
+        ({"schedule__kind": "quintic"}, "must be one of one_shot, geometric, linear, cubic"),
+        ({"seed": -1}, r"`seed` \(=-1\) must be at least 0"),
+        ({"model": {"_target_": "no_such.Net"}}, r"`model._target_` \(=no_such.Net\) is not on the Python path"),
+        ({"model": {}}, "must name what to build"),
+        ({"method__scope": "galaxy"}, "must be one of layer, global"),
+        ({"train__epochs": -1}, r"`train.epochs` \(=-1\)"),
+        ({"cluster__cpus_per_trial": 0.0}, "must be above 0"),
+        ({"store__keep": "some"}, "must be one of needed, all"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_argument_value_rule_and_remedy(
+    config: Callable[..., Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_plan(jobs(config(**change)))
+
+
+def test_every_wrong_trial_is_named_at_once(config: Callable[..., Any]) -> None:
+    bad = [config(schedule__sparsity=1.2), config(), config(schedule__rounds=0)]
+    with pytest.raises(ConfigError) as caught:
+        make_plan([*jobs(*bad), Job(("method=foo",), error="there is no method foo")])
+
+    text = str(caught.value)
+    assert "3 of 4 trial(s) cannot be planned" in text
+    assert all(part in text for part in ("1.2", "rounds", "there is no method foo", "seed=0", "seed=2", "method=foo"))
+    assert "seed=1" not in text
+
+
+def test_a_count_is_held_to_the_layers(config: Callable[..., Any]) -> None:
+    asked: list[Any] = []
+
+    def sizes(found: Mapping[str, Any]) -> Mapping[str, int]:
+        asked.append(found)
+        return {"conv.weight": 144, "head.weight": 640}
+
+    def of(amount: int, rounds: int) -> dict[str, Any]:
+        return config(schedule__sparsity=None, schedule__amount=amount, schedule__rounds=rounds)
+
+    make_plan(jobs(of(72, 2), of(144, 1)), sizes=sizes)
+    assert len(asked) == 1, "one network is built once, however many trials prune it"
+    with pytest.raises(
+        ConfigError, match=r"`schedule.amount` \(=73\) over 2 round\(s\) takes 146.*conv.weight has 144"
+    ):
+        make_plan(jobs(of(73, 2)), sizes=sizes)
+
+
+def test_an_empty_sweep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="empty"):
+        make_plan([])
+
+
+def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]) -> None:
+    overrides = [("train.epochs=3", "method=l1", f"schedule.sparsity={s}", "seed=0") for s in (0.5, 0.9)]
+    plan = make_plan([Job(each, config()) for each in [*overrides, overrides[0]]])
+
+    assert [trial.name for trial in plan.trials] == ["sparsity=0.5", "sparsity=0.9", "sparsity=0.5 #2"]
+
+
+def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
+    made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
+    start = time.perf_counter()
+    plan = make_plan(jobs(*made))
+
+    assert len(plan.trials) == 1000
+    assert time.perf_counter() - start < 1.0
