@@ -1,0 +1,124 @@
+"""Prune one round, and hold what came of it to the laws: counts from targets, and the audit of the masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from hydra.utils import get_class
+from torch import Tensor
+
+import pruning
+from orchestrator.models import Prunable
+from orchestrator.records import OrchestratorError
+from pruning import BasePruningMethod
+from pruning.masks import MaskSet
+
+RESERVED = ("name", "_target_", "scope")
+"""Keys of a method's configuration that are not arguments of its class."""
+
+
+class LawBroken(OrchestratorError):
+    """A trial whose result must not be reported: what was asked for is not what came out."""
+
+
+def prune_round(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:
+    """Apply a round's method to the chosen parameters, so that each ends at the round's target.
+
+    With target sparsity s, a tensor of n entries of which z are masked loses round(s n) - z more; structured methods
+    count channels, and global ones all entries together. A raw amount goes to the method as it is.
+    """
+    config = fields["method"]
+    method = _method(config)
+    options = {key: value for key, value in config.items() if key not in RESERVED}
+    common: dict[str, Any] = {"generator": generator, "engine": "inplace", **options}
+    if config.get("scope", "layer") == "global":
+        amount = _global_amount(chosen, fields)
+        pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
+        return
+    for parameter in chosen:
+        if issubclass(method, pruning.Identity):
+            method.apply(parameter.module, parameter.parameter, engine="inplace")
+        else:
+            amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
+            method.apply(parameter.module, parameter.parameter, amount=amount, **common)
+
+
+def hold_laws(
+    chosen: Sequence[Prunable],
+    fields: Mapping[str, Any],
+    parent: MaskSet,
+    masks: MaskSet,
+    weights: Mapping[str, Tensor],
+) -> tuple[str, ...]:
+    """Raise `LawBroken` unless masks are nested, pruned weights zero, and achieved equals requested; name dead tensors.
+
+    The achieved sparsity may differ from the target by what rounding to whole entries (or channels) allows: half of one
+    in every tensor that is ranked by itself.
+    """
+    if len(parent) and not masks.nested_in(parent):
+        raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
+    for name, mask in masks.items():
+        if torch.count_nonzero(weights[name][~mask.cpu()]):
+            raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
+    target = fields.get("target")
+    if target is not None:
+        slack = _slack(chosen, fields)
+        pruned, total = masks.sparsity() * _entries(chosen), _entries(chosen)
+        if abs(pruned - target * total) > slack + 1e-6 * total:
+            raise LawBroken(
+                f"achieved sparsity {masks.sparsity():.6f} is not the requested {target:.6f} "
+                f"(off by {abs(pruned - target * total):.0f} of {total} entries, where rounding allows {slack:.0f}): "
+                f"`method._target_` (={fields['method']['_target_']}) must prune as many entries as it is told."
+            )
+    return tuple(name for name, mask in masks.items() if not bool(mask.any()))
+
+
+def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
+    method = get_class(config["_target_"])
+    if not issubclass(method, BasePruningMethod):
+        raise OrchestratorError(
+            f"`method._target_` (={config['_target_']}) must be a pruning.BasePruningMethod; derive it from that class."
+        )
+    return method
+
+
+def _amount(parameter: Prunable, fields: Mapping[str, Any], *, structured: bool) -> Any:
+    if "amount" in fields:
+        return fields["amount"]
+    mask = _mask(parameter)
+    if structured:
+        dim = int(fields["method"].get("dim", 0))
+        others = [d for d in range(mask.dim()) if d != dim % mask.dim()]
+        size, alive = mask.shape[dim], int((mask != 0).sum(others).count_nonzero())
+    else:
+        size, alive = mask.numel(), int(mask.count_nonzero())
+    return max(0, round(fields["target"] * size) - (size - alive))
+
+
+def _global_amount(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> Any:
+    if "amount" in fields:
+        return fields["amount"]
+    alive = sum(int(_mask(parameter).count_nonzero()) for parameter in chosen)
+    return max(0, round(fields["target"] * _entries(chosen)) - (_entries(chosen) - alive))
+
+
+def _slack(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> float:
+    config = fields["method"]
+    if config.get("scope", "layer") == "global":
+        return 0.5
+    if _method(config).PRUNING_TYPE != "structured":
+        return 0.5 * len(chosen)
+    dim = int(config.get("dim", 0))
+    return sum(0.5 * _mask(parameter).numel() / _mask(parameter).shape[dim] for parameter in chosen)
+
+
+def _entries(chosen: Sequence[Prunable]) -> int:
+    return sum(_mask(parameter).numel() for parameter in chosen)
+
+
+def _mask(parameter: Prunable) -> Tensor:
+    """The parameter's mask, all ones where it has never been pruned."""
+    mask = getattr(parameter.module, f"{parameter.parameter}_mask", None)
+    return mask if isinstance(mask, Tensor) else torch.ones_like(getattr(parameter.module, parameter.parameter))
