@@ -1,0 +1,60 @@
+"""`python -m orchestrator`: compose with Hydra, hand over, and say every mistake in a sentence.
+
+Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from orchestrator import config as schema
+from orchestrator.records import OrchestratorError
+
+CONF = next(
+    folder for folder in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if folder.is_dir()
+)
+"""The packaged configuration: inside the wheel, or beside the package in a checkout."""
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+def _compose(config: DictConfig) -> None:
+    """Take one composed trial: Hydra calls this where there are no axes; the launcher plugin takes all others."""
+    from orchestrator.launch import run_single
+
+    try:
+        run_single(config)
+    except OrchestratorError as error:  # Hydra would print its own story of what a job raises
+        sys.exit(_say(str(error), error.exit_status))
+
+
+def main() -> None:
+    """Run the command line."""
+    schema.register()
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        _compose()
+    except OrchestratorError as error:
+        sys.exit(_say(str(error), error.exit_status))
+    except (HydraException, OmegaConfBaseException) as error:
+        from orchestrator.compose import explain
+
+        sys.exit(_say(explain(error, CONF), 2))
+
+
+def _say(text: str, status: int) -> int:
+    print(text, file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Hydra job overrides -> plain trial configurations, composing once for each set of group choices.
+
+Composing takes Hydra some 50 ms a job. The jobs of a sweep mostly differ in plain values, and those are set, and so
+validated, on one composed configuration: about 0.3 ms a job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestrator.plan import Job
+
+
+@dataclass
+class _Base:
+    """One composed configuration: the typed tree values are set on, its plain form, and where it interpolates."""
+
+    tree: DictConfig
+    plain: Mapping[str, Any]
+    interpolations: tuple[str, ...]
+
+
+def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Job]:
+    """Yield a `Job` for each list of overrides; one that Hydra refuses carries Hydra's sentence."""
+    bases: dict[tuple[tuple[str, ...], tuple[str, ...]], _Base] = {}
+    groups = frozenset(loader.list_groups(""))
+    for overrides in jobs:
+        try:
+            parsed = [parse(override) for override in overrides]
+            values = [o for o in parsed if _sets_plain_value(o, groups)]
+            fixed = tuple(str(o.input_line) for o in parsed if not _sets_plain_value(o, groups))
+            shape = (fixed, tuple(str(o.key_or_group) for o in values))
+            if shape not in bases:
+                bases[shape] = _compose(loader, master, list(overrides))
+            config = _set(bases[shape], values)
+        except (HydraException, OmegaConfBaseException) as error:
+            yield Job(tuple(overrides), error=sentence(error))
+        else:
+            yield Job(tuple(overrides), config=config)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return the resolved plain data of a composed configuration without its hydra node."""
+    tree = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    found = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def sentence(error: BaseException) -> str:
+    """Return what Hydra and OmegaConf say of a refused configuration, without their traces."""
+    said = [str(error).strip()]
+    if error.__cause__ is not None:
+        said.append(str(error.__cause__).strip().split("\n")[0])
+    return " ".join(line.strip() for text in said for line in text.splitlines() if line.strip())
+
+
+@lru_cache(maxsize=65536)
+def parse(override: str) -> Override:
+    """Parse one override; equal texts are parsed once."""
+    return OverridesParser.create().parse_override(override)
+
+
+def _sets_plain_value(override: Override, groups: frozenset[str]) -> bool:
+    return (
+        override.type == OverrideType.CHANGE
+        and override.package is None
+        and override.key_or_group not in groups
+        and "/" not in override.key_or_group
+        and not override.is_hydra_override()
+        and not isinstance(override.value(), dict)
+    )
+
+
+def _compose(loader: ConfigLoader, master: DictConfig, overrides: list[str]) -> _Base:
+    config = loader.load_sweep_config(master, overrides)
+    with open_dict(config):
+        config.hydra.job.id, config.hydra.job.num = "0", 0
+    holder = HydraConfig.instance()
+    previous = holder.cfg
+    holder.set_config(config)  # `${hydra:...}` resolves here or nowhere: workers have no Hydra
+    try:
+        values = plain(config)
+    finally:
+        holder.cfg = previous
+    return _Base(config, values, tuple(_interpolated(config)))
+
+
+def _interpolated(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, config):
+        if not prefix and key == "hydra":
+            continue
+        path = f"{prefix}{key}"
+        if OmegaConf.is_interpolation(config, key):
+            yield path
+        elif isinstance(node := config._get_node(key), DictConfig) and not node._is_none():
+            yield from _interpolated(node, f"{path}.")
+
+
+def _set(base: _Base, overrides: Sequence[Override]) -> Mapping[str, Any]:
+    ConfigLoaderImpl._apply_overrides_to_config(list(overrides), base.tree)
+    result: dict[str, Any] = dict(base.plain)
+    for path in [str(o.key_or_group) for o in overrides] + list(base.interpolations):
+        value = OmegaConf.select(base.tree, path)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        node = result
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            node[parent] = dict(node[parent])
+            node = node[parent]
+        node[leaf] = value
+    return result
+
+
+def explain(error: BaseException, conf: Path) -> str:
+    """Return a sentence for a refused command line; for a key that does not exist, the keys that do."""
+    text = sentence(error)
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown is None:
+        return text
+    key = unknown.group(1)
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        known = list(_leaves(compose("config")))
+    return f"`{key}` is not a key of the configuration; {_suggestion(key, known)}"
+
+
+def _suggestion(key: str, known: Sequence[str]) -> str:
+    group, _, leaf = key.rpartition(".")
+    siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    close = same_leaf or get_close_matches(key, known, n=3, cutoff=0.7)
+    parts = []
+    if close:
+        parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
+    if siblings:
+        parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
+    elif not close:
+        parts.append(f"its top-level keys are {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}.")
+    return " ".join(parts) + f" To add a key of your own, write +{key}=..."
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, config):
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and len(node):
+            yield from _leaves(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

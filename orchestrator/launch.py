@@ -1,0 +1,76 @@
+"""From Hydra to a sweep and back: jobs in, one `JobReturn` each out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import DictConfig, OmegaConf
+
+from orchestrator.compose import compose_jobs, plain
+from orchestrator.config import ConfigError
+from orchestrator.plan import Job
+from orchestrator.sweep import Outcome, SweepIncomplete, run
+
+
+def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
+    """Run the jobs of a multirun as one sweep; return each job's objective, or its failure.
+
+    A job of a dry run returns nan.
+    """
+    jobs = list(compose_jobs(loader, master, overrides))
+    outcome = run(jobs, preset=_preset(master))
+    failure = outcome.incomplete()
+    return [_returned(job, outcome, index, failure) for index, job in enumerate(jobs)]
+
+
+def run_single(config: DictConfig) -> None:
+    """Run the one trial that Hydra composed where there are no axes; raise if it did not finish."""
+    hydra = HydraConfig.get()
+    job = Job(tuple(hydra.overrides.task), plain(config))
+    failure = run([job], preset=_preset(OmegaConf.create({"hydra": hydra}))).incomplete()
+    if failure is not None:
+        raise failure
+
+
+def raise_for(results: Sequence[JobReturn]) -> None:
+    """Raise the failure of a sweep in which a trial did not finish."""
+    for result in results:
+        if isinstance(result._return_value, SweepIncomplete):
+            raise result._return_value
+
+
+def refuse_empty_axes(overrides: Sequence[Override]) -> None:
+    """Raise `ConfigError` for an axis without values: Hydra would silently run nothing."""
+    for override in overrides:
+        if override.is_sweep_override() and override.is_discrete_sweep() and not any(override.sweep_iterator()):
+            raise ConfigError(_empty(override))
+
+
+def _empty(override: Override) -> str:
+    value = override.value()
+    text = str(override.input_line)
+    rule = "a range that ends where it begins has no value" if isinstance(value, RangeSweep) else "it has no value"
+    remedy = "start,stop with stop above start, as in seed=range(3)" if isinstance(value, RangeSweep) else "some values"
+    if isinstance(value, ChoiceSweep):
+        rule = "it has no choice"
+    return f"`{override.key_or_group}` (={text.partition('=')[2]}) is an empty axis: {rule}; pass {remedy}."
+
+
+def _preset(master: DictConfig) -> str | None:
+    choice = OmegaConf.select(master, "hydra.runtime.choices.sweep", default=None)
+    return None if choice is None else str(choice)
+
+
+def _returned(job: Job, outcome: Outcome, index: int, failure: SweepIncomplete | None) -> JobReturn:
+    result = JobReturn(overrides=list(job.overrides), cfg=OmegaConf.create(dict(job.config or {})))
+    if outcome.ran and not outcome.complete(index):
+        result.status, result.return_value = JobStatus.FAILED, failure
+    else:
+        result.status = JobStatus.COMPLETED
+        result.return_value = outcome.objective(index) if outcome.ran else math.nan
+    return result

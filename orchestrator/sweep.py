@@ -1,0 +1,191 @@
+"""The flow of a sweep: plan, run what is not yet in the store, track, compare, report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from orchestrator import retention
+from orchestrator.cluster import Cluster
+from orchestrator.compare import compare
+from orchestrator.config import ConfigError
+from orchestrator.execute import RayExecutor, make_executor
+from orchestrator.inline import InlineExecutor
+from orchestrator.interrupts import EXIT_INTERRUPTED, cancelling
+from orchestrator.plan import Job, make_plan
+from orchestrator.preview import preview
+from orchestrator.progress import Progress
+from orchestrator.records import (
+    OrchestratorError,
+    Plan,
+    StageEvent,
+    StageRecord,
+    SweepInfo,
+    Tracker,
+    canonical_json,
+    digest,
+)
+from orchestrator.redact import redact
+from orchestrator.saved import manifest
+from orchestrator.store import Store
+from orchestrator.tables import print_comparison
+from orchestrator.tracking import MemoryTracker, MlflowTracker
+from orchestrator.tracking_uri import resolve_uri, ui_hint
+
+Status = Literal["finished", "failed", "killed"]
+SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")
+"""Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
+
+
+class SweepIncomplete(OrchestratorError):
+    """Some trials did not finish; what did is in the store, and the same command runs the rest."""
+
+
+@dataclass
+class Outcome:
+    """What a sweep came to: its plan, every record that is durable, and how each failed stage failed."""
+
+    plan: Plan
+    records: dict[str, StageRecord]
+    failures: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    ran: bool = True
+
+    @property
+    def status(self) -> Status:
+        """`killed` where it was interrupted, `failed` where a trial is incomplete."""
+        if self.interrupted:
+            return "killed"
+        return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
+
+    def complete(self, trial: int) -> bool:
+        """Whether every stage of the trial is durable."""
+        return all(key in self.records for key in self.plan.trials[trial].stages)
+
+    def objective(self, trial: int) -> float:
+        """Return the metric of the trial's last round that its configuration names as `objective`."""
+        spec = self.plan.trials[trial]
+        return float(self.records[spec.stages[-1]].after[str(spec.config["objective"])])
+
+    def incomplete(self) -> SweepIncomplete | None:
+        """Return the error that says which trials are missing and why, or None."""
+        missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
+        if not self.ran or not missing:
+            return None
+        verb = "interrupted" if self.interrupted else "failed"
+        lines = [f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}"]
+        lines += [f"  {text}" for text in list(dict.fromkeys(self.failures.values()))[:5]]
+        lines.append("What finished is kept: the same command runs the rest.")
+        error = SweepIncomplete("\n".join(lines))
+        error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1
+        return error
+
+
+def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
+    """Plan `jobs` and run them as one sweep: what the store holds already is not run again.
+
+    Raises:
+        ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
+    """
+    plan = make_plan(jobs, sizes=_sizes)
+    config = _sweep_wide(plan)
+    info = _info(plan, config, preset)
+    store = Store(config["store"]["uri"], keep=config["store"]["keep"])
+    if config["dry_run"]:
+        print(preview(info.name, plan, store.resumable(plan)))
+        return Outcome(plan, {}, ran=False)
+    return _run(plan, info, store, config)
+
+
+def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
+    console = Console()
+    tracker = _tracker(config["tracking"], store)  # MLflow comes up in a thread while Ray starts
+    records = store.resumable(plan)
+    outcome = Outcome(plan, dict(records))
+    todo = plan.without(set(records))
+    store.save_sweep(
+        info.name, manifest(info, plan)
+    )  # before it runs: the store keeps what a saved sweep needs to go on
+    with ExitStack() as stack:
+        executor = _executor(config["cluster"], store, info.name) if todo.stages else None
+        progress = stack.enter_context(Progress(plan, records, console=console))
+        progress.opening(info.name, _places(config, store, info.name))
+        if executor is not None:
+            stack.enter_context(executor)
+        tracker.start(info, plan, records)
+        if executor is not None:
+            interrupt = stack.enter_context(cancelling(executor.cancel))
+            for event in executor.run(todo):
+                _take(outcome, event)
+                tracker.record(event)
+                progress.event(event)
+            outcome.interrupted = interrupt.requested
+    store.save_sweep(info.name, manifest(info, plan, outcome.failures))
+    retention.prune(store)
+    comparison = compare(plan, outcome.records, outcome.failures)
+    print_comparison(comparison, console)
+    tracker.finish(outcome.status, {})
+    progress.closing(_places(config, store, info.name))
+    return outcome
+
+
+def _executor(cluster: Mapping[str, Any], store: Store, name: str) -> RayExecutor | InlineExecutor:
+    return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs")
+
+
+def _tracker(tracking: Mapping[str, Any], store: Store) -> Tracker:
+    if tracking["kind"] == "none":
+        return MemoryTracker()
+    return MlflowTracker(store.read, uri=tracking["uri"], experiment=tracking["experiment"])
+
+
+def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
+    """Where everything is, to be shown when the sweep opens and closes."""
+    places = {"store": redact(store.uri), "logs": str(Path("outputs") / name / "logs")}
+    if config["tracking"]["kind"] == "mlflow":
+        places["MLflow"] = ui_hint(resolve_uri(config["tracking"]["uri"]))
+    return places
+
+
+def _take(outcome: Outcome, event: StageEvent) -> None:
+    if event.record is not None:
+        outcome.records[event.key] = event.record
+    if event.kind == "failed" and event.failure is not None:
+        outcome.failures[event.key] = event.failure.message
+
+
+def _sweep_wide(plan: Plan) -> Mapping[str, Any]:
+    """Return the configuration that all trials share; refuse one that differs between them."""
+    first = plan.trials[0].config
+    for part in SWEEP_WIDE:
+        if any(trial.config[part] != first[part] for trial in plan.trials):
+            raise ConfigError(
+                f"`{part}` differs between trials, and a sweep has one: take it out of the axes and set it for all."
+            )
+    return first
+
+
+def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInfo:
+    """Name the sweep after its preset and its content: the same trials are the same sweep, whenever they are run."""
+    name = config["name"] or preset or ("trial" if len(plan.trials) == 1 else "sweep")
+    content = digest(canonical_json([trial.stages for trial in plan.trials]))
+    command = shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])
+    return SweepInfo(f"{name}-{content[:8]}", config, command)
+
+
+def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return the entries of each tensor that a trial prunes, by building its network: imports torch."""
+    from orchestrator import data, models
+
+    shape, classes = data.describe(config["data"])
+    model = models.build(config["model"], input_shape=shape, classes=classes, seed=0)
+    return {
+        each.name: each.module.get_parameter(each.parameter).numel() for each in models.prunable(model, config["prune"])
+    }

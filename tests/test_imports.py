@@ -1,0 +1,85 @@
+"""Imports run one way: the laws of the design, held on the source text."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("pruning", "orchestrator", "hydra_plugins")
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in OURS
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+WORKER = "orchestrator.trial"
+"""The module a Ray worker runs; whatever it reaches, a worker imports."""
+
+
+def imports(module: str, *, top_level: bool = False) -> Iterator[str]:
+    """Yield every module that `module` imports; with `top_level`, only on being imported itself."""
+    tree = ast.parse(FILES[module].read_text())
+    for node in _executed(tree) if top_level else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and any(guard in ast.unparse(node.test) for guard in ("TYPE_CHECKING", "__name__")):
+            continue
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _executed(node)
+
+
+def reached(module: str) -> set[str]:
+    """Return our modules that importing `module` imports, itself among them."""
+    found, pending = set(), [module]
+    while pending:
+        name = pending.pop()
+        if name in FILES and name not in found:
+            found.add(name)
+            pending.extend(imports(name, top_level=True))
+    return found
+
+
+@pytest.mark.parametrize(("package", "only"), [("ray", "orchestrator.execute"), ("mlflow", "orchestrator.tracking")])
+def test_each_heavy_service_has_one_door(package: str, only: str) -> None:
+    users = {module for module in FILES for name in imports(module) if name.split(".")[0] == package}
+
+    assert users == {only}
+
+
+def test_the_engine_stands_on_torch_and_numpy_alone() -> None:
+    for module in FILES:
+        if module.startswith("pruning"):
+            tops = {name.split(".")[0] for name in imports(module, top_level=True)}
+            assert tops <= {"torch", "numpy", "pruning", *sys.stdlib_module_names}, module
+            assert "orchestrator" not in {name.split(".")[0] for name in imports(module)}, module
+
+
+def test_the_nouns_are_standard_library_only() -> None:
+    tops = {name.split(".")[0] for name in imports("orchestrator.records")}
+
+    assert tops <= set(sys.stdlib_module_names)
+
+
+def test_a_worker_reaches_neither_the_driver_nor_its_views() -> None:
+    drivers = ("tracking", "compare", "plots", "report", "progress", "plan", "config", "compose", "sweep", "execute")
+
+    assert not {f"orchestrator.{name}" for name in drivers} & reached(WORKER)
+
+
+def test_imports_have_no_cycle() -> None:
+    graph = {module: {name for name in imports(module, top_level=True) if name in FILES} - {module} for module in FILES}
+
+    assert list(TopologicalSorter(graph).static_order())
