@@ -13,7 +13,9 @@ _SECRET_NAME = re.compile(
     r"|(?:api|access|account|private)[_-]?key)(?:$|[^a-z])|(?:password|secret|token)$",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^\s/?#:@]*)(?P<secret>:[^\s/?#]*)?@", re.IGNORECASE)
+_USERINFO = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}://)(?P<user>[^\s/?#:@]*)(?P<secret>:[^\s/?#]*)?@", re.IGNORECASE
+)
 _QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?]+)=(?P<value>[^\s&;#]*)")
 
 

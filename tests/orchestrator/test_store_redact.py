@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from orchestrator.redact import is_secret, redact, redact_tree
@@ -60,6 +62,13 @@ def test_secret_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["tokenizer", "max_tokens", "key", "author", "keep", "passes", "mask_keys", "design"])
 def test_names_that_are_no_secrets(name: str) -> None:
     assert not is_secret(name)
+
+
+def test_long_text_is_no_burden() -> None:
+    text = "a" * 200_000 + "://" + "b" * 200_000 + "?" + "c" * 200_000
+    start = time.perf_counter()
+    assert redact(text) == text
+    assert time.perf_counter() - start < 2
 
 
 def test_a_config_keeps_its_shape() -> None:
