@@ -92,10 +92,10 @@ class Leases:
         return None
 
     def release(self, key: str) -> None:
-        """Give a lease back; one that was lost or never held is left alone."""
+        """Give a lease back; one that was never held, or may be another's by now, is left alone."""
         with self._lock:
             path = self._held.pop(key, None)
-        if path is not None and self._named(path) == self.owner:
+        if path is not None and not self._buried(self.owner):
             self._backend.remove(path)
 
     def beat(self) -> None:

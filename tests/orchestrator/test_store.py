@@ -117,7 +117,9 @@ def test_the_record_of_another_stage_is_refused(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
     store.commit(record_of(key_of(1)), FILES)
     store.backend.write(f"stages/{KEY}/record.json", store.backend.read(f"stages/{key_of(1)}/record.json"))
+    assert store.finished([KEY]) == {}
     assert list(store.finished([KEY, key_of(1)])) == [key_of(1)]
+    assert len(store.backend.names("quarantine")) == 1
 
 
 @pytest.mark.parametrize("version", [0, 2, "1"])

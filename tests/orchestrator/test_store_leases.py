@@ -136,6 +136,19 @@ def test_a_driver_taken_for_dead_goes_on_without_its_leases(store: Store, caplog
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_a_driver_that_does_not_know_yet_gives_nothing_away(store: Store) -> None:
+    clock = Clock()
+    sleeper = driver(store, "sleeper", clock)
+    assert sleeper.acquire(KEY)
+    clock.now += 61
+    other = driver(store, "other", clock)
+    assert other.acquire(KEY)
+    sleeper.release(KEY)
+    assert not driver(store, "third", clock).acquire(KEY)
+    assert other.holder(KEY) == other.owner
+
+
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
 def test_a_dead_driver_whose_clock_was_ahead_gives_way_too(store: Store) -> None:
     clock, ahead = Clock(), Clock(1e9 + 1e6)
