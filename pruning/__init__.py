@@ -20,6 +20,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pruning.across_modules import global_structured as global_structured
+    from pruning.across_modules import global_unstructured as global_unstructured
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
@@ -57,6 +59,8 @@ _HOMES = {
     "count_to_prune": "amount",
     "custom_from_mask": "functional",
     "enforce_masks": "engines",
+    "global_structured": "across_modules",
+    "global_unstructured": "across_modules",
     "identity": "functional",
     "is_pruned": "functional",
     "l1_unstructured": "functional",

@@ -34,31 +34,31 @@ def validate_amount(amount: object) -> None:
         raise ValueError(f"`amount` (={amount!r}) must lie in [0, 1] when it is a float; pass an int to prune a count.")
 
 
-def check_amount_fits(amount: Amount, size: int) -> None:
-    """Raise `ValueError` when an int `amount` exceeds `size`, the number of units that can still be pruned."""
-    if isinstance(amount, Integral) and int(amount) > size:
+def check_amount_fits(amount: Amount, tensor_size: int) -> None:
+    """Raise `ValueError` when an int `amount` exceeds `tensor_size`, the number of units that can still be pruned."""
+    if isinstance(amount, Integral) and int(amount) > tensor_size:
         raise ValueError(
-            f"`amount` (={amount!r}) must not exceed the {size} units that can still be pruned; "
+            f"`amount` (={amount!r}) must not exceed the {tensor_size} units that can still be pruned; "
             "pass a smaller int, or a float in [0, 1] to prune a fraction."
         )
 
 
-def count_to_prune(amount: Amount, size: int) -> int:
+def count_to_prune(amount: Amount, tensor_size: int) -> int:
     """Return the number of units that `amount` stands for.
 
         count = amount                   if it is an int
-        count = round(amount * size)     if it is a float, half to even
+        count = round(amount * tensor_size)     if it is a float, half to even
 
     Args:
         amount: fraction of the currently unpruned units, or their number.
-        size: the number of currently unpruned units.
+        tensor_size: the number of currently unpruned units.
     """
     if isinstance(amount, Integral):
         return int(amount)
-    return round(cast(float, amount) * size)
+    return round(cast(float, amount) * tensor_size)
 
 
-def resolve_amount(amount: Amount, size: int) -> int:
-    """Return `count_to_prune(amount, size)`; raise `ValueError` when there are not so many units."""
-    check_amount_fits(amount, size)
-    return count_to_prune(amount, size)
+def resolve_amount(amount: Amount, tensor_size: int) -> int:
+    """Return `count_to_prune(amount, tensor_size)`; raise `ValueError` when there are not so many units."""
+    check_amount_fits(amount, tensor_size)
+    return count_to_prune(amount, tensor_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeGuard
 
@@ -144,9 +144,13 @@ class BuiltinMethod(BasePruningMethod):
     READS_PRUNED: ClassVar[bool] = False
     """Whether scores of pruned entries matter, so that they must be masked first."""
 
-    @abstractmethod
     def prune_(self, mask: Tensor, scores: Tensor) -> None:
         """Set to 0, in place, what is pruned next of the entries still nonzero in `mask`; raise before writing."""
+        self.prune_across_([mask], [scores])
+
+    def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
+        """As `prune_`, with the entries of all tensors ranked as one: an unstructured method defines this one."""
+        raise NotImplementedError(f"{type(self).__name__} does not prune across tensors.")
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
         """Return `default_mask` without what this method prunes of `t`, every entry of `t` being eligible."""

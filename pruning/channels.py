@@ -35,7 +35,7 @@ def other_dims(t: Tensor, dim: int) -> list[int]:
 
 def alive_channels(mask: Tensor, dim: int) -> Tensor:
     """Return a bool for each channel along `dim`: whether any of its entries is unpruned."""
-    return mask.amax(other_dims(mask, dim)) != 0
+    return (mask.real if mask.is_complex() else mask).amax(other_dims(mask, dim)) != 0
 
 
 def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
@@ -49,11 +49,9 @@ def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
         ValueError: `n` is none of these, or 'nuc' for a tensor of other than 3 dimensions.
     """
     values = t.detach()
-    if not (values.is_floating_point() or values.is_complex()):
-        values = values.float()
-    elif values.dtype in (torch.float16, torch.bfloat16):
+    if values.dtype in (torch.float16, torch.bfloat16) or not (values.is_floating_point() or values.is_complex()):
         values = values.float()  # a sum of squares overflows in half precision
-    dims = other_dims(t, dim)
+    dims = other_dims(t, check_dim(t, dim))
     if n == "nuc":
         if len(dims) != 2:
             raise ValueError(f"`n` (='nuc') needs channels that are matrices, not of {len(dims)} dimensions; use n=2.")

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import copy
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,10 @@ from torch import Tensor, nn
 from pruning.attention import LiveOutProj
 
 EngineName: TypeAlias = Literal["reparam", "inplace"]
+
+# The backward of a threshold selects, 0 where mask <= 0 and else the tensor: one pass, as fast as a product, NaN-safe.
+_select = torch.ops.aten.threshold_backward.default
+_select_into = torch.ops.aten.threshold_backward.grad_input
 
 
 def orig_name(name: str) -> str:
@@ -45,18 +50,18 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
         return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
     if is_capturing():
         return tensor.masked_fill(mask == 0, 0)
-    # The backward of a threshold selects: 0 where mask <= 0, else tensor. One pass, as fast as a product.
-    return cast(Tensor, torch.ops.aten.threshold_backward(tensor, mask, 0))
+    return cast(Tensor, _select(tensor, mask, 0))
 
 
-@torch.no_grad()
 def mask_(tensor: Tensor, mask: Tensor) -> None:
-    """Set `tensor` to exactly 0, in place, where `mask` is 0."""
-    mask = mask.to(tensor.dtype)
-    if tensor.is_complex():
-        tensor.masked_fill_(mask == 0, 0)
+    """Set `tensor` to exactly 0, in place, where `mask` is 0; its version changes, its history does not."""
+    values = tensor.detach()  # cheaper than `no_grad`: this runs in every training step
+    if mask.dtype != values.dtype:
+        mask = mask.to(values.dtype)
+    if values.is_complex():
+        values.masked_fill_(mask == 0, 0)
     else:
-        torch.ops.aten.threshold_backward.grad_input(tensor, mask, 0, grad_input=tensor)
+        _select_into(values, mask, 0, grad_input=values)
 
 
 def is_capturing() -> bool:
@@ -76,75 +81,110 @@ def publish(module: nn.Module, name: str, value: Tensor) -> None:
         setattr(module, name, value)
 
 
-class Reparam:
-    """A fresh masked tensor for each forward."""
+def stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    """Return the parameter `name_orig` and the buffer `name_mask`."""
+    try:
+        return cast(Tensor, module._parameters[name + "_orig"]), cast(Tensor, module._buffers[name + "_mask"])
+    except KeyError:  # a replica of `nn.DataParallel` holds them as plain attributes
+        return getattr(module, orig_name(name)), getattr(module, mask_name(name))
 
-    label: EngineName = "reparam"
+
+class Engine(ABC):
+    """How one parameter of one module is held; the module's hook calls it."""
+
+    label: ClassVar[EngineName]
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._module: weakref.ref[nn.Module] | None = weakref.ref(module)
-        self._name = name
+        self.name = name
 
+    @abstractmethod
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
         """Return the first value of the parameter under `mask`."""
-        return masked(orig, mask)
 
+    @abstractmethod
     def read(self, module: nn.Module) -> Tensor:
         """Return the current value of the parameter."""
-        return masked(*_stored(module, self._name))
+
+    @abstractmethod
+    def enforce(self, module: nn.Module) -> None:
+        """Do what is due after an optimizer's step."""
+
+    @abstractmethod
+    def finish(self, orig: Tensor, mask: Tensor) -> None:
+        """Make the pruned value that of `orig`."""
 
     def refresh(self, module: nn.Module) -> None:
         """Do what is due before a forward."""
-        publish(module, self._name, self.read(module))
-
-    def enforce(self, module: nn.Module) -> None:
-        """Do what is due after an optimizer's step: nothing, since no forward reads `name_orig` itself."""
-
-    def finish(self, orig: Tensor, mask: Tensor) -> None:
-        """Make the pruned value that of `orig`; tensors that share its old storage keep theirs."""
-        orig.data = masked(orig.detach(), mask)
+        value = self.read(module)
+        if module.__dict__.get(self.name) is not value:
+            publish(module, self.name, value)
+        if self._module is None and not is_capturing():  # the engine was unpickled
+            self._module = weakref.ref(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_module": None, "_name": self._name}
+        return {**vars(self), "_module": None}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Reparam:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
         # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        vars(copied).update({key: copy.deepcopy(value, memo) for key, value in self.__getstate__().items()})
         module = self._module() if self._module is not None else None
-        if module is None or id(module) not in memo:
-            copied = copy.copy(self)
-        else:
-            copied = Reparam(memo[id(module)], self._name)
-            value = module.__dict__.get(self._name)
+        if module is not None and id(module) in memo:
+            copied._module = weakref.ref(memo[id(module)])
+            value = module.__dict__.get(self.name)
             if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
-                memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in _stored(module, self._name)))
+                memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in stored(module, self.name)))
         return copied
 
 
-class InPlace:
+class Reparam(Engine):
+    """A fresh masked tensor for each forward."""
+
+    label = "reparam"
+
+    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+        """Return the masked tensor."""
+        return masked(orig, mask)
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Return a new masked tensor."""
+        return masked(*stored(module, self.name))
+
+    def enforce(self, module: nn.Module) -> None:
+        """Do nothing: no forward reads `name_orig` itself."""
+
+    def finish(self, orig: Tensor, mask: Tensor) -> None:
+        """Give `orig` new storage with its zeros; tensors that share the old one keep their values."""
+        orig.data = masked(orig.detach(), mask)
+
+
+class InPlace(Engine):
     """Zeros kept in `name_orig` itself."""
 
-    label: EngineName = "inplace"
+    label = "inplace"
 
-    def __init__(self, module: nn.Module, name: str) -> None:  # noqa: ARG002 - one signature for both engines
-        self._name = name
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module, name)
         self._owned: Tensor | None = None  # may be written; any other is a caller's (functional_call)
         self._seen: tuple[int, ...] = ()
 
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
-        """Return the first value of the parameter, its zeros in place, and own it from now on."""
+        """Zero the pruned entries of `orig`, own it from now on, and return it."""
         self._owned = orig
         mask_(orig, mask)
         self._seen = _fingerprint(orig, mask)
         return orig
 
     def read(self, module: nn.Module) -> Tensor:
-        """Return the current value of the parameter, masked again if it has changed."""
-        orig, mask = _stored(module, self._name)
-        if orig is not self._owned or is_capturing() or orig.is_inference() or mask.is_inference():
+        """Return the parameter, masked again if it has changed; if it must not be written, a masked copy."""
+        orig, mask = stored(module, self.name)
+        if orig is not self._owned or is_capturing():
             return masked(orig, mask)
         current = _fingerprint(orig, mask)
-        if current != self._seen:
+        if current != self._seen or not current:
             # A mask that was only rewritten with its old values (DDP does so before each forward) must not touch
             # `orig`, which an unfinished backward may need.
             if current[:2] != self._seen[:2] or not torch.equal(masked(orig.detach(), mask), orig.detach()):
@@ -152,34 +192,26 @@ class InPlace:
             self._seen = _fingerprint(orig, mask)
         return orig
 
-    def refresh(self, module: nn.Module) -> None:
-        """Do what is due before a forward."""
-        value = self.read(module)
-        if module.__dict__.get(self._name) is not value:
-            publish(module, self._name, value)
-
     def enforce(self, module: nn.Module) -> None:
-        """Do what is due after an optimizer's step; a parameter put in place of the old one is taken over."""
-        publish(module, self._name, self.start(*_stored(module, self._name)))
+        """Zero the pruned entries, also those of a parameter put in place of the old one, which is taken over."""
+        publish(module, self.name, self.start(*stored(module, self.name)))
 
     def finish(self, orig: Tensor, mask: Tensor) -> None:
-        """Make the pruned value that of `orig`, in its own storage."""
+        """Zero the pruned entries in the parameter's own storage."""
         mask_(orig, mask)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_name": self._name, "_owned": self._owned, "_seen": ()}  # versions start anew in a copy
-
-
-def _stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
-    return getattr(module, orig_name(name)), getattr(module, mask_name(name))
+        return {**super().__getstate__(), "_seen": ()}  # versions start anew in a copy
 
 
 def _fingerprint(orig: Tensor, mask: Tensor) -> tuple[int, ...]:
+    """Return what changes when either is written or replaced; nothing for tensors made in inference mode."""
+    if orig.is_inference() or mask.is_inference():
+        return ()
     return orig._version, orig.data_ptr(), mask._version, mask.data_ptr()
 
 
-Engine: TypeAlias = Reparam | InPlace
-ENGINES: dict[str, type[Reparam] | type[InPlace]] = {"reparam": Reparam, "inplace": InPlace}
+ENGINES: dict[str, type[Engine]] = {"reparam": Reparam, "inplace": InPlace}
 
 
 def check_engine(engine: str | None) -> None:
@@ -192,8 +224,8 @@ def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             engine = getattr(hook, "_engine", None)
-            if isinstance(engine, Reparam | InPlace):
-                yield module, engine._name, engine
+            if isinstance(engine, Engine):
+                yield module, engine.name, engine
 
 
 def enforce_masks(model: nn.Module) -> None:
@@ -209,6 +241,6 @@ def enforce_masks(model: nn.Module) -> None:
 def mask_gradients(model: nn.Module) -> None:
     """Set the gradients of pruned entries to zero, as `reparam` has them: call it before clipping them by norm."""
     for module, name, _ in _held(model):
-        orig, mask = _stored(module, name)
+        orig, mask = stored(module, name)
         if orig.grad is not None:
             mask_(orig.grad, mask)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pruning.attention import make_live, make_plain
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
 from pruning.container import appended, prune_survivors
-from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, masked, orig_name, publish
+from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, masked, orig_name, publish, stored
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Target:
         check_engine(engine)
         key = hook_key(module, name)
         if key is not None:
-            orig, mask = getattr(module, orig_name(name)), getattr(module, mask_name(name))
-            return cls(module, name, orig, mask, key, engine)
+            orig, mask = stored(module, name)
+            return cls(module, name, cast(nn.Parameter, orig), mask, key, engine)
         parameter = module._parameters.get(name)
         if parameter is None:
             raise AttributeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.base import BasePruningMethod, BuiltinMethod
 from pruning.engines import EngineName
-from pruning.selection import prune_random_, prune_smallest_
+from pruning.selection import prune_random_across_, prune_smallest_across_
 
 
 class Identity(BuiltinMethod):
@@ -19,8 +20,8 @@ class Identity(BuiltinMethod):
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:
-        """Leave `mask` alone."""
+    def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
+        """Leave `masks` alone."""
 
 
 class RandomUnstructured(BuiltinMethod):
@@ -41,10 +42,10 @@ class RandomUnstructured(BuiltinMethod):
         validate_amount(amount)
         self.amount = amount
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002
-        """Set to 0 a random subset of the nonzero entries of `mask`; `scores` are ignored."""
-        if count := resolve_amount(self.amount, int(torch.count_nonzero(mask))):
-            prune_random_(mask, count, generator=self.generator)
+    def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:  # noqa: ARG002
+        """Set to 0 a random subset of the nonzero entries of all `masks`; `scores` are ignored."""
+        if count := resolve_amount(self.amount, count_unpruned(masks)):
+            prune_random_across_(masks, count, generator=self.generator)
 
 
 class L1Unstructured(BuiltinMethod):
@@ -69,10 +70,10 @@ class L1Unstructured(BuiltinMethod):
         validate_amount(amount)
         self.amount = amount
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:
-        """Set to 0 the nonzero entries of `mask` with the smallest |scores|."""
-        if count := resolve_amount(self.amount, int(torch.count_nonzero(mask))):
-            prune_smallest_(mask, scores, count, magnitude=True)
+    def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
+        """Set to 0 the nonzero entries of all `masks` with the smallest |scores|."""
+        if count := resolve_amount(self.amount, count_unpruned(masks)):
+            prune_smallest_across_(masks, scores, count, magnitude=True)
 
     @classmethod
     def apply(  # type: ignore[override]  # torch takes the scores by position too
@@ -123,6 +124,11 @@ class CustomFromMask(BuiltinMethod):
     def forget(self) -> None:
         """Let go of the mask: the module's own contains it."""
         self.mask = None
+
+
+def count_unpruned(masks: Sequence[Tensor]) -> int:
+    """Return the number of nonzero entries of all `masks`."""
+    return sum(int(torch.count_nonzero(mask)) for mask in masks)
 
 
 torch_prune.Identity.register(Identity)

@@ -1,0 +1,230 @@
+"""Prune the parameters of many modules at once, ranked as one: single entries, or whole channels.
+
+Everything is checked and computed before the first module is changed. A parameter named twice counts once; a parameter
+that several modules share (tied weights) counts once too, and they share one mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruning.amount import Amount, resolve_amount
+from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
+from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured
+from pruning.engines import EngineName, masked
+from pruning.selection import prune_random_across_, prune_smallest_across_
+from pruning.structured import LnStructured, RandomStructured, drop_channels
+from pruning.target import Target
+from pruning.unstructured import CustomFromMask
+
+Scores = Mapping[tuple[nn.Module, str], Tensor]
+
+
+def global_unstructured(
+    parameters: Iterable[tuple[nn.Module, str]],
+    pruning_method: type[BasePruningMethod],
+    importance_scores: Scores | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+    **kwargs: Any,
+) -> None:
+    """Prune entries of all `parameters` by one ranking.
+
+    Args:
+        parameters: pairs (module, name of its parameter).
+        pruning_method: a class with `PRUNING_TYPE = 'unstructured'`. One with its own `compute_mask` gets the 1-D
+            tensor of all unpruned scores.
+        importance_scores: (module, name) -> scores of the parameter's shape; a parameter left out is scored by itself.
+        generator: source of random draws; None is torch's default generator.
+        engine: "reparam" or "inplace"; None keeps the one in use, at first "reparam".
+        kwargs: of `pruning_method`; `amount` is a fraction of all unpruned entries (float), or their number (int).
+
+    Raises:
+        TypeError: `parameters` is no iterable, `importance_scores` no mapping, or the method not 'unstructured'.
+        AttributeError: a module has no such parameter.
+        ValueError: scores of another shape, with NaN, or for a parameter that is not pruned; an amount that is too big.
+    """
+    method = pruning_method(**kwargs)
+    if method.PRUNING_TYPE != "unstructured":
+        raise TypeError(
+            f"`pruning_method` (={pruning_method.__name__}) must have the PRUNING_TYPE 'unstructured', not "
+            f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
+        )
+    shared = _gather(parameters, importance_scores, engine)
+    masks, scores = [each.writable_mask() for each in shared], [each.entry_scores() for each in shared]
+    try:
+        with drawing_from(method, generator):
+            if is_builtin(method):
+                method.prune_across_(masks, scores)
+            else:
+                masks = _custom_masks(method, masks, scores)
+    except ValueError as error:
+        raise _with_name_of_nan(error, shared, masks, scores) from error
+    for each, mask in zip(shared, masks, strict=True):
+        each.commit(mask)
+
+
+def global_structured(
+    parameters: Iterable[tuple[nn.Module, str]],
+    pruning_method: type[LnStructured] | type[RandomStructured] = LnStructured,
+    importance_scores: Scores | None = None,
+    *,
+    amount: Amount,
+    n: Norm = 2,
+    dim: int = 0,
+    generator: torch.Generator | None = None,
+    engine: EngineName | None = None,
+) -> None:
+    """Prune whole channels of all `parameters` by one ranking of norms, each normalised by the channel's size.
+
+        score_c = (mean_i |w_ci|^n)^(1/n)        max and min of |w_ci| for n = inf and -inf
+
+    so that a channel of many small weights does not outrank one of few large ones. Nothing keeps a module from losing
+    all its channels.
+
+    Args:
+        parameters: pairs (module, name of its parameter), each of 2 dimensions or more.
+        pruning_method: `LnStructured`, or `RandomStructured` to draw the channels uniformly.
+        importance_scores: (module, name) -> scores of the parameter's shape to take the norms of.
+        amount: fraction of all channels that are not all pruned (float), or their number (int).
+        n: the order of the norm: a number, inf, -inf or 'fro'.
+        dim: the dimension whose slices are the channels.
+        generator: source of random draws; None is torch's default generator.
+        engine: "reparam" or "inplace"; None keeps the one in use, at first "reparam".
+
+    Raises:
+        TypeError: `pruning_method` is another class; and as `global_unstructured`.
+        IndexError: a parameter has no dimension `dim`.
+        ValueError: a parameter has fewer than 2 dimensions; `n` is 'nuc'; and as `global_unstructured`.
+    """
+    if not issubclass(pruning_method, LnStructured | RandomStructured):
+        raise TypeError(f"`pruning_method` (={pruning_method!r}) must be LnStructured or RandomStructured.")
+    if n == "nuc":
+        raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
+    LnStructured(amount, n, dim)  # refuses what it cannot use
+    shared = _gather(parameters, importance_scores, engine)
+    for each in shared:
+        check_structured(each.first.orig)
+    masks = [each.writable_mask() for each in shared]
+    alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
+    kept = [channels.clone() for channels in alive]
+    if count := resolve_amount(amount, sum(int(torch.count_nonzero(channels)) for channels in alive)):
+        if issubclass(pruning_method, RandomStructured):
+            prune_random_across_(kept, count, generator=generator)
+        else:
+            norms = [
+                normalised_norms(each.channel_scores(mask), n, dim) for each, mask in zip(shared, masks, strict=True)
+            ]
+            try:
+                prune_smallest_across_(kept, norms, count)
+            except ValueError as error:
+                raise _with_name_of_nan(error, shared, kept, norms) from error
+    for each, mask, before, after in zip(shared, masks, alive, kept, strict=True):
+        drop_channels(mask, before & ~after, check_dim(mask, dim))
+        each.commit(mask)
+
+
+def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
+    """Return the power mean of order `n` of each channel's magnitudes: shape (t.shape[dim],), float32 or wider."""
+    size = t.numel() // max(t.shape[dim], 1)
+    order = 2.0 if isinstance(n, str) else float(n)
+    scale = 1.0 if math.isinf(order) else float(size) if order == 0 else size ** (1 / order)
+    return channel_norms(t, n, check_dim(t, dim)) / scale
+
+
+@dataclass
+class _Shared:
+    """One parameter, wherever it stands: the targets that hold it, and the scores given for it."""
+
+    targets: list[Target]
+    given: Tensor | None
+
+    @property
+    def first(self) -> Target:
+        return self.targets[0]
+
+    @property
+    def label(self) -> str:
+        return self.first.label
+
+    def writable_mask(self) -> Tensor:
+        """Return a mask to prune further in place: what every module that holds the parameter still keeps."""
+        masks = {id(target.mask): target.mask for target in self.targets if target.mask is not None}
+        if len(masks) < 2 and self.first.mask is not None:
+            return self.first.writable_mask()
+        combined = torch.ones_like(self.first.orig.detach())
+        for mask in masks.values():
+            combined.mul_(mask)
+        return combined
+
+    def entry_scores(self) -> Tensor:
+        return (self.first.orig if self.given is None else self.given).detach()
+
+    def channel_scores(self, mask: Tensor) -> Tensor:
+        return masked(self.first.orig.detach(), mask) if self.given is None else self.given.detach()
+
+    def commit(self, mask: Tensor) -> None:
+        for target in self.targets:
+            method = CustomFromMask(mask)
+            method._tensor_name = target.name
+            target.commit(method, mask)
+
+
+def _gather(
+    parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None, engine: EngineName | None
+) -> list[_Shared]:
+    """Look at all parameters and scores, and check them, before anything is changed."""
+    if not isinstance(parameters, Iterable):
+        raise TypeError(f"`parameters` (={parameters!r}) must be an iterable of pairs (module, name).")
+    given = {} if importance_scores is None else importance_scores
+    if not isinstance(given, Mapping):
+        raise TypeError("`importance_scores` must map (module, name) to a tensor of scores.")
+    pairs = list(dict.fromkeys((module, name) for module, name in parameters))
+    if unknown := [f"{type(module).__name__}.{name}" for module, name in given if (module, name) not in pairs]:
+        raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
+    shared: dict[int, _Shared] = {}
+    for module, name in pairs:
+        target = Target.of(module, name, engine)
+        scores = given.get((module, name))
+        if scores is not None:
+            check_same_shape(scores, target.orig, target.label)
+        each = shared.setdefault(id(target.orig), _Shared([], scores))
+        each.targets.append(target)
+        each.given = scores if each.given is None else each.given
+    return list(shared.values())
+
+
+def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> list[Tensor]:
+    """Let `method` see all unpruned scores as one 1-D tensor, and cut its mask up again."""
+    alive = [mask != 0 for mask in masks]
+    ranked = torch.cat([score[kept] for score, kept in zip(scores, alive, strict=True)])
+    computed = method.compute_mask(ranked, default_mask=torch.ones_like(ranked)).detach()
+    if computed.shape != ranked.shape or not torch.logical_or(computed == 0, computed == 1).all():
+        raise ValueError(
+            f"{type(method).__name__} must compute a mask of zeros and ones of shape {tuple(ranked.shape)}."
+        )
+    parts = torch.split(computed, [int(torch.count_nonzero(kept)) for kept in alive])
+    # New tensors, not slices of `computed`, which would keep it whole.
+    return [
+        torch.zeros_like(mask).masked_scatter_(kept, part.to(mask))
+        for mask, kept, part in zip(masks, alive, parts, strict=True)
+    ]
+
+
+def _with_name_of_nan(
+    error: ValueError, shared: Sequence[_Shared], masks: Sequence[Tensor], scores: Sequence[Tensor]
+) -> ValueError:
+    """Return `error`, naming the tensors whose scores are NaN, if that is why."""
+    labels = [
+        each.label
+        for each, mask, score in zip(shared, masks, scores, strict=True)
+        if bool(score[mask != 0].isnan().any())
+    ]
+    return ValueError(f"Pruning {', '.join(labels)}: {error}") if labels else error
