@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -103,6 +104,7 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, plac
 
 def _point(samples: Sequence[tuple[Row, Row]]) -> Point:
     """Summarise rows, each with the row of its own dense network."""
+    samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
     accuracy = {row.stage: row.test_accuracy for row in rows}
     reference = {row.stage: dense.test_accuracy for row, dense in samples}
@@ -119,7 +121,8 @@ def _point(samples: Sequence[tuple[Row, Row]]) -> Point:
         final=any(row.final for row in rows),
         requested_sparsity=first.requested_sparsity,
         sparsity=mean([row.sparsity for row in rows]),
-        seeds=tuple(sorted(row.seed for row in rows)),
+        seeds=tuple(row.seed for row in rows),
+        stages=tuple(row.stage for row in rows),
         accuracy=pruned,
         val_accuracy=estimate([row.val_accuracy for row in rows]),
         val_accuracy_before=estimate(befores),
@@ -187,3 +190,14 @@ def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
         unshared_steps=sum(record.steps * uses[key] for key, record in known.items()),
         unshared_seconds=sum(record.seconds * uses[key] for key, record in known.items()),
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rebuild or merge comparisons from the store; return the exit status."""
+    from orchestrator.rebuild import compare_command
+
+    return compare_command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

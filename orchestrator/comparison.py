@@ -68,6 +68,8 @@ class Point:
     requested_sparsity: float | None
     sparsity: float
     seeds: tuple[int, ...]
+    stages: tuple[str, ...]
+    """Key of each seed's stage, in the order of `seeds`."""
     accuracy: Estimate | None
     """Test accuracy of the model selected on validation."""
     val_accuracy: Estimate | None
@@ -143,10 +145,9 @@ class Comparison:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: every row, point and failure."""
+        """Return plain data: every point, trial, failure and cost; the rows are better read as CSV."""
         shown = {id(point) for point in self.operating_points}
         return {
-            "rows": [dict(vars(row)) for row in self.rows],
             "dense": [asdict(point) for point in self.dense],
             "points": [asdict(point) | {"operating": id(point) in shown} for point in self.points],
             "trials": dict(self.trials),

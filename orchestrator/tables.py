@@ -52,6 +52,13 @@ def spread(found: Estimate | None) -> str:
     return percent(found.mean) + ("" if found.std is None else f" ± {percent(found.std)}")
 
 
+def interval(found: Estimate | None) -> str:
+    """The ends of the interval of the mean, in percent."""
+    if found is None or found.low is None or found.high is None:
+        return ""
+    return f"{percent(found.low)} – {percent(found.high)}"
+
+
 def difference(found: Estimate | None) -> str:
     """Mean difference with its interval, in percentage points."""
     if found is None:
@@ -113,8 +120,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (
-            f"Training took {cost.steps:,} steps and {cost.seconds:,.1f} s of work; without shared stages it would have "
-            f"been {cost.unshared_steps:,} steps and {cost.unshared_seconds:,.1f} s."
+            f"Training took {cost.steps:,} steps and {cost.seconds:,.1f} s of work; without shared stages it would "
+            f"have taken {cost.unshared_steps:,} steps and {cost.unshared_seconds:,.1f} s."
         )
     yield from failure_notes(comparison)
 
@@ -158,7 +165,7 @@ def _flat(point: Point) -> dict[str, Any]:
         if name in ("accuracy", "val_accuracy", "val_accuracy_before", "difference"):
             for part in ("mean", "std", "low", "high"):
                 flat[f"{name}_{part}"] = None if value is None else value[part]
-        else:
+        elif name != "stages":
             flat[name] = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return flat
 

@@ -1,0 +1,189 @@
+"""What each figure of a comparison shows, as plain data. Pure; `orchestrator.plots` draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from orchestrator.comparison import Comparison, Point
+from orchestrator.records import Plan, StageRecord
+from orchestrator.statistics import Estimate
+
+Panel = tuple[str, str]
+"""Model and data set."""
+
+HEAT_ROWS, CURVES, MASKS = 40, 6, 24
+"""At most so many operating points in a heat map, curves in a plot, masks in an overlap matrix: more cannot be read."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a plot; `low` and `high` bound its band and are None where there is no interval."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines in one pair of axes, and the dense network as a horizontal line with its band."""
+
+    title: str
+    series: tuple[Series, ...]
+    reference: Estimate | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A grid of values in [0, 1]; None where there is no value."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
+    """Test accuracy against compression: one line a method, the 95% interval over seeds as its band."""
+    return _plots(comparison, lambda point: point.compression)
+
+
+def cost(comparison: Comparison) -> tuple[Plot, ...]:
+    """Test accuracy against the optimizer steps spent on a network, from its initialisation on."""
+    return _plots(comparison, lambda point: point.total_steps)
+
+
+def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
+    """Validation accuracy against sparsity, before and after fine-tuning: two lines a method."""
+    plots = []
+    for panel in comparison.panels:
+        series: list[Series] = []
+        for label, points in lines_of(comparison, panel).items():
+            before = [(point.sparsity, point.val_accuracy_before) for point in points]
+            after = [(point.sparsity, point.val_accuracy) for point in points]
+            for when, found in (("before", before), ("after", after)):
+                known = [(x, estimate.mean) for x, estimate in found if estimate is not None]
+                if known:
+                    series.append(Series(f"{label}, {when}", tuple(x for x, _ in known), tuple(y for _, y in known)))
+        plots.append(Plot(_title(panel), tuple(series)))
+    return tuple(plots)
+
+
+def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Plot, ...]:
+    """Validation accuracy along the training of each line's sparsest point, over all its stages, mean over seeds."""
+    plots = []
+    for panel in comparison.panels:
+        series = []
+        for label, points in list(lines_of(comparison, panel).items())[:CURVES]:
+            point = max(points, key=lambda point: point.sparsity)
+            steps, means = _mean_curve([dict(_curve(plan, records, key)) for key in point.stages])
+            series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means))
+        plots.append(Plot(_title(panel), tuple(series)))
+    return tuple(plots)
+
+
+def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Matrix, ...]:
+    """Sparsity of each tensor at each operating point, mean over seeds."""
+    matrices = []
+    for panel in comparison.panels:
+        points = [point for found in lines_of(comparison, panel).values() for point in found]
+        shown = points[:: -(-len(points) // HEAT_ROWS) or 1]
+        tensors = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
+        columns = tuple(dict.fromkeys(name for seeds in tensors for each in seeds for name in each))
+        rows = tuple(f"{point.line} {point.sparsity:.1%}" for point in shown)
+        values = tuple(tuple(_mean(each.get(name) for each in seeds) for name in columns) for seeds in tensors)
+        matrices.append(Matrix(_title(panel), rows, columns, values))
+    return tuple(matrices)
+
+
+def overlapping(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, str]]:
+    """Return the sparsity at which most masks of a panel can be compared, and these: label -> stage key.
+
+    Of levels with equally many the sparsest is taken.
+    """
+    levels: dict[float, dict[str, str]] = {}
+    for label, points in lines_of(comparison, panel).items():
+        for point in points:
+            for seed, key in zip(point.seeds, point.stages, strict=True):
+                levels.setdefault(round(point.sparsity, 2), {})[f"{label}, seed {seed}"] = key
+    if not levels:
+        return 0.0, {}
+    level = max(levels, key=lambda sparsity: (min(len(levels[sparsity]), MASKS), sparsity))
+    return level, dict(list(levels[level].items())[:MASKS])
+
+
+def overlap(comparison: Comparison, iou: Callable[[str, str], float]) -> tuple[Matrix, ...]:
+    """Intersection over union of what is kept, for each pair of masks; `iou(stage key, stage key)` finds it."""
+    matrices = []
+    for panel in comparison.panels:
+        level, chosen = overlapping(comparison, panel)
+        labels, keys = tuple(chosen), tuple(chosen.values())
+        found = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
+        values = tuple(tuple(found.get((a, b), found.get((b, a))) for b in keys) for a in keys)
+        chance = (1 - level) / (1 + level)
+        title = f"{_title(panel)}, {level:.0%} sparse; by chance {chance:.2f}"
+        matrices.append(Matrix(title, labels, labels, values))
+    return tuple(matrices)
+
+
+def lines_of(comparison: Comparison, panel: Panel) -> dict[str, list[Point]]:
+    """Return the operating points of each line of a panel, by sparsity."""
+    lines: dict[str, list[Point]] = {}
+    for point in comparison.operating_points:
+        if (point.model, point.data) == panel:
+            lines.setdefault(point.line, []).append(point)
+    return lines
+
+
+def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, ...]:
+    plots = []
+    for panel in comparison.panels:
+        series = []
+        for label, points in lines_of(comparison, panel).items():
+            known = sorted(((x(p), p.accuracy) for p in points if p.accuracy is not None), key=lambda pair: pair[0])
+            series.append(
+                Series(
+                    label,
+                    tuple(position for position, _ in known),
+                    tuple(estimate.mean for _, estimate in known),
+                    tuple(estimate.low for _, estimate in known),
+                    tuple(estimate.high for _, estimate in known),
+                )
+            )
+        dense = [point.accuracy for point in comparison.dense if (point.model, point.data) == panel]
+        plots.append(Plot(_title(panel), tuple(series), dense[0] if len(dense) == 1 else None))
+    return tuple(plots)
+
+
+def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator[tuple[int, float]]:
+    """Yield (step over the whole chain, validation accuracy) of the chain that ends in `key`."""
+    chain: list[StageRecord] = []
+    following: str | None = key
+    while following is not None:
+        chain.insert(0, records[following])
+        following = plan.stages[following].parent
+    offset = 0
+    for record in chain:
+        for point in record.curve:
+            if "val/accuracy" in point.metrics:
+                yield offset + point.step, point.metrics["val/accuracy"]
+        offset += record.steps
+
+
+def _mean_curve(found: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Average curves over the steps that all of them have."""
+    steps = sorted(set.intersection(*(set(curve) for curve in found))) if found else []
+    return tuple(map(float, steps)), tuple(fmean(curve[step] for curve in found) for step in steps)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _title(panel: Panel) -> str:
+    return f"{panel[0]} on {panel[1]}"

@@ -1,0 +1,194 @@
+"""Draw the figures of a comparison with matplotlib, without pyplot and its global state; equal data, equal SVG.
+
+Lines differ in colour (Okabe and Ito's palette, safe for the colour-blind), marker and dash, so that they can be told
+apart in grey as well; matrices use cividis, whose lightness grows with the value.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.figures import Matrix, Plot, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "svg.hashsalt": "pruning-orchestrator",
+    "svg.fonttype": "path",
+}
+WIDTH, HEIGHT = 5.2, 3.8
+"""Inches of one pair of axes."""
+
+
+def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
+    """Return what `draw` draws as `{"svg": ..., "png": ...}`."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with mpl.rc_context(STYLE):
+        figure = draw()
+        FigureCanvasAgg(figure)
+        files = {}
+        for kind, options in (("svg", {"metadata": {"Date": None, "Creator": None}}), ("png", {"dpi": 150})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
+            files[kind] = buffer.getvalue()
+        return files
+
+
+def tradeoff(plots: Sequence[Plot]) -> Figure:
+    """Accuracy against compression, on a logarithmic axis of base 2."""
+
+    def axes(target: Axes, plot: Plot) -> None:
+        _compression_axis(target, plot)
+        target.set_xlabel("compression (parameters, dense / remaining)")
+        target.set_ylabel("test accuracy (%)")
+        _reference(target, plot)
+
+    return _panels(plots, axes)
+
+
+def cost(plots: Sequence[Plot]) -> Figure:
+    """Accuracy against training steps, a mark for each operating point."""
+
+    def axes(target: Axes, plot: Plot) -> None:
+        target.set_xlabel("optimizer steps from initialisation")
+        target.set_ylabel("test accuracy (%)")
+        target.set_xlim(left=0, right=1.1 * max((x for series in plot.series for x in series.x), default=1.0))
+        _reference(target, plot)
+
+    return _panels(plots, axes, joined=False)
+
+
+def fine_tuning(plots: Sequence[Plot]) -> Figure:
+    """Accuracy before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
+
+    def axes(target: Axes, _: Plot) -> None:
+        target.set_xlabel("sparsity (% of prunable weights)")
+        target.set_ylabel("validation accuracy (%)")
+
+    return _panels(plots, axes, pairs=True, scale=100.0)
+
+
+def curves(plots: Sequence[Plot]) -> Figure:
+    """Training curves."""
+
+    def axes(target: Axes, _: Plot) -> None:
+        target.set_xlabel("optimizer steps from initialisation")
+        target.set_ylabel("validation accuracy (%)")
+
+    return _panels(plots, axes, markers=False)
+
+
+def matrices(found: Sequence[Matrix], label: str) -> Figure:
+    """Matrices, one above the other, each value written into its cell where there is room."""
+    from matplotlib.figure import Figure
+
+    shown = [matrix for matrix in found if matrix.rows and matrix.columns]
+    heights = [1.6 + 0.26 * len(matrix.rows) for matrix in shown] or [1.0]
+    width = 3.2 + 0.55 * max((len(matrix.columns) for matrix in shown), default=4)
+    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    for index, matrix in enumerate(shown):
+        axes = figure.add_subplot(len(shown), 1, index + 1)
+        image = _matrix(axes, matrix)
+        figure.colorbar(image, ax=axes, label=label, fraction=0.04, pad=0.02)
+    return figure
+
+
+def _panels(
+    plots: Sequence[Plot],
+    finish: Callable[[Axes, Plot], None],
+    *,
+    pairs: bool = False,
+    markers: bool = True,
+    joined: bool = True,
+    scale: float = 1.0,
+) -> Figure:
+    from matplotlib.figure import Figure
+
+    columns = min(3, max(1, len(plots)))
+    rows = math.ceil(len(plots) / columns) or 1
+    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
+    for index, plot in enumerate(plots):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for position, series in enumerate(plot.series):
+            line = position // 2 if pairs else position
+            dash = ("--", "-")[position % 2] if pairs else DASHES[line % len(DASHES)] if joined else "none"
+            _line(axes, series, line, dash, markers, scale)
+        finish(axes, plot)
+        axes.set_title(plot.title)
+        if plot.series:
+            axes.legend()
+    return figure
+
+
+def _line(axes: Axes, series: Series, index: int, dash: Any, marked: bool, scale: float) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    x = [scale * value for value in series.x]
+    axes.plot(
+        x,
+        [100 * value for value in series.y],
+        color=colour,
+        linestyle=dash,
+        marker=MARKERS[index % len(MARKERS)] if marked else None,
+        markersize=5,
+        label=series.label,
+    )
+    band = [
+        (position, 100 * low, 100 * high)
+        for position, low, high in zip(x, series.low, series.high, strict=False)
+        if low is not None and high is not None
+    ]
+    if band and dash != "none":
+        positions, lows, highs = zip(*band, strict=True)
+        axes.fill_between(positions, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def _reference(axes: Axes, plot: Plot) -> None:
+    if plot.reference is None:
+        return
+    axes.axhline(100 * plot.reference.mean, color="0.25", linewidth=1, label="dense")
+    if plot.reference.low is not None and plot.reference.high is not None:
+        axes.axhspan(100 * plot.reference.low, 100 * plot.reference.high, color="0.25", alpha=0.1, linewidth=0)
+
+
+def _compression_axis(axes: Axes, plot: Plot) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    largest = max((value for series in plot.series for value in series.x), default=1.0)
+    axes.set_xlim(0.9, max(2.0, largest) * 1.15)
+
+
+def _matrix(axes: Axes, matrix: Matrix) -> Any:
+    values = [[math.nan if value is None else value for value in row] for row in matrix.values]
+    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(matrix.columns)), matrix.columns, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(matrix.rows)), matrix.rows)
+    axes.grid(False)
+    axes.set_title(matrix.title)
+    if len(matrix.columns) <= 12:
+        for row, found in enumerate(matrix.values):
+            for column, value in enumerate(found):
+                if value is not None:
+                    ink = "black" if value > 0.55 else "white"
+                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=7)
+    return image
