@@ -1,0 +1,161 @@
+"""The report as one HTML page: tables, figures, audit, configuration; nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from orchestrator import tables
+from orchestrator.audit import Finding
+from orchestrator.comparison import Comparison, Point
+from orchestrator.records import Plan, SweepInfo
+from orchestrator.redact import redact, redact_tree
+from orchestrator.runs import as_yaml
+
+CAPTIONS = {
+    "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
+    "fine_tuning": "Validation accuracy before and after fine-tuning.",
+    "curves": "Validation accuracy along the training of each method's sparsest networks, mean over seeds.",
+    "cost": "Test accuracy against the cost of training.",
+    "layers": "Sparsity of each tensor, mean over seeds.",
+    "overlap": "Overlap of masks: entries that both keep / entries that either keeps.",
+}
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 2rem auto;
+  padding: 0 1.5rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; }
+p { margin: .4rem 0; } .quiet { color: #595959; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
+th { border-bottom: 2px solid #8c8c8c; font-weight: 600; vertical-align: bottom; }
+th:first-child, td:first-child, td.text, th.text { text-align: left; }
+td.text { white-space: normal; }
+tr.line td { border-top: 2px solid #c4c4c4; } tr.best td { font-weight: 700; }
+.pass::before { content: "✓ "; color: #00694d; } .fail::before { content: "✗ "; color: #a33c00; }
+.na::before { content: "– "; } .fail { font-weight: 600; }
+figure { margin: 1rem 0 2rem; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }
+summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
+@media print { details > * { display: block; } figure { break-inside: avoid; } }
+"""
+
+HEADINGS = (
+    ("method", "line of the plots"),
+    ("sparsity %", "achieved, of the prunable weights"),
+    ("seeds", ""),
+    ("test accuracy %", "mean ± standard deviation"),
+    ("95% interval", ""),
+    ("vs dense", "percentage points, paired by seed, with 95% interval"),
+    ("match", "mean within the 95% interval of dense, or above"),
+    ("before fine-tuning %", "validation accuracy"),
+    ("size", "parameters, dense / remaining"),
+    ("MACs", "multiply-accumulates, dense / remaining: a theoretical speed-up"),
+    ("steps", "optimizer steps from initialisation"),
+    ("own", "of these, steps that no other trial shares"),
+    ("seconds", "of work, from initialisation"),
+)
+
+
+def page(
+    info: SweepInfo, plan: Plan, comparison: Comparison, findings: Sequence[Finding], svgs: Mapping[str, bytes]
+) -> str:
+    """Return the whole page."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(info.name)}</title><style>{STYLE}</style></head><body>",
+            *_head(info, plan, comparison),
+            "<h2>Comparison</h2>",
+            *_tables(comparison),
+            *_figures(svgs),
+            "<h2>Audit</h2>",
+            *_audit(findings),
+            "<h2>How it was made</h2>",
+            *_details("Configuration", as_yaml(redact_tree(info.config)).decode()),
+            *_details("Environment", as_yaml(redact_tree(dict(info.environment))).decode()),
+            *_details(f"{len(plan.trials)} trials", "\n".join(trial.name for trial in plan.trials)),
+            "</body></html>",
+        ]
+    )
+
+
+def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
+    finished = sum(status == "finished" for status in comparison.trials.values())
+    yield f"<h1>{escape(info.name)}</h1>"
+    yield f'<p class="quiet">{finished} of {len(plan.trials)} trials finished, {len(plan.stages)} stages</p>'
+    yield f"<pre>{escape(redact(info.command))}</pre>"
+
+
+def _tables(comparison: Comparison) -> Iterator[str]:
+    for title, points in tables.sections(comparison):
+        yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
+        yield "".join(f'<th title="{escape(hint)}">{escape(name)}</th>' for name, hint in HEADINGS)
+        yield "</tr></thead><tbody>"
+        before = ""
+        for point in points:
+            classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(point, named=point.line != before))
+            yield f'<tr class="{" ".join(classes)}">{cells}</tr>'
+            before = point.line
+        yield "</tbody></table></div>"
+    yield from (f"<p>{escape(line)}</p>" for line in tables.notes(comparison))
+
+
+def _cells(point: Point, *, named: bool) -> tuple[str, ...]:
+    sparsity, accuracy, difference, match, size, macs, seeds = tables.cells(point)
+    return (
+        point.line if named else "",
+        sparsity,
+        seeds,
+        accuracy,
+        tables.interval(point.accuracy),
+        difference,
+        match,
+        tables.spread(point.val_accuracy_before) if point.val_accuracy_before else "",
+        size,
+        macs,
+        f"{point.total_steps:,.0f}",
+        f"{point.own_steps:,.0f}",
+        f"{point.total_seconds:,.1f}",
+    )
+
+
+def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:
+    if svgs:
+        yield "<h2>Figures</h2>"
+    for name, content in svgs.items():
+        caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>"
+        yield f'<figure id="{name}">{_inlined(content.decode(), name)}{caption}</figure>'
+
+
+def _inlined(svg: str, name: str) -> str:
+    """Return an SVG file as an element, its identifiers made unique within the page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    return svg.replace("url(#", f"url(#{name}-")
+
+
+def _audit(findings: Sequence[Finding]) -> Iterator[str]:
+    heads = "".join(f'<th class="text">{name}</th>' for name in ("rule", "verdict", "reason"))
+    yield f"<table><thead><tr>{heads}</tr></thead>"
+    for finding in findings:
+        kind = "na" if finding.verdict == "n/a" else finding.verdict
+        yield (
+            f'<tr><td class="text">{escape(finding.rule)}</td><td class="text {kind}">{finding.verdict}</td>'
+            f'<td class="text">{escape(finding.reason)}</td></tr>'
+        )
+    yield "</table>"
+    yield (
+        '<p class="quiet">After Blalock et al., What is the State of Neural Network Pruning?, arXiv 2003.03033. '
+        "Masked dense weights run no faster as they stand: speed-ups are theoretical.</p>"
+    )
+
+
+def _details(title: str, text: str) -> Iterator[str]:
+    yield f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

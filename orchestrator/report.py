@@ -1,0 +1,111 @@
+"""The report of a sweep, which goes to `comparison/` on its parent run: a page that needs no network, and the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+
+from orchestrator import figures, tables
+from orchestrator.audit import Finding, audit
+from orchestrator.comparison import Comparison
+from orchestrator.page import page
+from orchestrator.records import Plan, StageRecord, SweepInfo
+from orchestrator.runs import METRICS_FILE, NOTE_FILE
+
+FOLDER = "comparison"
+MASKS_FILE = "masks.npz"
+METRICS_SHOWN = 200
+"""At most so many summary metrics: a run with thousands of them is of no use in a table."""
+
+ReadFile = Callable[[str, str], bytes]
+
+
+def report(
+    info: SweepInfo,
+    plan: Plan,
+    records: Mapping[str, StageRecord],
+    comparison: Comparison,
+    read: ReadFile | None = None,
+) -> dict[str, bytes]:
+    """Return the files of a report, {path: content}; `read(stage key, file name)` fetches masks to be compared."""
+    findings = audit(plan, records, comparison)
+    drawn = draw(plan, records, comparison, read)
+    html = page(info, plan, comparison, findings, {name: kinds["svg"] for name, kinds in drawn.items()})
+    files = {
+        f"{FOLDER}/report.html": html.encode(),
+        f"{FOLDER}/trials.csv": tables.rows_csv(comparison),
+        f"{FOLDER}/summary.csv": tables.points_csv(comparison),
+        f"{FOLDER}/comparison.json": tables.as_json(comparison),
+        f"{FOLDER}/audit.json": json.dumps([asdict(f) for f in findings], indent=1, ensure_ascii=False).encode(),
+        METRICS_FILE: json.dumps(headline(comparison)).encode(),
+        NOTE_FILE: note(comparison, findings, tuple(drawn)).encode(),
+    }
+    for name, kinds in drawn.items():
+        for kind, content in kinds.items():
+            files[f"{FOLDER}/figures/{name}.{kind}"] = content
+    return files
+
+
+def draw(
+    plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
+) -> dict[str, dict[str, bytes]]:
+    """Return the figures there is something to show in: name -> {"svg": ..., "png": ...}."""
+    from orchestrator import plots
+
+    if not comparison.operating_points:
+        return {}
+    layers = figures.layer_sparsity(records, comparison)
+    drawn = {
+        "accuracy": plots.render(lambda: plots.tradeoff(figures.tradeoff(comparison))),
+        "fine_tuning": plots.render(lambda: plots.fine_tuning(figures.fine_tuning(comparison))),
+        "curves": plots.render(lambda: plots.curves(figures.curves(plan, records, comparison))),
+        "cost": plots.render(lambda: plots.cost(figures.cost(comparison))),
+        "layers": plots.render(lambda: plots.matrices(layers, "sparsity")),
+    }
+    if read is not None and any(len(figures.overlapping(comparison, panel)[1]) > 1 for panel in comparison.panels):
+        overlap = figures.overlap(comparison, _iou(read))
+        drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "intersection over union"))
+    return drawn
+
+
+def headline(comparison: Comparison) -> dict[str, float]:
+    """Return the figures by which sweeps can be sorted: accuracies, and what each line can do without loss."""
+    many = len(comparison.panels) > 1
+    found: dict[str, float] = {}
+    for point in (*comparison.dense, *comparison.operating_points):
+        if point.accuracy is not None:
+            place = f"{point.model}/{point.data}/{point.line}" if many else point.line
+            level = f"/{point.sparsity:.4f}" if point.round else ""
+            found[f"accuracy/{place}{level}"] = point.accuracy.mean
+    for (model, data, line), best in comparison.largest_matching.items():
+        place = f"{model}/{data}/{line}" if many else line
+        found[f"matching_sparsity/{place}"] = best.sparsity if best else 0.0
+        found[f"matching_compression/{place}"] = best.compression if best else 1.0
+    return dict(list(found.items())[:METRICS_SHOWN])
+
+
+def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str]) -> str:
+    """Return the parent run's description: links, then the table, in Markdown."""
+    links = [("report", "report.html"), ("summary", "summary.csv"), ("every round", "trials.csv")]
+    links += [(name, f"figures/{name}.png") for name in drawn]
+    lines = [" · ".join(f"[{name}]({FOLDER}/{path})" for name, path in links), ""]
+    failed = sum(finding.verdict == "fail" for finding in findings)
+    lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
+    for title, points in tables.sections(comparison):
+        lines += [f"**{title}**", "", "| method | " + " | ".join(tables.COLUMNS) + " |", "|---" * 8 + "|"]
+        lines += [f"| {point.line} | " + " | ".join(tables.cells(point)) + " |" for point in points[:30]]
+        lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
+    return "\n".join(lines)
+
+
+def _iou(read: ReadFile) -> Callable[[str, str], float]:
+    """Return how the masks of two stages are compared, each read once."""
+    from pruning.masks import MaskSet
+
+    @cache
+    def masks(key: str) -> MaskSet:
+        return MaskSet.from_bytes(read(key, MASKS_FILE))
+
+    return lambda a, b: masks(a).iou(masks(b))
