@@ -165,7 +165,7 @@ class SweepView:
         )
         content.tags[PLAN_TAG] = digest(canonical_json(self.ids))[:16]
         content.params["sweep"] = self.sweep.name
-        content.files["plan.json"] = as_json(plan_summary(self.plan))
+        content.files["plan.json"] = canonical_json(redact_tree(self.plan.to_json())).encode()
         content.files["config.yaml"] = as_yaml(redact_tree(self.sweep.config))
         content.files["environment.json"] = as_json(redact_tree(self.sweep.environment))
         return content
@@ -203,6 +203,7 @@ class SweepView:
         offset = 0
         for position, record in enumerate(chain):
             if position >= held:
+                content.files[f"records/round_{record.round}.json"] = as_json(redact_tree(record.to_json()))
                 content.points += [*round_points(record), *curve_points(record, offset)]
                 if record.kind == "round":
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
@@ -268,17 +269,6 @@ class SweepView:
             f"**{self.sweep.name}**: {len(self.plan.trials)} trials, {len(self.plan.stages)} stages.\n\n"
             f"Run it again, or resume it, with\n\n    {redact(self.sweep.command)}\n"
         )
-
-
-def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain data: each stage once, each trial as a chain of stage keys."""
-    return {
-        "stages": {key: redact_tree(spec.to_json()) for key, spec in plan.stages.items()},
-        "trials": [
-            {"name": trial.name, "overrides": list(trial.overrides), "stages": list(trial.stages)}
-            for trial in plan.trials
-        ],
-    }
 
 
 def failure_text(failure: Failure) -> str:

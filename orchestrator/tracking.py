@@ -21,6 +21,7 @@ from orchestrator.redact import redact
 from orchestrator.runs import (
     FAILURE_TAG,
     LOGGED_TAG,
+    NOTE_TAG,
     PLAN_TAG,
     SWEEP_TAG,
     TRIAL_TAG,
@@ -116,6 +117,11 @@ class MlflowTracker:
             warn=warn,
             name=f"MLflow at {redact(self.uri)}",
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether MLflow holds all that was recorded; known once `finish` has returned."""
+        return self._writer.complete
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view, with what is finished already."""
@@ -268,6 +274,9 @@ class _MlflowRuns:
 
         params = {key: value[:LONGEST_PARAM] for key, value in content.params.items() if key not in found.params}
         tags = {key: value[:LONGEST_TAG] for key, value in content.tags.items()}
+        if NOTE_TAG in tags:  # in the interface, links lead to this run's artifacts
+            artifacts = f"](#/experiments/{self._experiment}/runs/{found.run_id}/artifacts/comparison/"
+            tags[NOTE_TAG] = tags[NOTE_TAG].replace("](comparison/", artifacts)
         changed = [RunTag(key, value) for key, value in tags.items() if found.tags.get(key) != value]
         metrics = [Metric(point.key, point.value, point.time, point.step) for point in content.points]
         *param_batches, last_params = _batches([Param(key, value) for key, value in params.items()], PARAMS_PER_BATCH)

@@ -1,0 +1,17 @@
+"""`python -m orchestrator.sync [SWEEP ...]`: complete the MLflow view of sweeps from the store. Trains nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Complete the views; return the exit status."""
+    from orchestrator.rebuild import sync_command
+
+    return sync_command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
