@@ -219,11 +219,19 @@ class Tasks:
         self._running[generator] = Task(attempt)
 
     def receive(self, timeout: float) -> Iterator[tuple[Task, Place | StageRecord | Failure | None]]:
-        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended."""
+        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
+
+        A cancelled task gives no items any more, and its stream ends before it does.
+        """
         import ray
 
         if not self._running:
             time.sleep(timeout)
+            return
+        if self._cancelled:
+            ends = {generator.completed(): generator for generator in self._running}
+            for end in ray.wait(list(ends), num_returns=1, timeout=timeout)[0]:
+                yield self._running.pop(ends[end]), None
             return
         waiting = list(self._running)
         ready, _ = ray.wait(waiting, timeout=timeout)
@@ -312,14 +320,11 @@ def _nodes() -> list[Node]:
 
 def _connect(cluster: Cluster, work: Work | str) -> bool:
     """Connect to Ray unless this process is; return whether it did."""
-    address = cluster.address or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or "auto"
-    if address.startswith("ray://"):
-        raise ClusterError(
-            f"RAY_ADDRESS (={address}) must not be a Ray Client address; run the command on a node of the cluster with "
-            "cluster=auto, or submit it with `ray job submit`."
-        )
+    address, named = cluster.address or "local", "cluster.address"
+    if cluster.address in (None, "auto") and (elsewhere := os.environ.get("RAY_ADDRESS")):
+        address, named = elsewhere, "RAY_ADDRESS"
+    if address not in ("auto", "local"):
+        _reach(named, address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     own = address == "local"
     if own:
@@ -340,7 +345,7 @@ def _connect(cluster: Cluster, work: Work | str) -> bool:
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise ClusterError(_no_cluster(address, error)) from error
+            raise ClusterError(_no_cluster(named, address, error)) from error
     return True
 
 
@@ -349,11 +354,25 @@ def _modules(work: Work | str) -> list[str]:
     return [work.partition(":")[0]] if isinstance(work, str) else []
 
 
-def _no_cluster(address: str, error: Exception) -> str:
-    said = str(error).strip().splitlines()[0]
+def _no_cluster(named: str, address: str, error: Exception) -> str:
+    said = str(error).strip().splitlines()[0].rstrip(".")
     if address == "local":
-        return f"Ray could not be started on this machine: {said}"
+        return f"Ray could not be started on this machine: {said}."
     return (
-        f"`cluster.address` (={address}) names no Ray cluster that this machine can join: {said} Start one with "
-        "`ray start --head`, or pass cluster=local for one of the sweep's own."
+        f"`{named}` (={address}) names no Ray cluster that this machine can join ({said}); start one with `ray start "
+        "--head`, or pass cluster.address=local for one of the sweep's own."
     )
+
+
+def _reach(named: str, address: str) -> None:
+    """Raise `ClusterError` unless something listens there: Ray itself would try for many minutes."""
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"`{named}` (={address}) must not be a Ray Client address; run the command on a node of the cluster with "
+            "cluster=auto, or submit it with `ray job submit`."
+        )
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except (OSError, ValueError) as error:
+        raise ClusterError(_no_cluster(named, address, error)) from error

@@ -1,0 +1,137 @@
+"""A store in a directory, and work that does as its spec's `script` says: what executors are tested with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records import CurvePoint, Plan, StageRecord, StageSpec, TrialSpec
+from orchestrator.work import WorkOrder
+
+
+@dataclass(frozen=True)
+class DirectoryStore:
+    """Records as JSON files; `starts` counts how often the work began each stage."""
+
+    root: Path
+
+    def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
+        found = {key: self.root / key for key in keys}
+        return {
+            key: StageRecord.from_json(json.loads(path.read_text())) for key, path in found.items() if path.exists()
+        }
+
+    def read(self, key: str, name: str) -> bytes:
+        raise FileNotFoundError(name)
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        aside = self.root / f"{record.key}.{os.getpid()}"
+        aside.write_text(json.dumps(record.to_json()))
+        aside.replace(self.root / record.key)
+        return record
+
+    def count(self, key: str) -> int:
+        """Count one more start of a stage and return how often it has been started."""
+        with (self.root / f"{key}.starts").open("a") as file:
+            file.write("x")
+        return self.starts(key)
+
+    def starts(self, key: str) -> int:
+        path = self.root / f"{key}.starts"
+        return len(path.read_text()) if path.exists() else 0
+
+
+def run_script(order: WorkOrder) -> Iterator[StageRecord]:
+    """Do what each stage's `script` says, commit and yield its record."""
+    store = order.store
+    assert isinstance(store, DirectoryStore)
+    for spec in order.specs:
+        if spec.parent is not None:
+            assert store.finished([spec.parent]), "a stage must not begin before its parent is durable"
+        starts = store.count(spec.key)
+        script = spec.fields["script"]
+        print(f"stage {spec.fields['name']} attempt {order.attempt}", flush=True)
+        _obey(script, order, starts)
+        if order.cancelled():
+            return
+        stands = store.commit(record_of(spec, order), {})
+        if script.get("die_committed") and starts == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield stands
+
+
+def _obey(script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
+    end = time.monotonic() + script.get("sleep", 0.0)
+    while time.monotonic() < end and not order.cancelled():
+        time.sleep(0.005)
+    if script.get("hang"):
+        time.sleep(60)
+    if script.get("die") and starts <= script["die"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if script.get("lose") and starts <= script["lose"]:
+        raise ConnectionError("the store is away")
+    if script.get("exit"):
+        sys.exit(3)
+    if "fail" in script:
+        print("about to fail", file=sys.stderr, flush=True)
+        raise ValueError(script["fail"])
+
+
+def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
+    """A record whose every figure follows from the spec, odd floats included."""
+    value = int(spec.key[:8], 16) / 3.0
+    return StageRecord(
+        key=spec.key,
+        kind=spec.kind,
+        round=spec.round,
+        before={"val/loss": value},
+        after={"val/loss": value / 7.0, "val/accuracy": 0.1 + 0.2},
+        curve=tuple(CurvePoint(step, step / 3.0, 0.0, {"train/loss": value / (step + 1)}) for step in range(20)),
+        requested_sparsity=None,
+        sparsity=1 / 3,
+        tensor_sparsity={"layer.weight": 1 / 3},
+        tensor_sizes={"layer.weight": 300},
+        parameters=310,
+        macs=300,
+        macs_remaining=200.0,
+        weights_digest=spec.key,
+        mask_digest=spec.key,
+        steps=10,
+        best_step=7,
+        seconds=0.0,
+        started=0.0,
+        device=order.device,
+        attempt=order.attempt,
+        environment={"threads": str(order.threads), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")},
+        spec=spec.to_json(),
+    )
+
+
+def stage(name: str, parent: StageSpec | None = None, round_: int = 0, **script: Any) -> StageSpec:
+    """A stage that does as `script` says."""
+    fields: dict[str, Any] = {"name": name, "script": script}
+    if parent is None:
+        return StageSpec("dense", fields)
+    return StageSpec("round", {**fields, "round": round_ or parent.round + 1}, parent.key)
+
+
+def plan_of(*chains: list[StageSpec]) -> Plan:
+    """The plan of trials that are these chains of stages."""
+    stages = {spec.key: spec for chain in chains for spec in chain}
+    trials = [TrialSpec(chain[-1].fields["name"], (), {}, tuple(spec.key for spec in chain)) for chain in chains]
+    return Plan(stages, tuple(trials))
+
+
+def chain(name: str, *scripts: Mapping[str, Any]) -> list[StageSpec]:
+    """A dense stage and its rounds, named `name-0`, `name-1`, ..."""
+    stages: list[StageSpec] = []
+    for index, script in enumerate(scripts):
+        stages.append(stage(f"{name}-{index}", stages[-1] if stages else None, **script))
+    return stages
