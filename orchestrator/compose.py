@@ -68,7 +68,16 @@ def sentence(error: BaseException) -> str:
     said = [str(error).strip()]
     if error.__cause__ is not None:
         said.append(str(error.__cause__).strip().split("\n")[0])
-    return " ".join(line.strip() for text in said for line in text.splitlines() if line.strip())
+    text = " ".join(line.strip() for part in said for line in part.splitlines() if line.strip())
+    if option := re.search(
+        r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path.*)?$", text
+    ):
+        group, name, choices = option.groups()
+        return f"`{group}` (={name}) must be one of {', '.join(choices.split())}; add your own with --config-dir."
+    if value := re.match(r"Error merging override ([^= ]+)=(.*?) (Value .*)$", text):
+        key, given, rule = value.groups()
+        return f"`{key}` (={given}) has the wrong type: {rule}."
+    return text
 
 
 @lru_cache(maxsize=65536)
@@ -145,7 +154,8 @@ def _suggestion(key: str, known: Sequence[str]) -> str:
     group, _, leaf = key.rpartition(".")
     siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    close = same_leaf or get_close_matches(key, known, n=3, cutoff=0.7)
+    in_group = [f"{group}.{name}" for name in get_close_matches(leaf, [s.rpartition(".")[2] for s in siblings], n=1)]
+    close = same_leaf or in_group or get_close_matches(key, known, n=3, cutoff=0.7)
     parts = []
     if close:
         parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")

@@ -127,15 +127,15 @@ NODES: Mapping[str, Mapping[str, type]] = {
 
 
 def register() -> None:
-    """Put the schema into Hydra's ConfigStore: `/schema/config` and one node for each built-in of a group."""
+    """Put the schema into Hydra's ConfigStore: `/hydra/schema/config` and one node for each built-in of a group."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    store.store(group="schema", name="config", node=Config, package="_global_")
-    store.store(group="schema", name="cluster", node=cluster.Cluster)
+    store.store(group="hydra/schema", name="config", node=Config, package="_global_")
+    store.store(group="hydra/schema", name="cluster", node=cluster.Cluster)
     for group, nodes in NODES.items():
         for name, node in nodes.items():
-            store.store(group=f"schema/{group}", name=name, node=node)
+            store.store(group=f"hydra/schema/{group}", name=name, node=node)
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mappi
     """
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
-    wrong: dict[str, list[Job]] = {}
+    wrong: dict[str, list[str]] = {}
     stages: dict[str, StageSpec] = {}
     trials: list[TrialSpec] = []
     names = _names(jobs)
@@ -49,7 +49,7 @@ def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mappi
     for job, name in zip(jobs, names, strict=True):
         reasons = [job.error] if job.config is None else check(job.config)
         for reason in reasons:
-            wrong.setdefault(str(reason), []).append(job)
+            wrong.setdefault(str(reason), []).append(name)
         if not reasons and job.config is not None:
             chain = list(_chain(job.config))
             for spec in chain:
@@ -163,14 +163,14 @@ def _word(override: str) -> str:
     return value if "." not in key and key != "seed" else f"{key.rpartition('.')[2]}={value}"
 
 
-def _refusal(wrong: Mapping[str, Sequence[Job]], total: int) -> str:
-    refused = {id(job) for jobs in wrong.values() for job in jobs}
+def _refusal(wrong: Mapping[str, Sequence[str]], total: int) -> str:
+    refused = {name for names in wrong.values() for name in names}
     lines = [f"{len(refused)} of {total} trial(s) cannot be planned; nothing was started."]
-    for reason, jobs in list(wrong.items())[:LISTED]:
+    for reason, names in list(wrong.items())[:LISTED]:
         lines.append(f"  {reason}")
         if total > 1:
-            shown = "; ".join(" ".join(job.overrides) for job in jobs[:3])
-            more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
+            shown = "; ".join(names[:3])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             lines.append(f"    in {shown}{more}")
     if len(wrong) > LISTED:
         lines.append(f"  and {len(wrong) - LISTED} further reasons")

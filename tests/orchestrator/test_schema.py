@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
 from orchestrator import models, schema, training
+from orchestrator.config import register
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
@@ -27,15 +27,10 @@ def files(group: str) -> list[str]:
 
 @pytest.fixture
 def store() -> Iterator[None]:
-    """The ConfigStore with this schema's nodes, and the files of conf/."""
-    instance = ConfigStore.instance()
-    kept = dict(instance.repo)
-    for group, nodes in (("model", schema.MODELS), ("data", schema.DATA)):
-        for name, node in nodes.items():
-            instance.store(group=f"schema/{group}", name=name, node=node)
-    with initialize_config_dir(str(CONF), version_base=None):
+    """The ConfigStore with the schema's nodes, and the files of conf/."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
-    instance.repo = kept
 
 
 def composed(*overrides: str) -> dict[str, Any]:

@@ -1,0 +1,137 @@
+"""The command line as its users type it, in a directory of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+QUICK = ("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[16]", "train.epochs=1", "finetune.epochs=1")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "orchestrator"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "COLUMNS": "120"}
+        return subprocess.run(
+            [*command, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["schedule.sparsty=0.5"], "did you mean `schedule.sparsity`?"),
+        (["method.amount=0.2"], "did you mean `schedule.amount`?"),
+        (["+sweep=random_amounts", "schdule.sparsity=0.5"], "did you mean `schedule.sparsity`?"),
+        (["schedule.rounds=abc"], "`schedule.rounds` (=abc) has the wrong type"),
+        (["method=foo"], "`method` (=foo) must be one of global_l1_unstructured"),
+        (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts"),
+        (["-m", "method=foo,identity"], "`method` (=foo) must be one of"),
+        (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
+        (["+sweep=random_amounts", "schedule.rounds=0"], "15 of 15 trial(s) cannot be planned"),
+        (["+sweep=random_amounts", "schedule.sparsity=0.5,1.2", "seed=0,1"], "2 of 4 trial(s) cannot be planned"),
+        (["schedule=amount", "schedule.amount=100000"], "conv1.weight has 288"),
+        (["-m", "store.uri=a,b"], "`store` differs between trials"),
+        (["model._target_=no_such.Net"], "there is no module 'no_such'"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
+    run: Run, arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    result = run(*arguments)
+
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_the_dry_run_shows_the_plan_and_imports_nothing_heavy(run: Run, tmp_path: Path) -> None:
+    code = (
+        "import sys, orchestrator.__main__ as m; m.main()\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'matplotlib', 'scipy', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = run("+sweep=random_amounts", "dry_run=true", code=code)
+
+    assert result.returncode == 0, result.stderr
+    assert "trials    15" in result.stdout
+    assert "48 unique of 60 asked for: 3 dense trainings, 45 rounds; 12 shared" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_runs_and_the_same_command_runs_nothing_again(run: Run, tmp_path: Path) -> None:
+    command = ("-m", *QUICK, "method=random_unstructured,l1_unstructured", "schedule.rounds=2", "seed=range(2)")
+    first, second = run(*command), run(*command)
+
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("finished  dense") == 2, "one dense training for each seed"
+    assert second.returncode == 0, second.stderr
+    assert "To run: 0 stages" in second.stdout
+    assert table(first.stdout) == table(second.stdout)
+    assert {path.name for path in tmp_path.iterdir()} <= {"store", "outputs"}
+
+
+def table(text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("sparsity %"))
+    return lines[start : lines.index("", start)]
+
+
+def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "sweep").mkdir(parents=True)
+    (tmp_path / "mine" / "model").mkdir()
+    (tmp_path / "mine" / "sweep" / "my_sweep.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [override /model: theirs]\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: '0.5,0.9'}}}\n"
+    )
+    (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: their_code.Net\nwidth: 12\nclasses: null\n")
+    (tmp_path / "their_code.py").write_text(
+        "from torch import nn\n"
+        "import pruning\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, width, classes):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))\n"
+        "class Largest(pruning.L1Unstructured):\n"
+        "    def compute_mask(self, scores, default_mask):\n"
+        "        return super().compute_mask(-scores.abs().add(1).reciprocal(), default_mask)\n"
+    )
+    method = ("method._target_=their_code.Largest", "method.name=largest")
+    result = run("--config-dir", "mine", "+sweep=my_sweep", *QUICK[:2], *QUICK[4:], *method)
+
+    assert result.returncode == 0, result.stderr
+    assert "2 of 2 trials done" in result.stdout
+    assert "largest" in result.stdout
+
+
+def test_a_failing_target_ends_with_1_and_says_where(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def net(**arguments): raise RuntimeError('their mistake')\n")
+    result = run("cluster=inline", "tracking=none", "model={_target_: broken.net}")
+
+    assert result.returncode == 1
+    assert "their mistake" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_reads_well(run: Run) -> None:
+    result = run("--help")
+
+    assert result.returncode == 0
+    assert "python -m orchestrator +sweep=random_amounts" in result.stdout
+    assert "schema" not in result.stdout
