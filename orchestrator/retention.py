@@ -89,12 +89,29 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
     }
     if not dry_run:
-        for key in idle:
-            store.drop(key)
+        store.drop_weights(idle)
         for path in leftovers:
             _remove(store, path)
     freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed)
+
+
+def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> set[str]:
+    """Remove the weights of one sweep that `store.keep` does not ask for; return the stages that lost them.
+
+    `prune` does this for a whole store; here only the stages in `records` are looked at.
+
+    Args:
+        store: whose `keep` is the policy, and whose other sweeps' needs count
+        plan: the sweep that has ended
+        records: its finished stages
+    """
+    if store.keep == "all":
+        return set()
+    needed = needed_weights(records, [plan, *saved_plans(store)])
+    idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
+    store.drop_weights(idle)
+    return idle
 
 
 def _remove(store: Store, path: str) -> None:

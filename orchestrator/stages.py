@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from orchestrator.backends import Backend, StoreError, component
 from orchestrator.records import FileInfo, OrchestratorError, StageRecord, canonical_json, digest
@@ -17,8 +18,10 @@ WEIGHTS = "weights.safetensors"
 
 RECORD = "record.json"
 
-_READERS = 32
-"""Records read at once from an object store."""
+_REQUESTS = 32
+"""Stages that are looked at side by side on an object store."""
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +68,7 @@ class Stages:
 
     def all_standing(self, keys: Iterable[str]) -> dict[str, Commit]:
         """Return `standing` of many keys, those that have one."""
-        wanted = list(dict.fromkeys(keys))
-        if not self._backend.remote:
-            found = [self.standing(key) for key in wanted]
-        else:
-            with ThreadPoolExecutor(_READERS) as pool:
-                found = list(pool.map(self.standing, wanted))
+        found = self._each(self.standing, dict.fromkeys(keys))
         return {commit.key: commit for commit in found if commit is not None}
 
     def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
@@ -120,13 +118,23 @@ class Stages:
         for name in commit.record.files if commit else ():
             self.read(key, name)
 
-    def drop(self, key: str, name: str) -> None:
-        """Delete one file of a finished stage, once it is struck from the record."""
+    def drop_weights(self, keys: Iterable[str]) -> None:
+        """Delete the weights of finished stages, once they are struck from the record; all else stays."""
+        self._each(self._drop_weights, keys)
+
+    def _drop_weights(self, key: str) -> None:
         commit = self._examine(key)
-        if commit is not None and name in commit.record.files:
-            files = {other: info for other, info in commit.record.files.items() if other != name}
+        if commit is not None and WEIGHTS in commit.record.files:
+            files = {name: info for name, info in commit.record.files.items() if name != WEIGHTS}
             self._rewrite(Commit(replace(commit.record, files=files), commit.attempt))
-            self._backend.remove(commit.path(name))
+            self._backend.remove(commit.path(WEIGHTS))
+
+    def _each(self, act: Callable[[str], _T], keys: Iterable[str]) -> list[_T]:
+        """Do one thing for many stages: side by side where each costs requests."""
+        if not self._backend.remote:
+            return [act(key) for key in keys]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(act, keys))
 
     def _publish(self, record: StageRecord, files: Mapping[str, bytes]) -> bool:
         folder, attempt = folder_of(record.key), uuid.uuid4().hex if self._backend.remote else ""

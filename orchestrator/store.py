@@ -132,9 +132,9 @@ class Store:
         """
         return self.stages.read(key, name)
 
-    def drop(self, key: str, name: str = WEIGHTS) -> None:
-        """Delete one file of a finished stage and strike it from its record."""
-        self.stages.drop(key, name)
+    def drop_weights(self, keys: Iterable[str]) -> None:
+        """Delete the weights of finished stages and strike them from their records; all else stays."""
+        self.stages.drop_weights(keys)
 
     def discard(self, key: str) -> None:
         """Forget a stage, so that the next run repeats it."""

@@ -207,8 +207,8 @@ def test_a_record_with_nan_is_refused(store: Store) -> None:
 
 def test_dropped_weights_are_put_back_by_an_equal_result(store: Store) -> None:
     first = store.commit(record_of(KEY), FILES)
-    store.drop(KEY)
-    store.drop(KEY)
+    store.drop_weights([KEY])
+    store.drop_weights([KEY])
     assert list(store.finished([KEY])[KEY].files) == ["masks.safetensors"]
     with pytest.raises(StoreError, match="weights were dropped"):
         store.read(KEY, WEIGHTS)
@@ -219,7 +219,7 @@ def test_dropped_weights_are_put_back_by_an_equal_result(store: Store) -> None:
 
 def test_a_different_result_replaces_a_stage_without_weights(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
-    store.drop(KEY)
+    store.drop_weights([KEY])
     again = store.commit(record_of(KEY, weights_digest="other"), altered(FILES))
     assert again.weights_digest == "other"
     assert store.finished([KEY]) == {KEY: again}
@@ -232,8 +232,8 @@ def test_stages_whose_weights_are_missed_are_repeated(store: Store) -> None:
     branch = chain(3, seed=5, parent=second)[0]
     for spec in (dense, first, second, third):
         store.commit(record_for(spec), FILES)
-    store.drop(first.key)
-    store.drop(second.key)
+    store.drop_weights([first.key])
+    store.drop_weights([second.key])
     old = Plan({spec.key: spec for spec in (dense, first, second, third)}, ())
     assert list(store.resumable(old)) == list(old.stages)
     new = Plan({**old.stages, branch.key: branch}, ())

@@ -49,14 +49,14 @@ def prepare(store):
         store.commit(record_of(KEY), FILES)
         store.save_sweep("s", {"state": "old"})
     if act == "put back":
-        store.drop(KEY)
+        store.drop_weights([KEY])
     if act == "set aside":
         os.truncate(f"{store.uri}/stages/{KEY}/weights.safetensors", 5)
 
 ACTS = {
     "commit": lambda store: store.commit(record_of(KEY), FILES),
     "put back": lambda store: store.commit(record_of(KEY), FILES),
-    "drop": lambda store: store.drop(KEY),
+    "drop": lambda store: store.drop_weights([KEY]),
     "discard": lambda store: store.discard(KEY),
     "save sweep": lambda store: store.save_sweep("s", {"state": "new"}),
     "set aside": lambda store: store.finished([KEY]),
@@ -123,7 +123,7 @@ class Killed(BaseException):
 ACTS: dict[str, Callable[[Store], object]] = {
     "commit": lambda store: store.commit(record_of(KEY), FILES),
     "put back": lambda store: store.commit(record_of(KEY), FILES),
-    "drop": lambda store: store.drop(KEY),
+    "drop": lambda store: store.drop_weights([KEY]),
     "discard": lambda store: store.discard(KEY),
 }
 
@@ -138,7 +138,7 @@ def test_a_writer_to_an_object_store_killed_at_any_step(
         if act != "commit":
             victim.commit(record_of(KEY), FILES)
         if act == "put back":
-            victim.drop(KEY)
+            victim.drop_weights([KEY])
         finished = run_until_step(victim, ACTS[act], point, monkeypatch)
         assert_whole(fresh(victim))
         assert victim.backend.names("quarantine") == []

@@ -65,10 +65,10 @@ def test_names_that_are_no_secrets(name: str) -> None:
 
 
 def test_long_text_is_no_burden() -> None:
-    text = "a" * 200_000 + "://" + "b" * 200_000 + "?" + "c" * 200_000
+    text = "a" * 20_000 + "://" + "b" * 20_000 + "?" + "c" * 20_000
     start = time.perf_counter()
     assert redact(text) == text
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < 1
 
 
 def test_a_config_keeps_its_shape() -> None:

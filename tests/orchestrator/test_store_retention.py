@@ -78,6 +78,21 @@ def test_every_saved_sweep_counts(store: Store) -> None:
     assert with_weights(store, specs) == [True, True, False, True]
 
 
+def test_a_sweep_that_has_ended_is_pruned_by_itself(store: Store) -> None:
+    specs, unrelated = chain(1, 2, 3, 4), chain(1, 2, seed=3)
+    later = chain(3, seed=7, parent=specs[2])
+    for spec in (*specs, *unrelated):
+        store.commit(record_for(spec), FILES)
+    plan = plan_of(specs)
+    store.save_sweep("later", {"plan": plan_of([*specs[:3], *later]).to_json()})
+    records = store.finished(plan.stages)
+    assert retention.prune_sweep(Store(store.uri, "all", store.options), plan, records) == set()
+    assert retention.prune_sweep(store, plan, records) == {specs[1].key, specs[3].key}
+    assert with_weights(store, specs) == [True, False, True, False, True]
+    assert all(with_weights(store, unrelated))
+    assert prune(store).stages == (unrelated[1].key,)
+
+
 def test_keep_all_keeps_all(store: Store) -> None:
     specs = chain(1, 2, 3)
     for spec in specs:
