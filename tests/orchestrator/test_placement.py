@@ -1,0 +1,115 @@
+"""Resources, slots, refusals and devices: arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cluster import Cluster
+from orchestrator.placement import (
+    AUTOSCALING_AHEAD,
+    LOOK_AROUND,
+    PATIENCE,
+    Node,
+    Watch,
+    cuda_device,
+    refusal,
+    request,
+    slots,
+)
+
+SMALL = {"CPU": 4.0, "memory": 8e9}
+BIG = {"CPU": 16.0, "GPU": 2.0, "memory": 64e9, "accelerator_type:A100": 1.0}
+
+
+def test_a_request_names_only_what_is_asked() -> None:
+    assert request(Cluster()) == {"CPU": 1.0}
+    asked = Cluster(
+        cpus_per_trial=2, gpus_per_trial=0.5, memory_per_trial="1GB", accelerator_type="A100", resources={"x": 1.0}
+    )
+    assert request(asked) == {"CPU": 2, "GPU": 0.5, "memory": 10**9, "x": 1.0, "accelerator_type:A100": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        (Cluster(), 20),
+        (Cluster(cpus_per_trial=3), 1 + 5),
+        (Cluster(cpus_per_trial=0.1), 200),
+        (Cluster(gpus_per_trial=0.25), 8),
+        (Cluster(gpus_per_trial=0.3), 6),
+        (Cluster(memory_per_trial="5GB"), 1 + 12),
+        (Cluster(resources={"unicorn": 1.0}), 0),
+    ],
+)
+def test_slots_are_counted_node_by_node(cluster: Cluster, expected: int) -> None:
+    assert slots(request(cluster), [SMALL, BIG]) == expected
+
+
+def test_a_request_that_one_node_meets_is_not_refused() -> None:
+    assert refusal(request(Cluster(gpus_per_trial=2, accelerator_type="A100")), [SMALL, BIG]) is None
+
+
+def test_the_refusal_names_argument_value_rule_and_remedy() -> None:
+    said = refusal(request(Cluster(cpus_per_trial=20)), [SMALL, BIG])
+    assert said is not None
+    assert said.startswith("`cluster.cpus_per_trial` (=20) must fit on one node, and the largest of 2 has 16;")
+    assert "cluster.autoscaling=true" in said
+
+
+def test_what_only_two_nodes_together_could_give_is_refused() -> None:
+    said = refusal(request(Cluster(cpus_per_trial=12, gpus_per_trial=1)), [{"CPU": 16.0}, {"CPU": 8.0, "GPU": 1.0}])
+    assert said is not None
+    assert "none of 2 has all of that together" in said
+    assert "cluster.cpus_per_trial=12, cluster.gpus_per_trial=1" in said
+
+
+@pytest.mark.parametrize(
+    ("assigned", "visible", "expected"),
+    [
+        ([], "0,1", "cpu"),
+        ([1], None, "cuda:1"),
+        (["3"], "2,3", "cuda:1"),
+        (["3"], "3", "cuda:0"),
+        ([2, 1], "", "cuda:1"),
+        (["GPU-b"], "GPU-a, GPU-b", "cuda:1"),
+    ],
+)
+def test_the_device_is_counted_within_what_the_process_sees(
+    assigned: list[int | str], visible: str | None, expected: str
+) -> None:
+    assert cuda_device(assigned, visible) == expected
+
+
+def test_the_watch_follows_nodes_that_join_and_leave() -> None:
+    nodes = [Node("a", True, SMALL)]
+    now = [0.0]
+    watch = Watch(Cluster(), request(Cluster()), lambda: nodes, lambda: now[0])
+    assert watch.look()
+    assert watch.capacity == 8
+    nodes = [Node("a", False, SMALL), Node("b", True, BIG)]
+    assert not watch.look(), "the nodes are not asked for at every event"
+    now[0] += LOOK_AROUND
+    assert watch.look()
+    assert (watch.capacity, sorted(watch.dead)) == (32, ["a"])
+
+
+def test_a_cluster_without_a_fitting_node_is_given_up_after_a_while() -> None:
+    nodes = [Node("a", True, SMALL)]
+    now = [0.0]
+    watch = Watch(Cluster(), request(Cluster()), lambda: nodes, lambda: now[0])
+    watch.look()
+    nodes = [Node("a", False, SMALL)]
+    now[0] += PATIENCE
+    watch.look()
+    assert watch.capacity == 0
+    assert watch.hopeless is None
+    now[0] += LOOK_AROUND
+    watch.look()
+    assert watch.hopeless is not None
+
+
+def test_max_concurrent_bounds_what_is_handed_out_and_autoscaling_shows_demand() -> None:
+    capped, scaling = Cluster(max_concurrent=3), Cluster(autoscaling=True, gpus_per_trial=1)
+    watches = [Watch(cluster, request(cluster), lambda: [Node("a", True, SMALL)]) for cluster in (capped, scaling)]
+    assert all(watch.look() for watch in watches)
+    assert [watch.capacity for watch in watches] == [3, AUTOSCALING_AHEAD]
