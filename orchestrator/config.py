@@ -97,6 +97,8 @@ class Store:
 
     uri: str = "store"
     keep: str = "needed"
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
 
 
 @dataclass

@@ -97,7 +97,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     plan = make_plan(jobs, sizes=_sizes)
     config = _sweep_wide(plan)
     info = _info(plan, config, preset)
-    store = Store(config["store"]["uri"], keep=config["store"]["keep"])
+    store = Store(**config["store"])
     if config["dry_run"]:
         print(preview(info.name, plan, store.resumable(plan)))
         return Outcome(plan, {}, ran=False)
@@ -128,7 +128,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
                 progress.event(event)
             outcome.interrupted = interrupt.requested
     store.save_sweep(info.name, manifest(info, plan, outcome.failures))
-    retention.prune(store)
+    retention.prune_sweep(store, plan, outcome.records)
     comparison = compare(plan, outcome.records, outcome.failures)
     print_comparison(comparison, console)
     tracker.finish(outcome.status, {})
