@@ -117,9 +117,12 @@ class Engine(ABC):
     def refresh(self, module: nn.Module) -> None:
         """Do what is due before a forward."""
         value = self.read(module)
+        if is_capturing():
+            publish(module, self.name, value)
+            return
         if module.__dict__.get(self.name) is not value:
             publish(module, self.name, value)
-        if self._module is None and not is_capturing():  # the engine was unpickled
+        if self._module is None:  # the engine was unpickled
             self._module = weakref.ref(module)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import copy
 import gc
 import io
 import pickle
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, cast
 
 import cloudpickle
@@ -441,20 +439,6 @@ def test_15_removing_by_the_method_leaves_a_working_module(library: Any) -> None
     assert not library.is_pruned(layer)
     assert layer(torch.ones(1, 2)).item() == pytest.approx(2 + layer.bias.item())
     assert not layer._forward_pre_hooks
-
-
-def public_items(library: ModuleType) -> Iterator[str]:
-    return (name for name in vars(library) if not name.startswith("_"))
-
-
-def test_every_public_name_of_torch_is_here() -> None:
-    names = {
-        name
-        for name in public_items(torch_prune)
-        if getattr(vars(torch_prune)[name], "__module__", "") == torch_prune.__name__
-    }
-    assert names <= set(pruning.__all__)
-    assert len(names) >= 17
 
 
 def test_12_an_inplace_forward_makes_no_tensor_of_the_parameters_size() -> None:
