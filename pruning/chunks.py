@@ -17,8 +17,8 @@ from torch import Tensor
 
 CHUNK = 1 << 16
 """Entries read at a time."""
-SPARSE = 1 / 16
-"""Up to this fraction of survivors a chunk keeps their positions, and later work on it is theirs alone."""
+SPARSE = 1 / 32
+"""Up to this fraction of survivors a chunk keeps their positions and scores, and work on it is theirs alone."""
 
 Array = NDArray[Any]
 
@@ -33,6 +33,8 @@ class Chunk:
     alive: int = 0
     index: Array | None = None
     """Positions of the survivors, where they are few."""
+    gathered: Array | None = None
+    """What they are ranked by, once it was asked for."""
 
     def __post_init__(self) -> None:
         alive = array_of(self.mask) != 0
@@ -42,11 +44,14 @@ class Chunk:
 
     def keys(self, magnitude: bool) -> tuple[Array, Array | None]:
         """Return what to rank by, and which of it survives (None: all of it)."""
-        keys = array_of(self.scores)
-        if self.index is not None:
-            keys = keys[self.index]
-        alive = None if self.index is not None or self.alive == keys.size else array_of(self.mask) != 0
-        return (np.abs(keys) if magnitude else keys), alive
+        if self.index is None:
+            keys = array_of(self.scores)
+            alive = None if self.alive == keys.size else array_of(self.mask) != 0
+            return (np.abs(keys) if magnitude else keys), alive
+        if self.gathered is None:
+            keys = array_of(self.scores)[self.index]
+            self.gathered = np.abs(keys) if magnitude else keys
+        return self.gathered, None
 
     def drop_below(self, threshold: Any, ties: int, magnitude: bool) -> int:
         """Zero what is below `threshold` and the first `ties` entries equal to it; return how many such there were."""

@@ -18,8 +18,8 @@ say in the draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from pruning.chunks import CHUNK, Chunk, array_of, chunks_of
+
+Count: TypeAlias = int | Callable[[int], int]
+"""How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""
 
 SAMPLE = 1 << 16
 """Scores sampled to bracket the threshold; up to as many survivors are ranked without a sample."""
@@ -36,13 +39,13 @@ FEW = 1 / 64
 """Up to this fraction the work is done entry by entry: scores are ranked without a sample, positions drawn singly."""
 
 
-def prune_smallest_(mask: Tensor, scores: Tensor, count: int, *, magnitude: bool = False) -> Tensor:
+def prune_smallest_(mask: Tensor, scores: Tensor, count: Count, *, magnitude: bool = False) -> Tensor:
     """Set to 0 the `count` surviving (nonzero) entries of `mask` that have the smallest scores.
 
     Arguments:
         mask: any bool or floating dtype, any shape and strides; changed in place.
         scores: the shape and device of `mask`, any real dtype and strides.
-        count: how many survivors to prune, an absolute number; the count is exact under ties too.
+        count: how many survivors to prune, exactly, under ties too; or a function of how many there are.
         magnitude: rank by absolute value.
 
     Returns:
@@ -58,7 +61,7 @@ def prune_smallest_(mask: Tensor, scores: Tensor, count: int, *, magnitude: bool
 def prune_smallest_across_(
     masks: Sequence[Tensor],
     scores: Sequence[Tensor],
-    count: int,
+    count: Count,
     *,
     magnitude: bool = False,
     names: Sequence[str] | None = None,
@@ -74,8 +77,8 @@ def prune_smallest_across_(
         _smallest_on_device(masks, scores, count, magnitude, names)
         return
     chunks = [*chunks_of(masks, scores, names)]
-    survivors = _checked(count, sum(chunk.alive for chunk in chunks))
-    if count == 0:
+    survivors = sum(chunk.alive for chunk in chunks)
+    if (count := _resolved(count, survivors)) == 0:
         return
     bracket = (-math.inf, math.inf)
     if survivors > max(SAMPLE, FEW * sum(mask.numel() for mask in masks)):
@@ -86,12 +89,12 @@ def prune_smallest_across_(
             ties -= chunk.drop_below(threshold, ties, magnitude)
 
 
-def prune_random_(mask: Tensor, count: int, *, generator: Generator | None = None) -> Tensor:
+def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = None) -> Tensor:
     """Set to 0 `count` of the surviving (nonzero) entries of `mask`, every subset of that size equally likely.
 
     Arguments:
         mask: any bool or floating dtype, any shape and strides; changed in place.
-        count: how many survivors to prune, an absolute number.
+        count: how many survivors to prune, exactly; or a function of how many there are.
         generator: where all draws come from; by default torch's own of the mask's device. With a CPU generator a
             mask on another device is drawn on the host, so that the same seed prunes the same entries everywhere.
 
@@ -105,14 +108,14 @@ def prune_random_(mask: Tensor, count: int, *, generator: Generator | None = Non
     return mask
 
 
-def prune_random_across_(masks: Sequence[Tensor], count: int, *, generator: Generator | None = None) -> None:
+def prune_random_across_(masks: Sequence[Tensor], count: Count, *, generator: Generator | None = None) -> None:
     """As `prune_random_`, with the entries of all tensors drawn from as one."""
     if any(mask.device.type != "cpu" for mask in masks):
         _random_on_device(masks, count, generator)
         return
     chunks = [*chunks_of(masks, masks, [""] * len(masks))]
-    survivors = _checked(count, sum(chunk.alive for chunk in chunks))
-    if count == 0:
+    survivors = sum(chunk.alive for chunk in chunks)
+    if (count := _resolved(count, survivors)) == 0:
         return
     dropped = _subset(survivors, count, generator)
     rank = 0
@@ -122,10 +125,11 @@ def prune_random_across_(masks: Sequence[Tensor], count: int, *, generator: Gene
         rank += chunk.alive
 
 
-def _checked(count: int, survivors: int) -> int:
-    if not 0 <= count <= survivors:
-        raise ValueError(f"`count` (={count}) must lie in [0, {survivors}]: so many entries are still unpruned.")
-    return survivors
+def _resolved(count: Count, survivors: int) -> int:
+    number = count(survivors) if callable(count) else count
+    if not 0 <= number <= survivors:
+        raise ValueError(f"`count` (={number}) must lie in [0, {survivors}]: so many entries are still unpruned.")
+    return number
 
 
 # --- the k smallest on the CPU ----------------------------------------------------------------------------------------
@@ -236,13 +240,13 @@ def _distinct(
 
 
 def _smallest_on_device(
-    masks: Sequence[Tensor], scores: Sequence[Tensor], count: int, magnitude: bool, names: Sequence[str]
+    masks: Sequence[Tensor], scores: Sequence[Tensor], count: Count, magnitude: bool, names: Sequence[str]
 ) -> None:
     keys = torch.cat([score.reshape(-1) for score in scores])
     keys = keys.abs() if magnitude else keys
     alive = torch.cat([mask.detach().reshape(-1) for mask in masks]) != 0
     survivors, undefined = torch.stack([alive.sum(), (keys.isnan() & alive).sum()]).tolist()
-    _checked(count, survivors)
+    count = _resolved(count, survivors)
     if undefined:
         bad = [
             name for name, mask, score in zip(names, masks, scores, strict=True) if (score.isnan() & (mask != 0)).any()
@@ -260,7 +264,7 @@ def _smallest_on_device(
         mask.detach().masked_fill_(part.view(mask.shape), 0)
 
 
-def _random_on_device(masks: Sequence[Tensor], count: int, generator: Generator | None) -> None:
+def _random_on_device(masks: Sequence[Tensor], count: Count, generator: Generator | None) -> None:
     device = masks[0].device
     if generator is not None and generator.device.type == "cpu":
         kept = [(mask != 0).cpu() for mask in masks]

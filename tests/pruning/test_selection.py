@@ -189,6 +189,16 @@ def test_the_tensor_with_nan_is_named():
         prune_smallest_across_(masks, scores, 1, names=["fc1.weight", "fc2.weight"])
 
 
+def test_the_count_may_be_a_function_of_the_survivors():
+    masks = [torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.ones(5)]
+    prune_smallest_across_(masks, [torch.arange(4.0), torch.arange(5.0)], lambda survivors: survivors // 2)
+    assert [mask.tolist() for mask in masks] == [[0, 0, 0, 1], [0, 0, 1, 1, 1]]
+    prune_random_across_(masks, lambda survivors: survivors)
+    assert not any(mask.any() for mask in masks)
+    with pytest.raises(ValueError, match=r"`count` \(=1\) must lie in \[0, 0\]"):
+        prune_random_(masks[0], lambda survivors: survivors + 1)
+
+
 @pytest.mark.parametrize("count", [-1, 4])
 def test_counts_beyond_the_survivors_are_refused(count):
     mask = torch.tensor([1.0, 1.0, 0.0, 1.0])
