@@ -33,6 +33,7 @@ from orchestrator.records import (
     digest,
 )
 from orchestrator.redact import redact
+from orchestrator.report import report
 from orchestrator.saved import manifest
 from orchestrator.store import Store
 from orchestrator.tables import print_comparison
@@ -40,6 +41,7 @@ from orchestrator.tracking import MemoryTracker, MlflowTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
 
 Status = Literal["finished", "failed", "killed"]
+REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")
 """Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
 
@@ -131,7 +133,9 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
     retention.prune_sweep(store, plan, outcome.records)
     comparison = compare(plan, outcome.records, outcome.failures)
     print_comparison(comparison, console)
-    tracker.finish(outcome.status, {})
+    files = {} if outcome.interrupted else report(info, plan, outcome.records, comparison, store.read)
+    _write(Path("outputs") / info.name, files)
+    tracker.finish(outcome.status, files)
     progress.closing(_places(config, store, info.name))
     return outcome
 
@@ -146,9 +150,17 @@ def _tracker(tracking: Mapping[str, Any], store: Store) -> Tracker:
     return MlflowTracker(store.read, uri=tracking["uri"], experiment=tracking["experiment"])
 
 
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
     """Where everything is, to be shown when the sweep opens and closes."""
-    places = {"store": redact(store.uri), "logs": str(Path("outputs") / name / "logs")}
+    folder = Path("outputs") / name
+    places = {"store": redact(store.uri), "report": str(folder / REPORT), "logs": str(folder / "logs")}
     if config["tracking"]["kind"] == "mlflow":
         places["MLflow"] = ui_hint(resolve_uri(config["tracking"]["uri"]))
     return places
