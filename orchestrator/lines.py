@@ -75,15 +75,19 @@ def _fields(plan: Plan, trial: TrialSpec) -> Mapping[str, Any]:
 
 
 def _labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name each line by its method, then add the settings that split lines still named alike."""
-    differing = varying({k: v for k, v in line.items() if k not in ("seed", *POINT_SETTINGS)} for line in lines)
-    order = [name for name in _NAMES if name in differing]
-    order += [name for name in differing if name not in order and not name.endswith("_target_")]
+    """Name each line by its method, and lines that are named alike by the settings in which they differ as well."""
+    names = varying(lines)
+    order = [name for name in _NAMES if name in names]
+    order += [name for name in names if name not in (*order, "seed", *POINT_SETTINGS) and not name.endswith("_target_")]
     labels = [str(line.get("method.name", line.get("method._target_", "trial"))) for line in lines]
     for name in order:
-        extended = [_extended(label, name, line) for label, line in zip(labels, lines, strict=True)]
-        if len(set(extended)) > len(set(labels)):
-            labels = extended
+        values: dict[str, set[str]] = {}
+        for label, line in zip(labels, lines, strict=True):
+            values.setdefault(label, set()).add(as_typed(line.get(name)))
+        labels = [
+            f"{label}, {_told(name, line)}" if len(values[label]) > 1 else label
+            for label, line in zip(labels, lines, strict=True)
+        ]
     seen: dict[str, int] = {}
     for position, label in enumerate(labels):
         seen[label] = seen.get(label, 0) + 1
@@ -92,6 +96,6 @@ def _labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _extended(label: str, name: str, line: Mapping[str, Any]) -> str:
+def _told(name: str, line: Mapping[str, Any]) -> str:
     value = as_typed(line.get(name))
-    return f"{label}, {value if name == 'schedule.kind' else f'{name.rpartition(chr(46))[2]}={value}'}"
+    return value if name == "schedule.kind" else f"{name.rpartition('.')[2]}={value}"

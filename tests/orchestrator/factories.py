@@ -26,7 +26,7 @@ EPOCH = 1_700_000_000.0
 DENSE_STEPS, ROUND_STEPS = 300, 100
 
 
-def config(method: str, sparsity: float, seed: int, rounds: int = 2, **changes: Any) -> dict[str, Any]:
+def config(method: str, sparsity: float, seed: int, rounds: int = 2, /, **changes: Any) -> dict[str, Any]:
     """Return a trial's resolved config; `changes` replaces whole groups."""
     return {
         "name": "synthetic",

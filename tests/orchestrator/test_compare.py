@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
+
+from orchestrator.compare import compare, merge
+from orchestrator.comparison import Point
+from orchestrator.records import Plan, StageRecord
+from orchestrator.tables import as_json, points_csv, rows_csv, text_table
+
+
+def with_accuracy(record: StageRecord, accuracy: float) -> StageRecord:
+    return replace(record, after={**record.after, "test/accuracy": accuracy})
+
+
+def golden() -> tuple[Plan, dict[str, StageRecord]]:
+    """Three seeds, one method, dense 0.96 0.97 0.98; at 50% each loses 0.01, at 90% they lose 0.05, 0.06, 0.07."""
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), rounds=1)
+    records = make_records(plan)
+    for trial in plan.trials:
+        seed = trial.config["seed"]
+        dense, last = trial.stages
+        records[dense] = with_accuracy(records[dense], 0.96 + 0.01 * seed)
+        loss = 0.01 if trial.config["schedule"]["sparsity"] == 0.5 else 0.05 + 0.01 * seed
+        records[last] = with_accuracy(records[last], 0.96 + 0.01 * seed - loss)
+    return plan, records
+
+
+def only(points: tuple[Point, ...], sparsity: float, line: str = "") -> Point:
+    (point,) = [p for p in points if abs(p.sparsity - sparsity) < 0.01 and line in p.line and p.final]
+    return point
+
+
+def test_golden_summary_by_hand() -> None:
+    found = compare(*golden())
+
+    (dense,) = found.dense
+    assert dense.accuracy is not None
+    assert dense.accuracy.mean == pytest.approx(0.97)
+    assert dense.accuracy.std == pytest.approx(0.01)
+    half, ninety = only(found.points, 0.5), only(found.points, 0.9)
+    assert half.accuracy is not None
+    assert half.difference is not None
+    assert half.accuracy.mean == pytest.approx(0.96)
+    assert (half.difference.mean, half.difference.std) == pytest.approx((-0.01, 0.0))
+    assert ninety.difference is not None
+    # paired by seed: differences -0.05, -0.06, -0.07; t(0.975, 2) * 0.01 / sqrt(3) = 0.0248414
+    assert ninety.difference.mean == pytest.approx(-0.06)
+    assert ninety.difference.low == pytest.approx(-0.06 - 0.0248414, abs=1e-6)
+    assert ninety.seeds == (0, 1, 2)
+
+
+def test_matching_means_within_the_interval_of_dense() -> None:
+    found = compare(*golden())  # dense: 0.97 +- 0.0248
+
+    assert only(found.points, 0.5).matching is True
+    assert only(found.points, 0.9).matching is False
+    largest = found.largest_matching["cnn", "digits", "l1_unstructured"]
+    assert largest is not None
+    assert largest.sparsity == pytest.approx(0.5, abs=0.01)
+
+
+def test_one_seed_cannot_match() -> None:
+    plan = make_plan(seeds=(0,))
+    found = compare(plan, make_records(plan))
+
+    assert {point.matching for point in found.points} == {None}
+    assert set(found.largest_matching.values()) == {None}
+
+
+def test_rows_are_tidy_one_for_each_trial_and_round() -> None:
+    plan = make_plan()
+    records = make_records(plan)
+    rows = compare(plan, records).rows
+
+    assert [(row.trial, row.round) for row in rows] == [(t.name, k) for t in plan.trials for k in range(3)]
+    assert [row.final for row in rows[:3]] == [False, False, True]
+    last = rows[2]
+    assert last.compression == PARAMETERS / (PARAMETERS - round(last.sparsity * sum(SIZES.values())))
+    assert last.speedup == pytest.approx(2.0)
+    assert rows[0].val_accuracy_before is None
+    assert last.val_accuracy_before == records[last.stage].before["val/accuracy"]
+
+
+def test_shared_and_own_cost() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=2)
+    found = compare(plan, make_records(plan))
+
+    last = [row for row in found.rows if row.final]
+    assert [(row.total_steps, row.own_steps) for row in last] == [(DENSE_STEPS + 2 * ROUND_STEPS, 2 * ROUND_STEPS)] * 2
+    assert found.cost.steps == DENSE_STEPS + 4 * ROUND_STEPS
+    assert found.cost.unshared_steps == 2 * (DENSE_STEPS + 2 * ROUND_STEPS)
+
+
+def test_the_best_is_marked_where_lines_compete() -> None:
+    plan = make_plan(sparsities=(0.9,))
+    found = compare(plan, make_records(plan))
+
+    assert only(found.points, 0.9, "l1").best
+    assert not only(found.points, 0.9, "random").best
+    assert not any(point.best for point in compare(*golden()).points)
+
+
+def test_an_iterative_line_with_one_end_has_a_point_after_every_round() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), rounds=3)
+    found = compare(plan, make_records(plan))
+
+    assert [point.round for point in found.operating_points] == [1, 2, 3]
+    several = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), rounds=3)
+    assert [point.round for point in compare(several, make_records(several)).operating_points] == [3, 3]
+
+
+def test_lines_are_named_by_what_tells_them_apart() -> None:
+    three = {"kind": "geometric", "sparsity": 0.9, "rounds": 3, "amount": None}
+    configs = [
+        config("l1_unstructured", 0.9, 0),
+        config("l1_unstructured", 0.9, 0, schedule=three),
+        config("l1_unstructured", 0.9, 0, schedule=three, prune={"include": ["fc*"], "exclude": []}),
+        config("random_unstructured", 0.9, 0),
+    ]
+    plan = plan_of(configs)
+
+    assert {point.line for point in compare(plan, make_records(plan)).points} == {
+        "l1_unstructured, rounds=2",
+        'l1_unstructured, rounds=3, include=["*"]',
+        'l1_unstructured, rounds=3, include=["fc*"]',
+        "random_unstructured",
+    }
+
+
+def test_networks_and_data_sets_are_compared_apart() -> None:
+    other = {"name": "mlp", "_target_": "orchestrator.models.mlp"}
+    plan = plan_of([config("l1_unstructured", 0.9, 0), config("l1_unstructured", 0.9, 0, model=other)])
+    found = compare(plan, make_records(plan))
+
+    assert found.panels == (("cnn", "digits"), ("mlp", "digits"))
+    assert len(found.dense) == 2
+    assert not any(point.best for point in found.points)
+
+
+def test_a_trial_that_failed_is_told_and_its_finished_rounds_are_kept() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,))
+    records = make_records(plan)
+    lost = plan.trials[0].stages[2]
+    del records[lost]
+    found = compare(plan, records, {lost: "loss is nan"})
+
+    assert found.trials[plan.trials[0].name] == "failed"
+    assert found.failures == {plan.trials[0].name: "loss is nan"}
+    assert only(found.points, 0.9).seeds == (1, 2)
+    assert sum(row.trial == plan.trials[0].name for row in found.rows) == 2
+
+
+def test_nothing_finished_is_an_empty_comparison() -> None:
+    plan = make_plan()
+    found = compare(plan, {})
+
+    assert found.rows == ()
+    assert found.operating_points == ()
+    assert set(found.trials.values()) == {"unfinished"}
+    assert list(text_table(found)) == []
+
+
+def test_merging_a_sweep_with_itself_changes_nothing() -> None:
+    plan = make_plan()
+    records = make_records(plan)
+
+    assert compare(merge([plan, plan]), records) == compare(plan, records)
+
+
+def test_merging_adds_seeds_and_counts_no_stage_twice() -> None:
+    first, second = make_plan(seeds=(0, 1)), make_plan(seeds=(1, 2))
+    records = {**make_records(first), **make_records(second)}
+    merged, whole = compare(merge([first, second]), records), make_plan(seeds=(0, 1, 2))
+
+    assert {point.seeds for point in merged.points} == {(0, 1, 2)}
+    assert merged.cost == compare(whole, records).cost
+
+
+def test_the_text_table_fits_a_terminal_and_says_what_it_knows() -> None:
+    lines = list(text_table(compare(*golden())))
+
+    assert max(map(len, lines)) <= 80
+    assert any("97.00 ± 1.00" in line for line in lines)
+    assert any("-6.00 [-8.48, -3.52]" in line and " no " in line for line in lines)
+
+
+def test_csv_and_json_read_back() -> None:
+    import csv
+    import io
+
+    plan, records = golden()
+    found = compare(plan, records)
+    rows = list(csv.DictReader(io.StringIO(rows_csv(found).decode())))
+    points = list(csv.DictReader(io.StringIO(points_csv(found).decode())))
+
+    assert [float(row["test_accuracy"]) for row in rows] == [row.test_accuracy for row in found.rows]
+    assert [float(point["accuracy_mean"]) for point in points[1:]] == [
+        point.accuracy.mean for point in found.operating_points if point.accuracy
+    ]
+    assert json.loads(as_json(found))["cost"]["steps"] == found.cost.steps
+
+
+def test_what_is_not_finite_becomes_null() -> None:
+    plan, records = golden()
+    key = plan.trials[0].stages[1]
+    records[key] = replace(with_accuracy(records[key], float("nan")), macs_remaining=0.0)
+    found = compare(plan, records)
+
+    assert only(found.points, 0.5).accuracy is None
+    assert json.loads(as_json(found))["points"][0]["speedup"] is None
+    assert any("not finite" in line for line in text_table(found))
+
+
+def test_comparing_needs_no_heavy_import() -> None:
+    code = (
+        "import sys, orchestrator.compare; print({'torch', 'ray', 'mlflow', 'matplotlib', 'scipy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from factories import config
+
+from orchestrator.settings import as_typed, flatten, settings_of, varying
+
+
+def test_leaves_get_dotted_names() -> None:
+    assert dict(flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None, "empty": {}})) == {
+        "a.b": 1,
+        "a.c.d": [1, 2],
+        "e": None,
+    }
+
+
+def test_settings_leave_out_where_a_trial_runs() -> None:
+    settings = settings_of(config("l1_unstructured", 0.9, 3))
+
+    assert settings["method.name"] == "l1_unstructured"
+    assert settings["schedule.sparsity"] == 0.9
+    assert settings["seed"] == 3
+    assert not {name.split(".")[0] for name in settings} & {"tracking", "store", "cluster", "name"}
+
+
+def test_settings_hold_no_secrets() -> None:
+    settings = settings_of({"data": {"token": "abc", "root": "https://me:abc@host/x"}})
+
+    assert "abc" not in repr(settings)
+
+
+def test_values_read_as_one_would_type_them() -> None:
+    assert [as_typed(value) for value in (None, True, 0.9, 3, "x", [1, "a"])] == [
+        "null",
+        "true",
+        "0.9",
+        "3",
+        "x",
+        '[1,"a"]',
+    ]
+
+
+def test_axes_are_what_differs_or_is_missing_somewhere() -> None:
+    assert varying([{"a": 1, "b": 1, "c": 1}, {"a": 1, "b": 2, "c": 1, "d": 0}, {"a": 1, "b": 1, "d": 0}]) == (
+        "b",
+        "c",
+        "d",
+    )
+    assert varying([]) == ()
+    assert varying([{"a": 1}]) == ()
