@@ -23,20 +23,22 @@ CAPTIONS = {
 }
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 76rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 86rem; margin: 2rem auto;
   padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; }
 p { margin: .4rem 0; } .quiet { color: #595959; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
+table { font-size: .87rem; }
+th, td { padding: .2rem .55rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
 th { border-bottom: 2px solid #8c8c8c; font-weight: 600; vertical-align: bottom; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
 td.text { white-space: normal; }
 tr.line td { border-top: 2px solid #c4c4c4; } tr.best td { font-weight: 700; }
 .pass::before { content: "✓ "; color: #00694d; } .fail::before { content: "✗ "; color: #a33c00; }
 .na::before { content: "– "; } .fail { font-weight: 600; }
-figure { margin: 1rem 0 2rem; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem 2rem; }
+figure { margin: 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 @media print { details > * { display: block; } figure { break-inside: avoid; } }
@@ -126,11 +128,13 @@ def _cells(point: Point, *, named: bool) -> tuple[str, ...]:
 
 
 def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:
-    if svgs:
-        yield "<h2>Figures</h2>"
+    if not svgs:
+        return
+    yield '<h2>Figures</h2><div class="figures">'
     for name, content in svgs.items():
         caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>"
         yield f'<figure id="{name}">{_inlined(content.decode(), name)}{caption}</figure>'
+    yield "</div>"
 
 
 def _inlined(svg: str, name: str) -> str:

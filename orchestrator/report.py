@@ -71,18 +71,17 @@ def draw(
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
-    """Return the figures by which sweeps can be sorted: accuracies, and what each line can do without loss."""
+    """Return the few figures by which sweeps can be sorted: dense accuracy, and what each line can do without loss."""
     many = len(comparison.panels) > 1
     found: dict[str, float] = {}
-    for point in (*comparison.dense, *comparison.operating_points):
+    for point in comparison.dense:
         if point.accuracy is not None:
-            place = f"{point.model}/{point.data}/{point.line}" if many else point.line
-            level = f"/{point.sparsity:.4f}" if point.round else ""
-            found[f"accuracy/{place}{level}"] = point.accuracy.mean
+            place = f"/{point.model}/{point.data}" if many else ""
+            found[f"summary/dense_accuracy{place}"] = point.accuracy.mean
     for (model, data, line), best in comparison.largest_matching.items():
         place = f"{model}/{data}/{line}" if many else line
-        found[f"matching_sparsity/{place}"] = best.sparsity if best else 0.0
-        found[f"matching_compression/{place}"] = best.compression if best else 1.0
+        found[f"summary/matching_sparsity/{place}"] = best.sparsity if best else 0.0
+        found[f"summary/matching_compression/{place}"] = best.compression if best else 1.0
     return dict(list(found.items())[:METRICS_SHOWN])
 
 

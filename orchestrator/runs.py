@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from orchestrator.mask_picture import mask_picture
 from orchestrator.records import Failure, Plan, StageEvent, StageRecord, SweepInfo, TrialSpec, canonical_json, digest
 from orchestrator.redact import redact, redact_tree
 from orchestrator.settings import as_typed, settings_of, varying
@@ -22,6 +23,7 @@ Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.logged"
 PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.overrides"
+COMMAND_TAG = "pruning.command"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
 NOTE_TAG = "mlflow.note.content"
 
@@ -182,7 +184,7 @@ class SweepView:
         content = Content(files=report, status=outcome, end=milliseconds(max(ends, default=0.0)) or None)
         content.points = [Point(_ODD.sub("_", key), float(value), 0, content.end or 0) for key, value in values.items()]
         if NOTE_FILE in report:
-            content.tags[NOTE_TAG] = f"{self._note()}\n{report[NOTE_FILE].decode()}"
+            content.tags[NOTE_TAG] = f"{report[NOTE_FILE].decode()}\n{self._note()}"
         return content
 
     def content(self, index: int, logged: str = "") -> Content | None:
@@ -208,6 +210,8 @@ class SweepView:
                 if record.kind == "round":
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
+        if content.masks:
+            content.files["masks/summary.svg"] = mask_picture(chain)
         self._conclude(content, index, chain)
         return content
 
@@ -258,8 +262,8 @@ class SweepView:
         return tags
 
     def _common_tags(self) -> dict[str, str]:
-        tags = {SWEEP_TAG: self.id, "sweep": self.sweep.name, "mlflow.source.type": "LOCAL"}
-        tags["mlflow.source.name"] = redact(self.sweep.command)
+        tags = {SWEEP_TAG: self.id, "sweep": self.sweep.name, COMMAND_TAG: redact(self.sweep.command)}
+        tags |= {"mlflow.source.name": "python -m orchestrator", "mlflow.source.type": "LOCAL"}
         if commit := self.sweep.environment.get("git_commit"):
             tags["mlflow.source.git.commit"] = commit
         return tags

@@ -40,6 +40,8 @@ ReadFile = Callable[[str, str], bytes]
 
 STATUSES: Mapping[str, Status] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Makes the interface open on runs and their charts, not on traces of language models."""
 MASKS_FILE = "masks.npz"
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100
 """With at most 100 tags these keep a batch within MLflow's 1000 entities."""
@@ -218,7 +220,8 @@ class _MlflowRuns:
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        return str(self._client.create_experiment(name, artifact_location=artifact_location(uri, name)))
+        location = artifact_location(uri, name)
+        return str(self._client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
 
     def _find(self, view: SweepView) -> None:
         """Find the sweep's runs again; of several with one identity the oldest counts."""

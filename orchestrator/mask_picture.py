@@ -1,0 +1,45 @@
+"""A trial's masks at a glance: a small SVG that says how much of each tensor every round has pruned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from orchestrator.records import StageRecord
+
+ROW, CELL, LETTER = 22, 74, 6.6
+"""Pixels: height of a row, width of a cell, width of a letter."""
+
+
+def mask_picture(chain: Sequence[StageRecord]) -> bytes:
+    """Return a grid as SVG: a row for each tensor, a column for each round, darker where more is pruned."""
+    rounds = [record for record in chain if record.kind == "round"]
+    names = list(dict.fromkeys(name for record in rounds for name in record.tensor_sparsity))
+    sizes = {name: size for record in rounds for name, size in record.tensor_sizes.items()}
+    labels = {name: f"{name} ({sizes.get(name, 0):,})" for name in names}
+    left = round(LETTER * max(map(len, (*labels.values(), "overall")))) + 16
+    width, height = left + CELL * len(rounds) + 8, ROW * (len(names) + 2) + 8
+    parts = [_text(left - 8, 1, "sparsity in %", "end")]
+    parts += [_text(left + CELL * (i + 0.5), 1, f"round {record.round}") for i, record in enumerate(rounds)]
+    for line, name in enumerate((*names, None)):
+        parts.append(_text(left - 8, line + 2, "overall" if name is None else labels[name], "end"))
+        for column, record in enumerate(rounds):
+            value = record.sparsity if name is None else record.tensor_sparsity.get(name)
+            if value is not None:
+                parts.append(_cell(left + CELL * column, line + 1, value))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+    ).encode()
+
+
+def _cell(x: float, line: int, sparsity: float) -> str:
+    shade = round(255 - 205 * sparsity)
+    ink = "white" if shade < 140 else "black"
+    grey = f"rgb({shade},{shade},{shade})"
+    box = f'<rect x="{x}" y="{ROW * line + 5}" width="{CELL - 2}" height="{ROW - 2}" fill="{grey}"/>'
+    return box + _text(x + CELL / 2, line + 1, f"{100 * sparsity:.2f}", ink=ink)
+
+
+def _text(x: float, line: int, text: str, anchor: str = "middle", ink: str = "black") -> str:
+    return f'<text x="{x:g}" y="{ROW * line - 2}" text-anchor="{anchor}" fill="{ink}">{escape(text)}</text>'
