@@ -122,6 +122,8 @@ class _Run:
         self.loss = criterion_of(config.loss, device)
         self.step = 0
         self.rate = 0.0
+        self.skipped = False
+        """The last step's fp16 gradients overflowed: it moved nothing, and the loss is scaled less from now on."""
         self.selected_step = 0
         self.curve: list[CurvePoint] = []
         self.losses: list[Tensor] = []
@@ -143,7 +145,8 @@ class _Run:
             self._update(inputs, labels)
             self.step = step
             after_step()
-            self._schedule("step")
+            if not self.skipped:
+                self._schedule("step")
             if step % self.epoch_length == 0:
                 self._schedule("epoch")
             if step % every == 0 or step == self.length:
@@ -164,8 +167,10 @@ class _Run:
         if self.config.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.skipped = self.scaler.get_scale() < scale
         self.losses.append(loss.detach())
         self.rate = float(self.optimizer.param_groups[0]["lr"])
 
