@@ -82,13 +82,13 @@ class Progress:
         asked = sum(len(trial.stages) for trial in self._plan.trials)
         dense = sum(spec.kind == "dense" for spec in stages.values())
         self.say(
-            f"Sweep {sweep}: {len(self._plan.trials)} trials, {len(stages)} stages ({dense} dense trainings, "
-            f"{len(stages) - dense} rounds), {asked - len(stages)} saved by sharing."
+            f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
+            f"({counted(dense, 'dense training')}, {counted(len(stages) - dense, 'round')}), "
+            f"{asked - len(stages)} saved by sharing."
         )
         if tally.records:
-            self.say(
-                f"Done already: {len(tally.records)} stages, {tally.done} trials. To run: {self._to_run()} stages."
-            )
+            done = f"{counted(len(tally.records), 'stage')}, {counted(tally.done, 'trial')}"
+            self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
         self._say_places(places)
 
     def closing(self, places: Mapping[str, str]) -> None:
@@ -174,9 +174,7 @@ class Progress:
             bar = Table.grid(padding=(0, 1))
             counts = f"{tally.settled}/{len(self._plan.stages)} stages{self._left()}"
             bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=tally.settled, width=40), counts)
-            trials = (
-                f"trials: {tally.waiting} waiting, {tally.active} running, {tally.done} done, {tally.failed} failed"
-            )
+            trials = f"{tally.waiting} trials waiting, {tally.active} running, {tally.done} done, {tally.failed} failed"
             running = Table.grid(padding=(0, 2))
             for name, figure, elapsed in self._running():
                 running.add_row(Text(name), Text(figure), Text(elapsed, justify="right"))
@@ -204,6 +202,11 @@ class Progress:
             cpus += cluster.get("cpus_per_trial", 1) or 0
             gpus += cluster.get("gpus_per_trial", 0) or 0
         return f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """1 trial, 2 trials."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def figures(record: StageRecord) -> str:

@@ -110,7 +110,7 @@ class ViewWriter:
                 troubles += 1
                 if not self._may_go_on(error, index, troubles):
                     return
-                self._abandoned.wait(min(2.0 ** (troubles - 2), 1.0 if self._closing else LONGEST_PAUSE))
+                self._abandoned.wait(min(2.0 ** (troubles - 2), LONGEST_PAUSE, *([1.0] if self._closing else [])))
 
     def _next(self) -> tuple[int, SweepView] | None:
         """Wait for a run to write; return None when the view is closed and nothing is left."""

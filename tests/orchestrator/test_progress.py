@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import pytest
+from factories import EPOCH, failed, finished, make_plan, make_record, make_records
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from orchestrator.eta import Eta
+from orchestrator.progress import Progress, duration
+from orchestrator.records import Plan, StageEvent
+from orchestrator.tally import Tally
+
+
+def shown(plan: Plan, events: list[StageEvent], *, terminal: bool = False, done: tuple[str, ...] = ()) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=200, force_terminal=terminal, highlight=False)
+    clock = iter(range(100_000))
+    records = {key: make_record(plan, key) for key in done}
+    with Progress(plan, records, console=console, clock=lambda: EPOCH + next(clock)) as progress:
+        progress.opening("digits", {"store": "/data/store", "MLflow": "mlflow ui"})
+        for event in events:
+            progress.event(event)
+        progress.closing({"store": "/data/store"})
+    return out.getvalue()
+
+
+def started(key: str, time: float) -> StageEvent:
+    return StageEvent("started", key, time)
+
+
+def test_without_a_terminal_every_event_is_one_plain_line() -> None:
+    plan = make_plan(seeds=(0,))
+    records = make_records(plan)
+    events = [event for key in plan.stages for event in (started(key, EPOCH), finished(records[key]))]
+
+    lines = shown(plan, events).splitlines()
+
+    assert "\x1b" not in "\n".join(lines)
+    told = [line for line in lines if line.startswith("  ") and ("started" in line or "finished" in line)]
+    assert len(told) == len(events)
+    assert "dense, seed 0 (shared by 4 trials)" in told[0]
+    assert "accuracy 97.7" in told[1]
+    assert "[1/9" in told[1]
+    assert "sparsity 50.00%" in next(
+        line for line in told if "sparsity=0.5 seed=0, round 2/2" in line and "fin" in line
+    )
+    assert lines[-2].startswith("4 of 4 trials done, in 0:")
+
+
+def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
+    plan = make_plan(seeds=(0,))
+
+    text = shown(plan, [], done=plan.trials[0].stages)
+
+    assert "Sweep digits: 4 trials, 9 stages (1 dense training, 8 rounds), 3 saved by sharing." in text
+    assert "Done already: 3 stages, 1 trial; 6 stages to run." in text
+    assert "MLflow  mlflow ui" in text
+    assert "/data/store" in text
+
+
+def test_a_failure_is_told_with_its_reason_and_log() -> None:
+    plan = make_plan(seeds=(0,))
+    text = shown(plan, [failed(plan.trials[0].stages[1])])
+
+    assert "loss is nan" in text
+    assert "/logs/0.log" in text
+    assert "1 failed" in text
+
+
+def test_on_a_terminal_the_display_is_live_and_failures_stay() -> None:
+    plan = make_plan(seeds=(0,))
+    dense, first = plan.trials[0].stages[:2]
+    text = shown(plan, [finished(make_record(plan, dense)), started(first, EPOCH), failed(first)], terminal=True)
+
+    assert "\x1b[?25l" in text
+    assert "\x1b[?25h" in text, "the cursor is given back"
+    assert "loss is nan" in text
+    assert "trials waiting" in text
+
+
+def test_the_live_display_shows_what_runs() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    dense, first, _ = plan.stages
+    console = Console(file=io.StringIO(), width=160)
+    progress = Progress(plan, {dense: make_record(plan, dense)}, console=console, clock=lambda: EPOCH + 70)
+    progress.event(started(first, EPOCH))
+    with console.capture() as capture:
+        console.print(progress._render())
+    text = capture.get()
+
+    assert "1/3 stages" in text
+    assert "0 trials waiting, 1 running, 0 done, 0 failed; in use: 1 CPU" in text
+    assert "round 1/2  to 68.4% from 0.0%, accuracy 97." in text
+    assert "1:10" in text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (-3, "0:00")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_tally_follows_a_trial() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=1)
+    dense, half, ninety = plan.stages
+    tally = Tally(plan, {})
+
+    def counts() -> tuple[int, int, int, int]:
+        return tally.waiting, tally.active, tally.done, tally.failed
+
+    assert counts() == (2, 0, 0, 0)
+    tally.take(started(dense, 0))
+    assert counts() == (0, 2, 0, 0)
+    tally.take(finished(make_record(plan, dense)))
+    assert counts() == (2, 0, 0, 0)
+    tally.take(started(half, 0))
+    tally.take(finished(make_record(plan, half)))
+    assert counts() == (1, 0, 1, 0)
+    tally.take(started(ninety, 0))
+    tally.take(failed(ninety))
+    assert counts() == (0, 0, 1, 1)
+    tally.take(StageEvent("retried", ninety, 0, attempt=2))
+    tally.take(started(ninety, 0))
+    assert counts() == (0, 1, 1, 0)
+    tally.take(finished(make_record(plan, ninety)))
+    assert counts() == (0, 0, 2, 0)
+    assert tally.settled == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
+def test_the_tally_never_loses_a_trial(steps: list[tuple[int, str]]) -> None:
+    plan = make_plan(seeds=(0,))
+    records, keys = make_records(plan), list(plan.stages)
+    tally = Tally(plan, {})
+    for position, kind in steps:
+        key = keys[position]
+        event = finished(records[key]) if kind == "finished" else replace(started(key, 0), kind=kind)  # type: ignore[arg-type]
+        tally.take(event)
+
+        lost = [any(key in tally.lost for key in trial.stages) for trial in plan.trials]
+        busy = [any(key in tally.running for key in trial.stages) for trial in plan.trials]
+        done = [all(key in tally.records for key in trial.stages) for trial in plan.trials]
+        assert tally.failed == sum(lost)
+        assert tally.active == sum(b and not f and not d for b, f, d in zip(busy, lost, done, strict=True))
+        assert tally.done == sum(done)
+        assert tally.waiting >= 0
+
+
+def simulate(plan: Plan, slots: int, spread: float, seed: int = 0) -> tuple[float, list[tuple[float, float | None]]]:
+    """Run `plan` on `slots` slots in made-up time; return its end and the estimates (time, seconds left)."""
+    draw = random.Random(seed)
+    took = {
+        key: (12.0 if spec.kind == "dense" else 4.0) * draw.uniform(1 - spread, 1 + spread)
+        for key, spec in plan.stages.items()
+    }
+    eta, ready, running, now = Eta(plan, {}), list(plan.children[None]), [], 0.0
+    estimates: list[tuple[float, float | None]] = []
+    while ready or running:
+        while ready and len(running) < slots:
+            key = ready.pop(0)
+            eta.started(key, now)
+            heappush(running, (now + took[key], key))
+        now, key = heappop(running)
+        eta.finished(key, now)
+        estimates.append((now, eta.seconds_left(now)))
+        ready = [*plan.children.get(key, ()), *ready]
+    return now, estimates
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_third_the_time_to_finish_is_right_within_a_fifth(slots: int, seed: int) -> None:
+    plan = make_plan(methods=("random_unstructured",), sparsities=(0.5, 0.75, 0.875, 0.9375, 0.96875), rounds=3)
+    end, estimates = simulate(plan, slots, spread=0.2, seed=seed)
+
+    later = [(now, left) for now, left in estimates if end / 3 <= now <= 0.9 * end]
+    assert later
+    for now, left in later:
+        assert left is not None
+        assert abs(now + left - end) <= 0.2 * end
+
+
+def test_nothing_is_estimated_before_something_has_finished() -> None:
+    plan = make_plan()
+    eta = Eta(plan, {})
+
+    assert eta.seconds_left(0.0) is None
+    eta.started(next(iter(plan.stages)), 0.0)
+    assert eta.seconds_left(5.0) is None
