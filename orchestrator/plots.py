@@ -42,10 +42,12 @@ def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
     with mpl.rc_context(STYLE):
         figure = draw()
         FigureCanvasAgg(figure)
+        figure.draw_without_rendering()  # lays the figure out, which takes longest; the files then share the layout
+        figure.set_layout_engine("none")
         files = {}
         for kind, options in (("svg", {"metadata": {"Date": None, "Creator": None}}), ("png", {"dpi": 150})):
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, bbox_inches="tight", **options)
+            figure.savefig(buffer, format=kind, **options)
             files[kind] = buffer.getvalue()
         return files
 

@@ -112,16 +112,6 @@ class InMlflow:
                 yield file.path
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A fresh MLflow database, made once: its migration takes seconds."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path.read_bytes()
-
-
 @pytest.fixture(params=["memory", "mlflow"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from factories import EPOCH, config, make_plan, make_records, plan_of
+
+from orchestrator.audit import Finding, audit
+from orchestrator.compare import compare
+from orchestrator.records import CurvePoint, Plan, StageRecord
+
+FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
+
+
+def findings(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in audit(plan, records, compare(plan, records))}
+
+
+def one(plan: Plan, records: Mapping[str, StageRecord], word: str) -> Finding:
+    (found,) = [finding for rule, finding in findings(plan, records).items() if word in rule]
+    return found
+
+
+def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
+    plan = make_plan(sparsities=FIVE)
+    found = findings(plan, make_records(plan))
+
+    assert {rule: each.verdict for rule, each in found.items() if each.verdict != "pass"} == {
+        "3 or more pairs of data set and network": "fail"
+    }
+    assert all(each.reason for each in found.values())
+
+
+def test_three_networks_pass() -> None:
+    models = [{"name": name} for name in ("cnn", "mlp", "lenet5")]
+    plan = plan_of([config("l1_unstructured", 0.5, 0, model=model) for model in models])
+
+    assert one(plan, make_records(plan), "pairs").verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("word", "plan", "reason"),
+    [
+        ("operating points", make_plan(sparsities=FIVE[:4]), "has 4"),
+        ("seeds at every", make_plan(sparsities=FIVE, seeds=(0, 1)), "has 2"),
+        ("random control", make_plan(methods=("l1_unstructured",)), "none among l1_unstructured"),
+        ("magnitude", make_plan(methods=("random_unstructured",)), "none among random_unstructured"),
+    ],
+)
+def test_what_a_sweep_lacks_fails_with_its_reason(word: str, plan: Plan, reason: str) -> None:
+    found = one(plan, make_records(plan), word)
+
+    assert found.verdict == "fail"
+    assert reason in found.reason
+
+
+def broken(**changes: object) -> tuple[Plan, dict[str, StageRecord]]:
+    plan = make_plan()
+    records = make_records(plan)
+    key = plan.trials[0].stages[1]
+    records[key] = replace(records[key], **changes)  # type: ignore[arg-type]
+    return plan, records
+
+
+@pytest.mark.parametrize(
+    ("word", "changes"),
+    [
+        ("achieved", {"sparsity": 0.2}),
+        ("dead", {"tensor_sparsity": {"fc1.weight": 1.0}}),
+        ("test read once", {"curve": (CurvePoint(1, 0.1, EPOCH, {"test/accuracy": 0.9}),)}),
+        ("test read once", {"before": {"test/accuracy": 0.9}}),
+        ("test read once", {"after": {"test/accuracy": 0.9}}),
+    ],
+)
+def test_a_broken_law_fails_and_names_the_round(word: str, changes: dict[str, object]) -> None:
+    plan, records = broken(**changes)
+    found = one(plan, records, word)
+
+    assert found.verdict == "fail"
+    assert f"{plan.trials[0].name}, round 1" in found.reason
+
+
+def test_a_missing_trial_unpairs_the_seeds() -> None:
+    plan = make_plan()
+    records = make_records(plan)
+    del records[plan.trials[0].stages[-1]]
+    found = findings(plan, records)
+
+    assert found["every trial finished"].verdict == "fail"
+    assert plan.trials[0].name in found["every trial finished"].reason
+    assert one(plan, records, "same seeds").verdict == "fail"
+    assert one(plan, records, "seeds at every").verdict == "fail"
+
+
+def test_without_pruning_most_rules_do_not_apply() -> None:
+    plan = make_plan()
+    records = {key: record for key, record in make_records(plan).items() if record.kind == "dense"}
+    verdicts = {finding.verdict for finding in audit(plan, records, compare(plan, records))}
+
+    assert "n/a" in verdicts
+    assert all(finding.reason for finding in audit(plan, {}, compare(plan, {})))

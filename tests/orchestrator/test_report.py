@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import MISSING, browser
+from factories import SIZES, make_plan, make_records, sweep_info
+
+from orchestrator.compare import compare
+from orchestrator.compare import main as compare_main
+from orchestrator.records import Plan, StageRecord
+from orchestrator.report import report
+from orchestrator.saved import load, manifest
+from orchestrator.store import Store
+from orchestrator.sync import main as sync_main
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
+
+PLAN = make_plan(sparsities=(0.5, 0.9), rounds=1)
+RECORDS = make_records(PLAN)
+
+
+class Page(HTMLParser):
+    """Collects tags, references and identifiers, and holds open tags to be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.identifiers: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.references.append(value or "")
+            if name == "id":
+                self.identifiers.append(value or "")
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "br", "img"):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def masks(key: str, name: str) -> bytes:
+    """Return random masks as a store would."""
+    import torch
+
+    from pruning.masks import MaskSet
+
+    generator = torch.Generator().manual_seed(int(key[:8], 16))
+    return MaskSet({name: torch.rand(size, generator=generator) < 0.5 for name, size in SIZES.items()}).to_bytes()
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+
+
+def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes]) -> None:
+    assert {path.removeprefix("comparison/") for path in files} == {
+        "report.html",
+        "summary.csv",
+        "trials.csv",
+        "comparison.json",
+        "audit.json",
+        "metrics.json",
+        "README.md",
+        *(
+            f"figures/{name}.{kind}"
+            for name in ("accuracy", "fine_tuning", "curves", "cost", "layers", "overlap")
+            for kind in ("svg", "png")
+        ),
+    }
+    assert len(json.loads(files["comparison/audit.json"])) == 12
+    assert json.loads(files["comparison/metrics.json"])["summary/dense_accuracy"] == pytest.approx(0.9782, abs=1e-3)
+
+
+def test_the_page_is_whole_and_asks_for_nothing(files: dict[str, bytes]) -> None:
+    page = Page(files["comparison/report.html"].decode())
+
+    assert page.open == []
+    assert all(reference.startswith(("#", "data:image/png;")) for reference in page.references)
+    assert len(set(page.identifiers)) == len(page.identifiers)
+    assert {each[1:] for each in page.references if each[0] == "#"} <= set(page.identifiers)
+    text = files["comparison/report.html"].decode()
+    assert not re.search(r"<(script|link|iframe|img)\b|@import|url\((?!#)", text)
+
+
+def test_the_page_says_what_was_run_and_keeps_secrets(files: dict[str, bytes]) -> None:
+    text = files["comparison/report.html"].decode()
+
+    assert "python -m orchestrator +sweep=synthetic" in text
+    assert "2.13.0" in text
+    assert not any(b"hunter2" in content for content in files.values())
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    plan = dataclasses.replace(
+        PLAN, trials=tuple(dataclasses.replace(trial, name=f"<script>{trial.name}") for trial in PLAN.trials)
+    )
+    key = plan.trials[0].stages[-1]
+    records = {k: v for k, v in RECORDS.items() if k != key}
+    found = compare(plan, records, {key: "<img src=x>"})
+    text = report(sweep_info("<b>&"), plan, records, found)["comparison/report.html"]
+
+    assert b"<script>" not in text
+    assert b"<img" not in text
+    assert b"<b>&<" not in text
+
+
+def test_a_sweep_of_which_nothing_finished_has_a_report_too() -> None:
+    files = report(sweep_info(), PLAN, {}, compare(PLAN, {}), masks)
+
+    assert b"0 of 12 trials finished" in files["comparison/report.html"]
+    assert not any("figures" in path for path in files)
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: bytes) -> Store:
+    """A store with two finished sweeps, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("mlflow.db").write_bytes(empty_database)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    store = Store("store")
+    for name, seeds in (("first-1", (0, 1)), ("second-2", (2,))):
+        plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=seeds, rounds=1)
+        commit(store, plan, make_records(plan))
+        store.save_sweep(name, manifest(sweep_info(name), plan))
+    return store
+
+
+def commit(store: Store, plan: Plan, records: dict[str, StageRecord]) -> None:
+    for key, record in records.items():
+        held = {"masks.npz": masks(key, "masks.npz")} if record.kind == "round" else {}
+        store.commit(dataclasses.replace(record, files={}), held)
+
+
+def test_a_saved_sweep_is_loaded_as_it_was(stored: Store) -> None:
+    sweep = load(stored, "first-1")
+
+    assert [trial.name for trial in sweep.plan.trials] == [
+        "l1_unstructured sparsity=0.9 seed=0",
+        "l1_unstructured sparsity=0.9 seed=1",
+    ]
+    assert set(sweep.records) == set(sweep.plan.stages)
+    assert sweep.info.command.startswith("python -m orchestrator +sweep=synthetic")
+    assert "hunter2" not in repr(sweep)
+
+
+def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_main(["first", "second-2", "--output", "out"]) == 0
+
+    out = capsys.readouterr().out
+    assert "l1_unstructured" in out
+    assert re.search(r"90\.01 .* 3$", out, re.MULTILINE)
+    assert b"first-1 + second-2" in Path("out/comparison/report.html").read_bytes()
+
+
+def test_compare_lists_what_there_is(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_main([]) == 0
+    assert capsys.readouterr().out.split() == ["first-1", "second-2"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], [""], ["first", "--option", "x"], ["first", "--output", "store/store.json"]]
+)
+def test_a_users_mistake_is_a_sentence(stored: Store, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert compare_main(arguments) == 2
+    assert capsys.readouterr().err.startswith("`")
+
+
+def test_sync_completes_mlflow_from_the_store(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlflow import MlflowClient
+
+    assert sync_main(["first"]) == 0
+    assert sync_main(["first", "second"]) == 0
+
+    assert "2 trials are in MLflow" in capsys.readouterr().out
+    client = MlflowClient(f"sqlite:///{Path('mlflow.db').absolute()}")
+    runs = client.search_runs([client.get_experiment_by_name("pruning").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == [
+        "first-1",
+        "l1_unstructured sparsity=0.9 seed=0",
+        "l1_unstructured sparsity=0.9 seed=1",
+        "l1_unstructured sparsity=0.9 seed=2",
+        "second-2",
+    ]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    (parent,) = [run for run in runs if run.info.run_name == "first-1"]
+    assert f"/runs/{parent.info.run_id}/artifacts/comparison/report.html" in parent.data.tags["mlflow.note.content"]
+
+
+def test_sync_tells_of_failures_and_of_what_was_never_run(stored: Store) -> None:
+    from mlflow import MlflowClient
+
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(5, 6), rounds=1)
+    (_, broken), (_, missing) = (trial.stages for trial in plan.trials)
+    records = {key: record for key, record in make_records(plan).items() if key not in (broken, missing)}
+    commit(stored, plan, records)
+    stored.save_sweep("third-3", manifest(sweep_info("third-3"), plan, {broken: "loss is nan"}))
+
+    assert sync_main(["third"]) == 0
+
+    client = MlflowClient(f"sqlite:///{Path('mlflow.db').absolute()}")
+    runs = client.search_runs([client.get_experiment_by_name("pruning").experiment_id])
+    assert {run.info.run_name.rpartition("seed=")[2]: run.info.status for run in runs} == {
+        "third-3": "FAILED",
+        "5": "FAILED",
+        "6": "KILLED",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_bytes(files["comparison/report.html"])
+    with browser(tmp_path / "profile") as window:
+        window.open(page.as_uri())
+        window.wait_for_text("synthetic", "Comparison", "random_unstructured", "Figures", "every trial finished")
+        sizes = window.script(
+            "return [...document.querySelectorAll('figure > svg')].map(svg => svg.getBoundingClientRect())"
+            ".map(box => Math.min(box.width, box.height))"
+        )
+
+        assert window.errors() == []
+        assert len(sizes) == 6
+        assert min(sizes) > 100
+        assert window.script("return performance.getEntriesByType('resource').length") == 0
