@@ -58,6 +58,7 @@ def fit(
     *,
     seed: int,
     device: torch.device,
+    before_clip: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     on_point: Callable[[CurvePoint], None] | None = None,
@@ -72,6 +73,7 @@ def fit(
 
     Args:
         config: a plain `orchestrator.schema.Train`; absent keys have their defaults.
+        before_clip: called before gradients are clipped, when they are: masking those of pruned entries.
         after_step: called after each optimizer step, before anything is evaluated: re-masking.
         cancelled: asked before each batch.
         on_point: told each point as it comes.
@@ -88,7 +90,7 @@ def fit(
     model.to(device)
     modes = [(module, module.training) for module in model.modules()]
     with seeded(derive(seed, "training"), device):
-        run = _Run(model, data, settings, seed, device)
+        run = _Run(model, data, settings, seed, device, before_clip or _nothing)
         try:
             model.train()
             run.train(after_step or _nothing, cancelled or _never, on_point or _ignore)
@@ -101,9 +103,18 @@ def fit(
 class _Run:
     """One training: the optimizer's state, where it is, and the best weights so far."""
 
-    def __init__(self, model: nn.Module, data: Data, config: schema.Train, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        config: schema.Train,
+        seed: int,
+        device: torch.device,
+        before_clip: Callable[[], None],
+    ) -> None:
         _require_precision(config.precision, device)
         self.model, self.data, self.config, self.device = model, data, config, device
+        self.before_clip = before_clip
         generator = torch.Generator().manual_seed(derive(seed, "order"))
         self.batches = data.train.batches(
             config.batch_size, device=device, generator=generator, drop_last=config.drop_last
@@ -166,6 +177,7 @@ class _Run:
         torch.autograd.backward(self.scaler.scale(loss))
         if self.config.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
+            self.before_clip()
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)

@@ -85,6 +85,22 @@ def test_plateau_follows_the_validation_loss() -> None:
     assert rate < 3.0
 
 
+def test_gradients_that_before_clip_removes_do_not_count() -> None:
+    model = network()
+    last = model[4].bias
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def drop() -> None:
+        for parameter in model.parameters():
+            if parameter is not last:
+                parameter.grad = None
+
+    fit(model, lr=1.0, momentum=0.0, epochs=None, steps=1, batch_size=TRAIN, clip_norm=1e-3, before_clip=drop)
+    moved = [float((p - b).detach().norm()) for p, b in zip(model.parameters(), before, strict=True)]
+
+    assert sum(moved) == pytest.approx(1e-3, rel=1e-3), "what is left is clipped to the whole norm"
+
+
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_clipping_bounds_the_norm_of_all_gradients_together(clip: float | None) -> None:
     model = nn.Linear(4, 3)

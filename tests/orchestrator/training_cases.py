@@ -44,7 +44,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> training.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
-    hooks = {key: options.pop(key) for key in ("after_step", "cancelled", "on_point") if key in options}
+    hooks = {key: options.pop(key) for key in ("before_clip", "after_step", "cancelled", "on_point") if key in options}
     return training.fit(model, data or problem(), settings(**options), seed=seed, device=CPU, **hooks)
 
 
