@@ -49,6 +49,9 @@ def main() -> None:
         from orchestrator.compose import explain
 
         sys.exit(_say(explain(error, CONF), 2))
+    except BrokenPipeError:  # who read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _say(text: str, status: int) -> int:

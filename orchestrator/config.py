@@ -154,6 +154,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _method_violations(config["method"])
     for name in ("train", "finetune"):
         yield from (f"{sentence}" for sentence in schema.violations(name, config[name]))
+    if isinstance(config["data"], Mapping):
+        yield from schema.split_violations("data", config["data"])
     yield from cluster.validate(config["cluster"])
     yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))
     yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))

@@ -67,7 +67,7 @@ def _preset(master: DictConfig) -> str | None:
 
 
 def _returned(job: Job, outcome: Outcome, index: int, failure: SweepIncomplete | None) -> JobReturn:
-    result = JobReturn(overrides=list(job.overrides), cfg=OmegaConf.create(dict(job.config or {})))
+    result = JobReturn(overrides=list(job.overrides))  # a config for each would cost 20 ms, and no sweeper reads it
     if outcome.ran and not outcome.complete(index):
         result.status, result.return_value = JobStatus.FAILED, failure
     else:

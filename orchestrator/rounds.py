@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,15 @@ def prune_round(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator
         else:
             amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
             method.apply(parameter.module, parameter.parameter, amount=amount, **common)
+
+
+def hold_finite(metrics: Mapping[str, float]) -> None:
+    """Raise `LawBroken` for a network whose loss after pruning is no number: nothing can be compared with it."""
+    if not math.isfinite(metrics["loss"]):
+        raise LawBroken(
+            f"the loss of the pruned network is {metrics['loss']} before any fine-tuning: its activations overflow; "
+            "use `finetune.precision=fp32`, or a method that leaves the layers balanced."
+        )
 
 
 def hold_laws(

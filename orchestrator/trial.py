@@ -26,7 +26,7 @@ from orchestrator.records import OrchestratorError, StageRecord, StageSpec
 from orchestrator.seeding import derive
 from orchestrator.stages import WEIGHTS
 from orchestrator.work import WorkOrder
-from pruning import enforce_masks, is_pruned
+from pruning import enforce_masks, is_pruned, mask_gradients
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet
 
@@ -114,6 +114,7 @@ class Session:
         enforce_masks(self._model)
         self._masks = MaskSet.collect(self._model)
         before = training.evaluate(self._model, self._data.val, **self._evaluation(config))
+        rounds.hold_finite(before)
         fit = self._fit(spec, config, after_step=lambda: enforce_masks(self._model))
         enforce_masks(self._model)
         after = self._final(config)
@@ -138,6 +139,7 @@ class Session:
             config,
             seed=derive(spec.fields["seed"], f"{spec.round}/fit"),
             device=self._device,
+            before_clip=lambda: mask_gradients(self._model),
             after_step=after_step,
             cancelled=self._order.cancelled,
         )

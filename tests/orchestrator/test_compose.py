@@ -1,0 +1,95 @@
+"""Jobs are composed as Hydra composes them, once for each set of group choices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from orchestrator import compose, config
+from orchestrator.__main__ import CONF
+from orchestrator.plan import Job, make_plan
+
+Hydra = tuple[ConfigLoader, DictConfig]
+
+
+@pytest.fixture
+def hydra() -> Iterator[Hydra]:
+    config.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        yield loader, loader.load_configuration("config", [], RunMode.MULTIRUN)
+
+
+def composed(hydra: Hydra, jobs: Sequence[Sequence[str]]) -> list[Job]:
+    return list(compose.compose_jobs(*hydra, jobs))
+
+
+def whole(hydra: Hydra, job: Sequence[str]) -> dict[str, Any]:
+    """What Hydra itself makes of a job."""
+    return compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        [["seed=1"], ["seed=2"]],
+        [
+            ["method=ln_structured", "method.n=1"],
+            ["method=identity", "seed=3"],
+            ["method=ln_structured", "method.n=inf"],
+        ],
+        [["schedule.sparsity=0.5"], ["schedule.sparsity=null", "schedule.amount=3"], ["schedule=amount"]],
+        [["model=mlp", "model.hidden=[8,4]"], ["model=mlp", "model.hidden=[2]"]],
+        [["train.optimizer.lr=0.1"], ["optimizer@train.optimizer=adam"], ["+train.optimizer.nesterov=true"]],
+        [["train.optimizer={_target_: torch.optim.SGD, lr: 1}"], ["train.optimizer.lr=0.5"]],
+        [["prune.exclude=['conv1*']", "seed=1"], ["prune.exclude=[]", "seed=2"]],
+        [["data.mean=[0.1]", "seed=0"], ["data.mean='${data.std}'", "seed=0"], ["data.mean='${data.std}'", "seed=1"]],
+    ],
+)
+def test_each_config_is_what_hydra_composes(hydra: Hydra, jobs: list[list[str]]) -> None:
+    for job, made in zip(jobs, composed(hydra, jobs), strict=True):
+        assert made.error is None
+        assert made.config == whole(hydra, job)
+
+
+def test_jobs_do_not_see_each_others_values(hydra: Hydra) -> None:
+    jobs = [["seed=1", "train.epochs=3"], ["seed=2"], ["train.epochs=4", "seed=1"]]
+
+    assert [(j.config["seed"], j.config["train"]["epochs"]) for j in composed(hydra, jobs) if j.config] == [
+        (1, 3),
+        (2, 15),
+        (1, 4),
+    ]
+
+
+def test_an_interpolation_follows_what_it_points_to(hydra: Hydra) -> None:
+    jobs = [[f"train.epochs={n}", "finetune.epochs='${train.epochs}'"] for n in (3, 5)]
+
+    assert [job.config["finetune"]["epochs"] for job in composed(hydra, jobs) if job.config] == [3, 5]
+
+
+def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -> None:
+    good, wrong_type, unknown = composed(hydra, [["seed=1"], ["seed=x"], ["sed=1"]])
+
+    assert good.error is None
+    assert wrong_type.error is not None
+    assert wrong_type.error.startswith("`seed` (=x) has the wrong type")
+    assert unknown.config is None
+
+
+def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None:
+    jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(40) for s in range(1, 100, 2)]
+    composed(hydra, jobs[:1])
+    start = time.process_time()
+    plan = make_plan(composed(hydra, jobs))
+
+    assert len(plan.trials) == 2000
+    assert time.process_time() - start < 2.0

@@ -1,0 +1,196 @@
+"""A stage is a function of its spec and its parent's state, and is held to the laws before it is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import nn
+
+import pruning
+from orchestrator import rounds
+from orchestrator.models import prunable
+from orchestrator.records import StageRecord, StageSpec
+from orchestrator.rounds import LawBroken
+from orchestrator.store import Store
+from orchestrator.trial import plain_state, run_segment, state_digest
+from orchestrator.work import WorkOrder
+from pruning.masks import MaskSet
+
+TRAIN = {
+    "epochs": 1,
+    "batch_size": 128,
+    "eval_batch_size": 512,
+    "precision": "fp32",
+    "loss": None,
+    "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+}
+PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+RANDOM = {"_target_": "pruning.RandomUnstructured", "scope": "layer"}
+SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
+
+
+def dense(seed: int = 0, **changes: Any) -> StageSpec:
+    model = {"_target_": "orchestrator.models.mlp", "input_shape": None, "classes": None, "hidden": [8]}
+    data = {"_target_": "orchestrator.data.digits", "val_fraction": 0.15}
+    fields = {"model": model, "data": data, "train": TRAIN, "seed": seed, "device": "cpu", "threads": 1}
+    return StageSpec("dense", {**fields, **changes})
+
+
+def chain(*targets: float, method: Mapping[str, Any] = RANDOM, **changes: Any) -> tuple[StageSpec, ...]:
+    specs = [dense(**changes)]
+    for index, target in enumerate(targets, start=1):
+        fields = {"method": method, "prune": PRUNE, "finetune": TRAIN, "seed": 0, "round": index, "target": target}
+        specs.append(StageSpec("round", fields, specs[-1].key))
+    return tuple(specs)
+
+
+def run(store: Store, specs: tuple[StageSpec, ...]) -> list[StageRecord]:
+    return list(run_segment(WorkOrder(specs=specs, store=store)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        RANDOM,
+        {"_target_": "pruning.L1Unstructured", "scope": "layer"},
+        {"_target_": "pruning.L1Unstructured", "scope": "global"},
+        {"_target_": "pruning.RandomUnstructured", "scope": "global"},
+    ],
+)
+def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any]) -> None:
+    records = run(store, chain(0.3, 0.55, 0.9, method=method))
+    total = sum(records[1].tensor_sizes.values())
+
+    assert total == 64 * 8 + 80
+    for record, target in zip(records[1:], (0.3, 0.55, 0.9), strict=True):
+        masks = MaskSet.from_bytes(store.read(record.key, "masks.npz"))
+        if method["scope"] == "global":
+            assert sum(masks.kept().values()) == total - round(target * total)
+        else:
+            assert masks.kept() == {name: size - round(target * size) for name, size in masks.sizes().items()}
+        assert record.sparsity == masks.sparsity()
+
+
+def test_structured_rounds_count_channels(store: Store) -> None:
+    method = {"_target_": "pruning.LnStructured", "scope": "layer", "n": 2, "dim": 1}
+    records = run(store, chain(0.25, 0.5, method=method))
+    masks = MaskSet.from_bytes(store.read(records[2].key, "masks.npz"))
+
+    assert {name: int(mask.any(0).sum()) for name, mask in masks.items()} == {
+        name: mask.shape[1] - round(0.5 * mask.shape[1]) for name, mask in masks.items()
+    }
+
+
+def test_pruned_weights_stay_zero_through_momentum_and_weight_decay(store: Store) -> None:
+    record = run(store, chain(0.5))[1]
+    weights = load(store.read(record.key, "weights.safetensors"))
+    for name, mask in MaskSet.from_bytes(store.read(record.key, "masks.npz")).items():
+        assert not weights[name][~mask].any()
+        assert weights[name][mask].all()
+    assert state_digest(weights) == record.weights_digest
+
+
+def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:
+    specs = chain(0.3, 0.6)
+    other = Store(str(tmp_path / "other"))
+    whole = run(store, specs)
+    apart = [record for spec in specs for record in run(other, (spec,))]
+
+    assert [record.result() for record in whole] == [record.result() for record in apart]
+    assert [store.read(r.key, "weights.safetensors") for r in whole] == [
+        other.read(r.key, "weights.safetensors") for r in apart
+    ]
+
+
+def test_the_global_generators_are_neither_used_nor_moved(store: Store, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = run(store, chain(0.5))
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
+
+    assert [r.result() for r in run(Store(str(tmp_path / "other")), chain(0.5))] == [r.result() for r in first]
+
+
+def test_seeds_draw_other_networks_and_other_masks(store: Store) -> None:
+    first, second = run(store, chain(0.5)), run(store, chain(0.5, seed=1))
+
+    assert first[0].weights_digest != second[0].weights_digest
+
+
+def test_the_record_says_what_was_done(store: Store) -> None:
+    trained, pruned = run(store, chain(0.5))
+
+    assert set(trained.after) == {"val/loss", "val/accuracy", "test/loss", "test/accuracy"}
+    assert trained.before == {}
+    assert set(pruned.before) == {"val/loss", "val/accuracy"}, "the test split is read once, at the end"
+    assert pruned.requested_sparsity == 0.5
+    assert pruned.tensor_sizes == SIZES or set(pruned.tensor_sizes.values()) == set(SIZES.values())
+    assert pruned.remaining_parameters == pruned.parameters - 296
+    assert pruned.macs == 64 * 8 + 80
+    assert pruned.macs_remaining == 296
+    assert StageSpec.from_json(pruned.spec).key == pruned.key
+    assert store.finished([pruned.key]) == {pruned.key: pruned}
+
+
+def test_a_dead_layer_is_reported(store: Store) -> None:
+    method = {"_target_": "pruning.L1Unstructured", "scope": "layer"}
+    (_, record) = run(store, chain(0.999, method=method))
+
+    assert any("every weight of" in warning for warning in record.warnings)
+
+
+class Forgetful(pruning.L1Unstructured):
+    """Prunes one entry fewer than it is told."""
+
+    def compute_mask(self, scores: torch.Tensor, default_mask: torch.Tensor) -> torch.Tensor:
+        mask = super().compute_mask(scores, default_mask).clone()
+        flat = mask.view(-1)
+        flat[(flat == 0).nonzero()[:5]] = 1
+        return mask
+
+
+def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:
+    with pytest.raises(LawBroken, match=r"achieved sparsity .* is not the requested 0\.5"):
+        run(store, chain(0.5, method={"_target_": f"{__name__}.Forgetful", "scope": "layer"}))
+
+
+def test_the_laws_are_held() -> None:
+    model = nn.Linear(4, 2)
+    chosen = prunable(model, PRUNE)
+    parent = MaskSet({"weight": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])})
+    masks = MaskSet({"weight": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])})
+    weights = {"weight": masks["weight"].float()}
+    fields = {"method": RANDOM, "target": 0.25}
+
+    assert rounds.hold_laws(chosen, fields, parent, masks, weights) == ()
+    with pytest.raises(LawBroken, match="not nested"):
+        rounds.hold_laws(chosen, fields, MaskSet({"weight": 1 - masks["weight"].int()}), masks, weights)
+    with pytest.raises(LawBroken, match="not zero: weight"):
+        rounds.hold_laws(chosen, fields, parent, masks, {"weight": torch.ones(2, 4)})
+    with pytest.raises(LawBroken, match=r"is not the requested 0\.5"):
+        rounds.hold_laws(chosen, {**fields, "target": 0.5}, parent, masks, weights)
+    with pytest.raises(LawBroken, match="is nan"):
+        rounds.hold_finite({"loss": float("nan")})
+
+
+@pytest.mark.parametrize("engine", ["inplace", "reparam"])
+def test_the_plain_state_is_that_of_a_network_never_pruned(engine: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    names = sorted(model.state_dict())
+    pruning.l1_unstructured(model[0], "weight", amount=5, engine=engine)
+    plain = plain_state(model)
+
+    assert sorted(plain) == names
+    assert int((plain["0.weight"] == 0).sum()) == 5
+    nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).load_state_dict(plain)
