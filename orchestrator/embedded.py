@@ -34,10 +34,19 @@ def while_starting(threads: int) -> dict[str, str]:
     return {
         **ALWAYS,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what it does on those systems, it does anywhere: loopback only
+        **of_workers(threads),
+    }
+
+
+def of_workers(threads: int) -> dict[str, str]:
+    """Return what worker processes must find, of our own Ray or of any."""
+    found = {
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # a reused worker must see every GPU that it may be given
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(import_path()),
     }
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:  # a submitted job brings its working directory itself
+        found["PYTHONPATH"] = os.pathsep.join(import_path())
+    return found
 
 
 def import_path() -> list[str]:

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator import embedded
+from orchestrator.address import Address, ClusterError, address_of
 from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Attempt, Dispatcher
 from orchestrator.inline import InlineExecutor
 from orchestrator.placement import Node, Watch, cuda_device, refusal, request
-from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
+from orchestrator.records import Failure, Plan, StageEvent, StageRecord
 from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 OBJECT_STORE = 128 * 2**20
 """Bytes of the object store of a Ray of our own: nothing but records passes through it."""
-
-
-class ClusterError(OrchestratorError):
-    """Ray cannot be had, or can never run what is asked."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class RayExecutor:
     ) -> None:
         self._cluster, self._store, self._work = cluster, store, work
         self._logs, self._grace = Path(logs).absolute(), grace
-        self._wanted = request(cluster)
+        self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._started = self._owned = False
@@ -105,7 +102,7 @@ class RayExecutor:
         """
         with self._lock:
             if not self._started:
-                self._owned = _connect(self._cluster, self._work)
+                self._owned = _connect(self._address, self._cluster, self._work)
                 self._started = True
         reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive])
         if reason is not None and not self._cluster.autoscaling:
@@ -126,7 +123,8 @@ class RayExecutor:
         """
         self.start()
         dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
-        tasks, watch = Tasks(self._cluster, self._wanted), Watch(self._cluster, self._wanted, _nodes)
+        tasks = Tasks(self._cluster, self._wanted, own=self._address.own)
+        watch = Watch(self._cluster, self._wanted, _nodes)
         try:
             while not dispatcher.done:
                 if self._cancelled.is_set() and not dispatcher.stopping:
@@ -189,7 +187,7 @@ class RayExecutor:
 class Tasks:
     """The attempts that Ray has been given, each a stream of items."""
 
-    def __init__(self, cluster: Cluster, wanted: dict[str, float]) -> None:
+    def __init__(self, cluster: Cluster, wanted: dict[str, float], *, own: bool) -> None:
         import ray
 
         special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
@@ -204,8 +202,8 @@ class Tasks:
         }
         if "memory" in wanted:
             options["memory"] = int(wanted["memory"])
-        if "GPU" in wanted:  # a reused worker must see every GPU that it may be given
-            options["runtime_env"] = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+        if not own:
+            options["runtime_env"] = {"env_vars": embedded.of_workers(cluster.thread_count)}
         self._function = ray.remote(**options)(_run)
         self._running: dict[ObjectRefGenerator, Task] = {}
         self._cancelled: dict[bool, float] = {}
@@ -300,15 +298,15 @@ def _next(generator: ObjectRefGenerator) -> Place | StageRecord | Failure | None
         return None
     except exceptions.TaskCancelledError:
         return Failure("the task was cancelled from outside of the sweep", transient=True)
-    except exceptions.RayTaskError as error:
-        cause = error.cause
-        return Failure(f"{type(cause).__name__}: {cause}", traceback=error.traceback_str, host=str(error.ip))
+    except exceptions.RayTaskError as error:  # before the work began: it could not be imported there, say
+        text = str(error).strip()
+        return Failure(f"the worker could not begin: {text.splitlines()[-1]}", traceback=text)
     except (exceptions.RuntimeEnvSetupError, exceptions.TaskUnschedulableError) as error:
         return Failure(f"no worker could be started: {error}")
     except exceptions.WorkerCrashedError:
         return Failure("the worker process died: killed, out of memory, or a crash in native code", transient=True)
     except exceptions.RayError as error:  # NodeDiedError, OutOfMemoryError, a lost record
-        return Failure(f"the worker was lost: {str(error).strip().splitlines()[0]}", transient=True)
+        return Failure(f"the worker was lost: {str(error).strip().splitlines()[0].partition('. ')[0]}", transient=True)
 
 
 def _nodes() -> list[Node]:
@@ -318,24 +316,19 @@ def _nodes() -> list[Node]:
     return [Node(node["NodeID"], node["Alive"], node["Resources"]) for node in found]
 
 
-def _connect(cluster: Cluster, work: Work | str) -> bool:
+def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
     """Connect to Ray unless this process is; return whether it did."""
-    address, named = cluster.address or "local", "cluster.address"
-    if cluster.address in (None, "auto") and (elsewhere := os.environ.get("RAY_ADDRESS")):
-        address, named = elsewhere, "RAY_ADDRESS"
-    if address not in ("auto", "local"):
-        _reach(named, address)
+    address.reach()
     logging.getLogger("ray").setLevel(logging.ERROR)
-    own = address == "local"
-    if own:
+    if address.own:
         os.environ.update(embedded.lasting())
-    with embedded.environment(embedded.while_starting(cluster.thread_count) if own else embedded.ALWAYS):
+    with embedded.environment(embedded.while_starting(cluster.thread_count) if address.own else embedded.ALWAYS):
         import ray
 
         if ray.is_initialized():
             return False
-        options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
-        if own:
+        options: dict[str, Any] = {"address": address.value, "log_to_driver": False, "logging_level": logging.ERROR}
+        if address.own:
             options |= {
                 "num_cpus": cluster.num_cpus,
                 "include_dashboard": cluster.dashboard,
@@ -345,34 +338,10 @@ def _connect(cluster: Cluster, work: Work | str) -> bool:
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise ClusterError(_no_cluster(named, address, error)) from error
+            raise address.refused(error) from error
     return True
 
 
 def _modules(work: Work | str) -> list[str]:
     """Modules that workers import while nothing else can be done yet: torch takes seconds."""
     return [work.partition(":")[0]] if isinstance(work, str) else []
-
-
-def _no_cluster(named: str, address: str, error: Exception) -> str:
-    said = str(error).strip().splitlines()[0].rstrip(".")
-    if address == "local":
-        return f"Ray could not be started on this machine: {said}."
-    return (
-        f"`{named}` (={address}) names no Ray cluster that this machine can join ({said}); start one with `ray start "
-        "--head`, or pass cluster.address=local for one of the sweep's own."
-    )
-
-
-def _reach(named: str, address: str) -> None:
-    """Raise `ClusterError` unless something listens there: Ray itself would try for many minutes."""
-    if address.startswith("ray://"):
-        raise ClusterError(
-            f"`{named}` (={address}) must not be a Ray Client address; run the command on a node of the cluster with "
-            "cluster=auto, or submit it with `ray job submit`."
-        )
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except (OSError, ValueError) as error:
-        raise ClusterError(_no_cluster(named, address, error)) from error

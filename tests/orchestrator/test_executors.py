@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
+from orchestrator.address import ClusterError
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import INTERRUPTED
-from orchestrator.execute import ClusterError, RayExecutor, make_executor
+from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
 from orchestrator.records import Plan, StageEvent, StageRecord
 from orchestrator.work import WorkOrder

@@ -1,0 +1,178 @@
+"""RayExecutor against real processes that come and go: nodes that die, drivers that are killed. Slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import DirectoryStore
+
+pytestmark = pytest.mark.slow
+
+DRIVER = """
+import json, sys, threading
+from pathlib import Path
+from fakes import DirectoryStore, chain, plan_of, run_script
+from orchestrator.cluster import Cluster
+from orchestrator.execute import RayExecutor
+
+given = json.loads(sys.argv[1])
+plan = plan_of(*(chain(f"t{i}", {"sleep": given["sleep"]}, {"sleep": given["sleep"]}) for i in range(given["trials"])))
+root = Path(given["root"])
+with RayExecutor(Cluster(**given["cluster"]), DirectoryStore(root), work=run_script, logs=root / "logs") as executor:
+    if given.get("cancel_after"):
+        threading.Timer(given["cancel_after"], executor.cancel).start()
+    for event in executor.run(plan):
+        host = event.failure.message if event.failure else ""
+        print(json.dumps([event.kind, plan.stages[event.key].fields["name"], event.attempt, host]), flush=True)
+"""
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a short name: Ray's sockets lie below it."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def environment(root: Path) -> dict[str, str]:
+    """What keeps these Rays apart from all others; the mark finds every process that descends from a test."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {
+        **kept,
+        "HOME": str(root),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
+        "ORCHESTRATOR_TEST_MARK": uuid.uuid4().hex,
+    }
+
+
+def start_driver(root: Path, environment: dict[str, str], **given: object) -> subprocess.Popen[str]:
+    (root / "store").mkdir(exist_ok=True)
+    argument = json.dumps({"root": str(root / "store"), "sleep": 0.5, "trials": 6, **given})
+    command = [sys.executable, "-c", DRIVER, argument]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=root)
+
+
+def marked(environment: dict[str, str]) -> list[str]:
+    """Command lines of the living processes that descend from this test."""
+    mark = f"ORCHESTRATOR_TEST_MARK={environment['ORCHESTRATOR_TEST_MARK']}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(environment: dict[str, str], seconds: float) -> list[str]:
+    end = time.monotonic() + seconds
+    while (left := marked(environment)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return left
+
+
+def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, str]) -> None:
+    health = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
+    environment |= {**health, "RAY_health_check_failure_threshold": "3", "RAY_AUTH_MODE": "disabled"}
+    port = _free_port()
+    head = ["--head", "--node-ip-address=127.0.0.2", f"--port={port}", f"--temp-dir={root / 'a'}"]
+    join = f"--address=127.0.0.2:{port}"
+    nodes = [_start_node(root, environment, *head, "--include-dashboard=false")]
+    kinds = []
+    both = [0, 0]  # events at which two trials ran at once, so on two nodes of one CPU each: before the loss, after it
+    try:
+        _wait_until_up(nodes[0], root / "nodes.log", 1)
+        nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.3"))
+        _wait_until_up(nodes[1], root / "nodes.log", 2)
+        cluster = {"address": f"127.0.0.2:{port}", "backoff": 0.1, "cpus_per_trial": 1.0}
+        running: set[str] = set()
+        with start_driver(root, environment, cluster=cluster, trials=10, sleep=2.5) as driver:
+            assert driver.stdout is not None
+            for line in driver.stdout:
+                kind, name, *_ = json.loads(line)
+                kinds.append(kind)
+                (running.add if kind == "started" else running.discard)(name)
+                both[len(nodes) - 2] += len(running) == 2
+                if both[0] == 2:
+                    _kill(nodes[1])
+                    running.clear()
+                    nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.4"))
+                    both[0] += 1
+        assert driver.returncode == 0
+    finally:
+        for node in nodes:
+            _kill(node)
+    assert both[1] > 2, "the node that joined is used"
+    assert (kinds.count("finished"), kinds.count("retried"), kinds.count("failed")) == (20, 1, 0)
+    starts = [len(path.read_text()) for path in (root / "store").glob("*.starts")]
+    assert sorted(starts) == [1] * 19 + [2]
+
+
+@pytest.mark.parametrize("how", ["to its end", "cancelled", "interrupts ignored"])
+def test_nothing_is_left_running(how: str, root: Path, environment: dict[str, str]) -> None:
+    given: dict[str, object] = {"cluster": {"num_cpus": 2}, "sleep": 0.1 if how == "to its end" else 30.0}
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) if how == "interrupts ignored" else None
+    try:
+        driver = start_driver(root, environment, **given, cancel_after=None if how == "to its end" else 1.0)
+    finally:
+        if ignored is not None:
+            signal.signal(signal.SIGINT, ignored)
+    with driver:
+        out, _ = driver.communicate()
+    assert driver.returncode == 0
+    kinds = {json.loads(line)[0] for line in out.splitlines()}
+    assert kinds - {"started"} == ({"finished"} if how == "to its end" else {"killed"})
+    assert wait_until_gone(environment, 5.0) == []
+    assert not (root / ".ray").exists()
+
+
+def test_a_killed_driver_takes_its_workers_along_and_the_next_goes_on(root: Path, environment: dict[str, str]) -> None:
+    with start_driver(root, environment, cluster={"num_cpus": 2}) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if json.loads(line)[0] == "finished":
+                driver.kill()  # and read on to the end of what it had said
+    left = [line for line in wait_until_gone(environment, 10.0) if "Agent" not in line]
+    assert left == [], "Ray's two idle agents look for their dead cluster for a minute, all else ends at once"
+    done = {path.name for path in (root / "store").iterdir() if len(path.name) == 64}
+    assert done
+    assert DirectoryStore(root / "store").finished(done).keys() == done
+
+
+def _start_node(root: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
+    command = [str(Path(sys.executable).parent / "ray"), "start", "--num-cpus=1", "--block", *arguments]
+    with (root / "nodes.log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait_until_up(node: subprocess.Popen[bytes], log: Path, count: int) -> None:
+    while log.read_text().count("Ray runtime started") < count:
+        assert node.poll() is None, log.read_text()
+        time.sleep(0.1)
+
+
+def _kill(node: subprocess.Popen[bytes]) -> None:
+    if node.poll() is None:
+        os.killpg(node.pid, signal.SIGKILL)
+        node.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return int(probe.getsockname()[1])
