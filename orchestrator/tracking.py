@@ -49,6 +49,14 @@ LONGEST_PARAM, LONGEST_TAG = 6000, 5000
 PATIENCE = {"finished": 30.0, "failed": 30.0, "killed": 5.0}
 """Seconds without a success after which `finish` leaves the rest to `orchestrator.sync`."""
 
+_MANNERS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""By default a client waits for minutes on a server that is away, and writes into the terminal."""
+
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
 
@@ -110,9 +118,8 @@ class MlflowTracker:
         self._warn = warn
         self._patience = patience
         self._view: SweepView | None = None
-        # Without these a client waits for minutes on a server that is away.
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        for name, value in _MANNERS.items():
+            os.environ.setdefault(name, value)
         self._writer = ViewWriter(
             connect=lambda: _MlflowRuns(self.uri, self.experiment, read, warn),
             refused=_is_refusal,

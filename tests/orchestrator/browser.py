@@ -62,10 +62,26 @@ class Browser:
             assert time.monotonic() < deadline, f"{missing} did not appear in:\n{text[:3000]}"
             time.sleep(0.25)
 
+    def wait_for_frame_text(self, *wanted: str, seconds: float = 60.0) -> None:
+        """Wait until all of `wanted` can be read in the page's first frame."""
+        deadline = time.monotonic() + seconds
+        while True:
+            frames = self.script("return document.querySelectorAll('iframe').length")
+            if frames:
+                _call("POST", f"{self._url}/frame", {"id": 0})
+                text = self.text()
+                _call("POST", f"{self._url}/frame", {"id": None})
+                if all(each in text for each in wanted):
+                    return
+            assert time.monotonic() < deadline, f"{wanted} did not appear in any frame"
+            time.sleep(0.25)
+
     def errors(self) -> list[str]:
-        """Return the messages of level SEVERE since the last call, without those of favicons."""
+        """Return the messages of level SEVERE since the last call."""
         entries = _call("POST", f"{self._url}/se/log", {"type": "browser"})
-        return [entry["message"] for entry in entries if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
+        return [
+            entry["message"] for entry in entries if entry["level"] == "SEVERE" and "favicon" not in entry["message"]
+        ]
 
     def screenshot(self, path: Path) -> None:
         """Save what the window shows as PNG."""
@@ -82,7 +98,10 @@ def browser(profile: Path, width: int = 1400, height: int = 1000) -> Iterator[Br
     driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until_up(f"{base}/status")
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]}
+        options = {
+            "binary": CHROMIUM,
+            "args": [*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"],
+        }
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         session = _call("POST", f"{base}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         try:
