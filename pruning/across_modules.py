@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,17 +116,12 @@ def global_structured(
     masks = [each.writable_mask() for each in shared]
     alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
     kept = [channels.clone() for channels in alive]
-    if count := resolve_amount(amount, sum(int(torch.count_nonzero(channels)) for channels in alive)):
-        if issubclass(pruning_method, RandomStructured):
-            prune_random_across_(kept, count, generator=generator)
-        else:
-            norms = [
-                normalised_norms(each.channel_scores(mask), n, dim) for each, mask in zip(shared, masks, strict=True)
-            ]
-            try:
-                prune_smallest_across_(kept, norms, count)
-            except ValueError as error:
-                raise _with_name_of_nan(error, shared, kept, norms) from error
+    count = partial(resolve_amount, amount)
+    if issubclass(pruning_method, RandomStructured):
+        prune_random_across_(kept, count, generator=generator)
+    else:
+        norms = [normalised_norms(each.channel_scores(mask), n, dim) for each, mask in zip(shared, masks, strict=True)]
+        prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
     for each, mask, before, after in zip(shared, masks, alive, kept, strict=True):
         drop_channels(mask, before & ~after, check_dim(mask, dim))
         each.commit(mask)

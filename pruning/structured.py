@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -42,9 +43,8 @@ class RandomStructured(BuiltinMethod):
         check_structured(mask)
         dim = check_dim(mask, self.dim)
         channels = alive_channels(mask, dim)
-        if count := resolve_amount(self.amount, int(torch.count_nonzero(channels))):
-            kept = prune_random_(channels.clone(), count, generator=self.generator)
-            drop_channels(mask, channels & ~kept, dim)
+        kept = prune_random_(channels.clone(), partial(resolve_amount, self.amount), generator=self.generator)
+        drop_channels(mask, channels & ~kept, dim)
 
 
 class LnStructured(BuiltinMethod):
@@ -79,9 +79,9 @@ class LnStructured(BuiltinMethod):
         check_structured(mask)
         dim = check_dim(mask, self.dim)
         channels = alive_channels(mask, dim)
-        if count := resolve_amount(self.amount, int(torch.count_nonzero(channels))):
-            kept = prune_smallest_(channels.clone(), channel_norms(scores, self.n, dim), count)
-            drop_channels(mask, channels & ~kept, dim)
+        norms = channel_norms(scores, self.n, dim)
+        kept = prune_smallest_(channels.clone(), norms, partial(resolve_amount, self.amount))
+        drop_channels(mask, channels & ~kept, dim)
 
     @classmethod
     def apply(  # type: ignore[override]  # torch has no default for `dim` here, and takes the scores by position

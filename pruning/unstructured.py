@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -44,8 +45,7 @@ class RandomUnstructured(BuiltinMethod):
 
     def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:  # noqa: ARG002
         """Set to 0 a random subset of the nonzero entries of all `masks`; `scores` are ignored."""
-        if count := resolve_amount(self.amount, count_unpruned(masks)):
-            prune_random_across_(masks, count, generator=self.generator)
+        prune_random_across_(masks, partial(resolve_amount, self.amount), generator=self.generator)
 
 
 class L1Unstructured(BuiltinMethod):
@@ -72,8 +72,7 @@ class L1Unstructured(BuiltinMethod):
 
     def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
         """Set to 0 the nonzero entries of all `masks` with the smallest |scores|."""
-        if count := resolve_amount(self.amount, count_unpruned(masks)):
-            prune_smallest_across_(masks, scores, count, magnitude=True)
+        prune_smallest_across_(masks, scores, partial(resolve_amount, self.amount), magnitude=True)
 
     @classmethod
     def apply(  # type: ignore[override]  # torch takes the scores by position too
@@ -124,11 +123,6 @@ class CustomFromMask(BuiltinMethod):
     def forget(self) -> None:
         """Let go of the mask: the module's own contains it."""
         self.mask = None
-
-
-def count_unpruned(masks: Sequence[Tensor]) -> int:
-    """Return the number of nonzero entries of all `masks`."""
-    return sum(int(torch.count_nonzero(mask)) for mask in masks)
 
 
 torch_prune.Identity.register(Identity)
