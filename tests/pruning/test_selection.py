@@ -263,6 +263,13 @@ def test_every_subset_is_equally_likely(way, masked, monkeypatch):
     assert stats.chisquare(list(seen.values())).pvalue > 0.001
 
 
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_all_or_nearly_all_may_go(kept):
+    mask = torch.ones(300_000)
+    prune_random_(mask, 300_000 - kept, generator=torch.Generator().manual_seed(17))
+    assert mask.count_nonzero() == kept
+
+
 @pytest.mark.parametrize("count", [100, 5_000, 90_000, 99_900])
 def test_every_region_is_pruned_alike(count, monkeypatch):
     """Chi-square over 50 equal regions of a large tensor: no part of it is favoured, for few pruned or few kept."""
