@@ -9,7 +9,8 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - scores that are NaN, or of another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
 - a call that raises leaves every module as it was, in later rounds too;
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;
-- random methods draw other numbers from the same seed; they and all others take `generator` and `engine`.
+- random methods draw other numbers from the same seed; they and all others take `generator` and `engine`;
+- with engine "inplace", which torch has not, `name` is the parameter itself and later rounds write the same mask.
 
 Nothing is imported before it is used, so that `pruning.amount` and `pruning.schedule` need no torch.
 """
@@ -37,7 +38,13 @@ if TYPE_CHECKING:
     from pruning.functional import random_structured as random_structured
     from pruning.functional import random_unstructured as random_unstructured
     from pruning.functional import remove as remove
+    from pruning.masks import MaskSet as MaskSet
+    from pruning.measure import latency as latency
+    from pruning.measure import remaining_parameters as remaining_parameters
+    from pruning.measure import report as report
+    from pruning.measure import sizes as sizes
     from pruning.methods import METHODS as METHODS
+    from pruning.schedule import targets as targets
     from pruning.structured import LnStructured as LnStructured
     from pruning.structured import RandomStructured as RandomStructured
     from pruning.unstructured import CustomFromMask as CustomFromMask
@@ -53,6 +60,7 @@ _HOMES = {
     "L1Unstructured": "unstructured",
     "LnStructured": "structured",
     "METHODS": "methods",
+    "MaskSet": "masks",
     "PruningContainer": "container",
     "RandomStructured": "structured",
     "RandomUnstructured": "unstructured",
@@ -64,11 +72,16 @@ _HOMES = {
     "identity": "functional",
     "is_pruned": "functional",
     "l1_unstructured": "functional",
+    "latency": "measure",
     "ln_structured": "functional",
     "mask_gradients": "engines",
     "random_structured": "functional",
     "random_unstructured": "functional",
+    "remaining_parameters": "measure",
     "remove": "functional",
+    "report": "measure",
+    "sizes": "measure",
+    "targets": "schedule",
     "validate_amount": "amount",
 }
 

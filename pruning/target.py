@@ -146,7 +146,7 @@ class Target:
 def hook_key(module: nn.Module, name: str) -> int | None:
     """Return the key of the pruning hook of `name` among the forward pre-hooks of `module`, torch's included."""
     for key, hook in module._forward_pre_hooks.items():
-        if is_pruning_hook(hook) and hook._tensor_name == name:
+        if is_pruning_hook(hook) and getattr(hook, "_tensor_name", None) == name:
             return key
     return None
 
