@@ -11,7 +11,9 @@ from orchestrator.records import OrchestratorError
 
 
 class ClusterError(OrchestratorError):
-    """Ray cannot be had, or can never run what is asked."""
+    """Ray cannot be had, or can never run what is asked: nothing was started."""
+
+    exit_status = 2
 
 
 @dataclass(frozen=True)

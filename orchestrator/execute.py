@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +25,7 @@ from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Attempt, Dispatcher
 from orchestrator.inline import InlineExecutor
 from orchestrator.placement import Node, Watch, cuda_device, refusal, request
-from orchestrator.records import Failure, Plan, StageEvent, StageRecord
+from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
 from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
 
 if TYPE_CHECKING:
@@ -92,24 +93,35 @@ class RayExecutor:
         self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
-        self._started = self._owned = False
+        self._closed = threading.Event()  # to be set after Ray has been shut down
+        self._connected: Future[bool] | None = None
+
+    def prestart(self) -> None:
+        """Begin to start or join Ray and return at once, so that other things start meanwhile."""
+        with self._lock:
+            if self._connected is None:
+                self._connected, self._closed = Future(), threading.Event()
+                threading.Thread(target=self._hold, args=(self._connected,), name="ray", daemon=True).start()
 
     def start(self) -> None:
-        """Start or join Ray; callable from a thread, so that other things start meanwhile.
+        """Start or join Ray.
 
         Raises:
             ClusterError: there is no such cluster, it refuses us, or no node of it can run a trial
         """
-        with self._lock:
-            if not self._started:
-                self._owned = _connect(self._address, self._cluster, self._work)
-                self._started = True
+        self.prestart()
+        assert self._connected is not None
+        self._connected.result()
         reason = refusal(self._wanted, [node.resources for node in _nodes() if node.alive])
         if reason is not None and not self._cluster.autoscaling:
             raise ClusterError(reason)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +131,8 @@ class RayExecutor:
         """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens.
 
         Raises:
-            ClusterError: as `start`, or no node is left; all that did not finish is killed first
+            ClusterError: as `start`
+            OrchestratorError: no node that can run a trial is left; all that did not finish was killed
         """
         self.start()
         dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
@@ -140,7 +153,7 @@ class RayExecutor:
         finally:
             tasks.cancel(force=True)
         if watch.hopeless:
-            raise ClusterError(watch.hopeless)
+            raise OrchestratorError(watch.hopeless)
 
     def cancel(self) -> None:
         """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
@@ -148,11 +161,22 @@ class RayExecutor:
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends with all its processes."""
-        if self._owned:
+        with self._lock:
+            connected, self._connected = self._connected, None
+        if connected is not None and connected.exception() is None and connected.result():
             import ray
 
             ray.shutdown()
-        self._started = self._owned = False
+        self._closed.set()
+
+    def _hold(self, connected: Future[bool]) -> None:
+        """Connect, and live as long as Ray shall: the kernel ends its processes with the thread that started them."""
+        try:
+            connected.set_result(_connect(self._address, self._cluster, self._work))
+        except BaseException as error:
+            connected.set_exception(error)
+        else:
+            self._closed.wait()
 
     def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks, capacity: int) -> None:
         """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""

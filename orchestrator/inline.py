@@ -26,6 +26,9 @@ class InlineExecutor:
         self._cluster, self._store, self._work = cluster, store, work
         self._cancelled = Event()
 
+    def prestart(self) -> None:
+        """Nothing needs to be started."""
+
     def start(self) -> None:
         """Nothing needs to be started."""
 

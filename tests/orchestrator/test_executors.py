@@ -31,7 +31,9 @@ def embedded_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_OVERRIDE_RESOURCES", '{"GPU": 2, "basket": 3}')
         owner = RayExecutor(Cluster(num_cpus=2), DirectoryStore(home), work=run_script)
-        owner.start()
+        starter = threading.Thread(target=owner.start)  # Ray must outlive the thread that asked for it
+        starter.start()
+        starter.join()
         yield home
         owner.close()
 
