@@ -61,6 +61,7 @@ def test_masks_are_nested_whatever_comes_next(engine: Any) -> None:
     ]
     assert isinstance(hook[0], torch_prune.L1Unstructured)
     assert len(hook) == 7
+    assert all(method._engine is None for method in hook)  # only the hook holds the parameter
 
 
 def test_a_fully_pruned_tensor_takes_fractions_but_no_counts() -> None:

@@ -230,6 +230,15 @@ def test_inplace_masks_only_what_has_changed() -> None:
     assert layer.weight_orig._version == version + 2
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_mask_written_by_hand_holds_from_the_next_forward(engine: Any) -> None:
+    layer = pruned(engine)
+    layer(torch.ones(1, 6))
+    layer.weight_mask[0] = 0
+    assert layer(torch.ones(1, 6))[0, 0] == layer.bias[0]
+    assert not layer.weight[0].any()
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
