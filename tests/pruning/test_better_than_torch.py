@@ -1,4 +1,4 @@
-"""The fifteen defects of `torch.nn.utils.prune` that this package mends.
+"""The fifteen defects of `torch.nn.utils.prune` that this package mends: 1 to 5, of scores and state.
 
 Where it is cheap, the same body runs against torch and must fail there: a change of torch that mends one shows here.
 """
@@ -9,30 +9,17 @@ import copy
 import gc
 import io
 import pickle
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 import pytest
 import torch
-import torch.nn.utils.prune as torch_prune
+from against_torch import LIBRARIES, linear, snapshot
 from torch import nn
 
 import pruning
 
 ENGINES = ("reparam", "inplace")
-LIBRARIES = [
-    pytest.param(pruning, id="pruning"),
-    pytest.param(torch_prune, id="torch", marks=pytest.mark.xfail(strict=True)),
-]
-"""Runs the test against both: it must pass with ours and fail with torch's."""
-
-
-def linear(weight: list[list[float]]) -> nn.Linear:
-    values = torch.tensor(weight)
-    layer = nn.Linear(values.shape[1], values.shape[0])
-    with torch.no_grad():
-        layer.weight.copy_(values)
-    return layer
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -52,20 +39,6 @@ def test_01_scores_are_fresh_after_load_state_dict(library: Any) -> None:
     layer.load_state_dict({**layer.state_dict(), "weight_orig": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
     library.ln_structured(layer, "weight", 1, n=1, dim=1)
     assert layer.weight_mask.tolist() == [[1, 1, 1, 0]]
-
-
-def snapshot(module: nn.Module) -> tuple[object, ...]:
-    """All that a failed call might have changed."""
-    return (
-        [(name, id(p), p._version) for name, p in module.named_parameters()],
-        [(name, id(b), b.clone().tolist()) for name, b in module.named_buffers()],
-        [
-            (key, id(hook), len(getattr(hook, "_pruning_methods", ())))
-            for key, hook in module._forward_pre_hooks.items()
-        ],
-        sorted(module.__dict__),
-        module.weight.detach().tolist(),
-    )
 
 
 FAILURES: dict[str, dict[str, Any]] = {
@@ -211,244 +184,3 @@ def test_05_a_dense_adam_state_loads_onto_the_right_parameters() -> None:
     restored.load_state_dict(optimizer.state_dict())
     assert restored.state[pruned.weight_orig]["exp_avg"].shape == (3, 3)
     assert restored.state[pruned.bias]["exp_avg"].shape == (3,)
-
-
-def two_layers() -> tuple[nn.Linear, nn.Linear]:
-    return linear([[1.0, 2.0], [3.0, 4.0]]), linear([[0.5, 5.0], [6.0, 7.0]])
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_parameters_may_be_a_generator(library: Any) -> None:
-    first, second = two_layers()
-    library.global_unstructured(((m, "weight") for m in (first, second)), library.L1Unstructured, amount=2)
-    assert first.weight.tolist() == [[0, 2], [3, 4]]
-    assert second.weight.tolist() == [[0, 5], [6, 7]]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_a_transposed_score_is_refused(library: Any) -> None:
-    layer = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match=r"\(3, 2\)"):
-        library.global_unstructured(
-            [(layer, "weight")],
-            library.L1Unstructured,
-            importance_scores={(layer, "weight"): torch.rand(3, 2)},
-            amount=1,
-        )
-    assert not library.is_pruned(layer)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_a_parameter_named_twice_counts_once(library: Any) -> None:
-    first, second = two_layers()
-    pairs = [(first, "weight"), (first, "weight"), (second, "weight")]
-    library.global_unstructured(pairs, library.L1Unstructured, amount=3)
-    assert int((first.weight == 0).sum() + (second.weight == 0).sum()) == 3
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_scores_for_an_unknown_parameter_are_refused(library: Any) -> None:
-    first, second = two_layers()
-    scores = {(second, "weight"): torch.ones(2, 2)}
-    with pytest.raises(ValueError, match=r"Linear\.weight"):
-        library.global_unstructured([(first, "weight")], library.L1Unstructured, scores, amount=1)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_all_or_nothing(library: Any) -> None:
-    first, second = two_layers()
-    pairs = [(first, "weight"), (second, "weight"), (nn.ReLU(), "weight")]
-    with pytest.raises(AttributeError):
-        library.global_unstructured(iter(pairs), library.L1Unstructured, amount=1)
-    assert not library.is_pruned(first)
-    library.global_unstructured(pairs[:2], library.L1Unstructured, amount=1)
-    taken = nn.Linear(2, 2)
-    taken.register_buffer("weight_orig", torch.ones(1))  # so that the last of three cannot be pruned
-    before = (snapshot(first), snapshot(second))
-    with pytest.raises((AttributeError, KeyError, RuntimeError)):
-        library.global_unstructured([*pairs[:2], (taken, "weight")], library.L1Unstructured, amount=1)
-    assert (snapshot(first), snapshot(second)) == before
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_06_tied_parameters_count_once_and_share_a_mask(library: Any) -> None:
-    first, second = two_layers()
-    second.weight = first.weight
-    library.global_unstructured([(first, "weight"), (second, "weight")], library.L1Unstructured, amount=0.5)
-    assert first.weight_mask is second.weight_mask
-    assert first.weight.tolist() == second.weight.tolist() == [[0, 0], [3, 4]]
-
-
-@pytest.mark.parametrize("method", ["random_unstructured", "random_structured"])
-def test_07_a_generator_reproduces_and_leaves_the_default_one_alone(method: str) -> None:
-    extra: dict[str, Any] = {"dim": 0} if method == "random_structured" else {}
-    state = torch.get_rng_state()
-    masks = []
-    for _ in range(2):
-        layer = nn.Linear(40, 40)
-        torch.set_rng_state(state)
-        getattr(pruning, method)(layer, "weight", 0.5, **extra, generator=torch.Generator().manual_seed(3))
-        assert torch.equal(torch.get_rng_state(), state)
-        masks.append(layer.weight_mask)
-    assert torch.equal(*masks)
-    getattr(pruning, method)(layer, "bias" if not extra else "weight", 0.5, **extra)
-    assert not torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_07_bf16_draws_reach_the_whole_tensor(library: Any) -> None:
-    torch.manual_seed(0)
-    layer = nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16)
-    library.random_unstructured(layer, "weight", 0.001)
-    pruned = (layer.weight_mask.reshape(-1) == 0).nonzero()
-    assert pruned.numel() == 1000
-    assert pruned.max() > 900_000
-    assert 400_000 < pruned.double().mean() < 600_000
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("method", ["l1_unstructured", "random_unstructured"])
-def test_08_channels_last_and_transposed_parameters(library: Any, method: str) -> None:
-    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    getattr(library, method)(conv, "weight", 0.5)
-    assert int((conv.weight_mask == 0).sum()) == 54
-    layer = nn.Linear(3, 5)
-    layer.weight = nn.Parameter(torch.rand(3, 5).t())
-    getattr(library, method)(layer, "weight", 5)
-    assert int((layer.weight == 0).sum()) == 5
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_08_global_pruning_of_channels_last(library: Any) -> None:
-    conv = nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last)
-    magnitudes = torch.arange(1.0, 17.0).view(2, 2, 2, 2)
-    with torch.no_grad():
-        conv.weight.copy_(magnitudes)
-    library.global_unstructured([(conv, "weight")], library.L1Unstructured, amount=5)
-    assert torch.equal(conv.weight_mask, (magnitudes > 5).float())
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_09_a_pruned_nan_is_zero(library: Any, bad: float) -> None:
-    layer = linear([[bad, 2.0]])
-    library.custom_from_mask(layer, "weight", torch.tensor([[0, 1]]))
-    assert layer.weight.tolist() == [[0, 2]]
-    layer(torch.ones(1, 2)).sum().backward()
-    assert layer.weight_orig.grad.tolist() == [[0, 1]]
-    library.remove(layer, "weight")
-    assert layer.weight.tolist() == [[0, 2]]
-
-
-def test_09_the_inplace_engine_zeroes_a_nan_that_training_made() -> None:
-    layer = linear([[1.0, 2.0]])
-    pruning.l1_unstructured(layer, "weight", 1, engine="inplace")
-    with torch.no_grad():
-        layer.weight_orig[0, 0] = float("nan")
-    assert layer(torch.ones(1, 2)).isfinite().all()
-    assert layer.weight_orig.tolist() == [[0, 2]]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_09_nan_scores_are_refused_by_name(library: Any) -> None:
-    good, bad = two_layers()
-    with torch.no_grad():
-        bad.weight[0, 0] = float("nan")
-    for prune in (
-        lambda: library.l1_unstructured(bad, "weight", 1),
-        lambda: library.ln_structured(bad, "weight", 1, n=2, dim=0),
-        lambda: library.global_unstructured([(good, "weight"), (bad, "weight")], library.L1Unstructured, amount=1),
-    ):
-        with pytest.raises(ValueError, match=r"Linear\.weight.*NaN"):
-            prune()
-    assert not library.is_pruned(good)
-    assert not library.is_pruned(bad)
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_10_attention_out_proj_trains_pruned(library: Any) -> None:
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(4, 2, batch_first=True)
-    library.l1_unstructured(attention.out_proj, "weight", 0.5)
-    inputs = torch.randn(2, 3, 4)
-    optimizer = torch.optim.SGD(attention.parameters(), lr=0.1)
-    before = attention(inputs, inputs, inputs)[0]
-    for _ in range(2):
-        optimizer.zero_grad()
-        attention(inputs, inputs, inputs)[0].square().sum().backward()
-        optimizer.step()
-    assert not torch.allclose(attention(inputs, inputs, inputs)[0], before)
-    assert torch.equal(attention.out_proj.weight == 0, attention.out_proj.weight_mask == 0)
-
-
-OPTIMIZERS = {
-    "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "sgd decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_11_pruned_entries_stay_put_under_optimizers(name: str) -> None:
-    """In torch `weight_orig` moves: the momentum from before the pruning goes on, and weight decay shrinks it."""
-    moved: dict[str, float] = {}
-    for library in ("pruning", "torch"):
-        torch.manual_seed(0)
-        layer = nn.Linear(6, 6)
-        optimizer = OPTIMIZERS[name](layer.parameters())
-        for step in range(12):
-            optimizer.zero_grad()
-            layer(torch.randn(8, 6)).square().sum().backward()
-            optimizer.step()
-            if step == 1 and library == "torch":
-                torch_prune.l1_unstructured(layer, "weight", 0.5)  # type: ignore[no-untyped-call]
-                start = layer.weight_orig.detach().clone()
-            elif step == 1:
-                pruning.l1_unstructured(layer, "weight", 0.5, engine="inplace")
-                start = layer.weight_orig.detach().clone()
-        pruning.enforce_masks(layer)
-        moved[library] = (layer.weight_orig - start)[layer.weight_mask == 0].abs().max().item()
-    assert moved["pruning"] == 0
-    assert moved["torch"] > 0
-
-
-@pytest.mark.parametrize("pruning_method", [pruning.LnStructured, pruning.RandomStructured])
-def test_13_structured_pruning_across_modules(pruning_method: Any) -> None:
-    assert not hasattr(torch_prune, "global_structured")
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 1))
-    pruning.global_structured([(m, "weight") for m in model], pruning_method, amount=0.5)
-    dead = [int((m.weight_mask.sum((1, 2, 3)) == 0).sum()) for m in model]
-    assert sum(dead) == 4
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("as_list", [False, True])
-def test_14_a_container_takes_methods_or_an_iterable_of_them(library: Any, as_list: bool) -> None:
-    methods = (library.L1Unstructured(1), library.RandomUnstructured(0.5))
-    container = library.PruningContainer(list(methods)) if as_list else library.PruningContainer(*methods)
-    assert tuple(container) == methods
-    assert len(container) == 2
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_15_removing_by_the_method_leaves_a_working_module(library: Any) -> None:
-    layer = linear([[1.0, 2.0]])
-    library.L1Unstructured.apply(layer, "weight", 1).remove(layer)
-    assert layer.weight.tolist() == [[0, 2]]
-    assert not library.is_pruned(layer)
-    assert layer(torch.ones(1, 2)).item() == pytest.approx(2 + layer.bias.item())
-    assert not layer._forward_pre_hooks
-
-
-def test_12_an_inplace_forward_makes_no_tensor_of_the_parameters_size() -> None:
-    """What can be said of speed without a clock; the times are those of the benchmarks in scripts/."""
-    layer = nn.Linear(300, 300, bias=False)
-    pruning.l1_unstructured(layer, "weight", 0.9, engine="inplace")
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    layer(torch.ones(1, 300)).sum().backward()
-    optimizer.step()
-    with torch.profiler.profile(profile_memory=True) as profile:
-        layer(torch.ones(1, 300))
-    allocated = sum(cast(int, event.cpu_memory_usage) for event in profile.events() if event.cpu_memory_usage > 0)
-    assert allocated < layer.weight.nbytes / 4
