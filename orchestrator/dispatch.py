@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.cluster import Cluster
 from orchestrator.records import EventKind, Failure, OrchestratorError, Plan, StageEvent, StageRecord, StageSpec
+from orchestrator.work import Place
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
 
@@ -24,6 +25,8 @@ class Attempt:
     number: int
     specs: tuple[StageSpec, ...]
     done: int = 0
+    place: Place | None = None
+    """Where it runs, once it does and if that is elsewhere."""
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -95,12 +98,17 @@ class Dispatcher:
         """The worker has begun `attempt`."""
         return [_event("started", attempt.left[0], attempt, when)]
 
-    def take(self, attempt: Attempt, outcome: StageRecord | Failure) -> list[StageEvent]:
-        """The worker has finished the next stage of `attempt`, or failed at it."""
+    def take(self, attempt: Attempt, outcome: Place | StageRecord | Failure | None) -> list[StageEvent]:
+        """The worker has begun, has finished the next stage of `attempt`, has failed at it, or has returned (None)."""
         if self._running.get(attempt.segment) is not attempt:
             return []
+        if outcome is None:
+            return self.ended(attempt)
+        if isinstance(outcome, Place):
+            attempt.place = outcome
+            return self.began(attempt, outcome.time)
         if isinstance(outcome, Failure):
-            return self._fail(attempt, outcome)
+            return self._fail(attempt, _located(outcome, attempt.place))
         if outcome.key not in attempt.left[:1]:
             return self._fail(attempt, Failure(f"the work gave the record of another stage, {outcome.key[:12]}"))
         events = self._finish(attempt, outcome)
@@ -201,6 +209,13 @@ class Dispatcher:
     def _settle(self, index: int) -> None:
         self._open.discard(index)
         self._running.pop(index, None)
+
+
+def _located(failure: Failure, place: Place | None) -> Failure:
+    """Return the failure with where it happened, if it does not say so itself."""
+    if place is None:
+        return failure
+    return replace(failure, log=failure.log or place.log, host=failure.host or place.host)
 
 
 def _event(kind: EventKind, key: str, attempt: Attempt, when: float, failure: Failure | None = None) -> StageEvent:

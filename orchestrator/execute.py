@@ -12,9 +12,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,39 +24,15 @@ from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Attempt, Dispatcher
 from orchestrator.inline import InlineExecutor
-from orchestrator.placement import Node, Watch, cuda_device, refusal, request
+from orchestrator.placement import Node, Watch, cuda_device, refusal, request, slots
 from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
-from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
+from orchestrator.work import DEFAULT_WORK, Place, StageStore, Work, WorkOrder, failure_of, perform
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
 
 OBJECT_STORE = 128 * 2**20
 """Bytes of the object store of a Ray of our own: nothing but records passes through it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an attempt runs and since when: the first item of a task."""
-
-    host: str
-    node: str
-    log: str
-    time: float
-
-
-@dataclass
-class Task:
-    """An attempt that Ray has been given, and where it runs once it does."""
-
-    attempt: Attempt
-    place: Place | None = None
-
-    def located(self, failure: Failure) -> Failure:
-        """Return the failure with where it happened, if it does not say so itself."""
-        if self.place is None:
-            return failure
-        return replace(failure, log=failure.log or self.place.log, host=failure.host or self.place.host)
 
 
 def make_executor(
@@ -148,8 +124,8 @@ class RayExecutor:
                     yield from self._end(dispatcher, tasks)
                 else:
                     self._hand_out(dispatcher, tasks, watch.capacity)
-                for task, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
-                    yield from _events(dispatcher, task, item)
+                for attempt, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
+                    yield from dispatcher.take(attempt, item)
         finally:
             tasks.cancel(force=True)
         if watch.hopeless:
@@ -158,6 +134,31 @@ class RayExecutor:
     def cancel(self) -> None:
         """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
         self._cancelled.set()
+
+    def on_every_node(self, check: Callable[[], object], timeout: float = 60.0) -> None:
+        """Call `check` once on each node that can run a trial, so that what is missing there is said before any does.
+
+        Raises:
+            ClusterError: what the check raised, node by node, or that a node did not answer in `timeout` seconds
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self.start()
+        answers = {}
+        for node in _nodes():
+            if node.alive and slots(self._wanted, [node.resources]):
+                here = NodeAffinitySchedulingStrategy(node.id, soft=False)
+                options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": here}
+                answers[node.host] = ray.remote(**options)(_reason).remote(check)
+        reasons = []
+        for host, answer in answers.items():
+            try:
+                reasons.append(ray.get(answer, timeout=timeout))
+            except ray.exceptions.RayError as error:
+                reasons.append(f"node {host} did not answer: {type(error).__name__}")
+        if any(reasons):
+            raise ClusterError("\n".join(dict.fromkeys(filter(None, reasons))))
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends with all its processes."""
@@ -192,9 +193,8 @@ class RayExecutor:
             tasks.submit(attempt, order, self._work)
 
     def _leave_dead_nodes(self, dispatcher: Dispatcher, tasks: Tasks, watch: Watch) -> Iterator[StageEvent]:
-        for task in tasks.drop(watch.dead):
-            lost = Failure("the node died", transient=True)
-            yield from _events(dispatcher, task, task.located(lost))
+        for attempt in tasks.drop(watch.dead):
+            yield from dispatcher.take(attempt, Failure("the node died", transient=True))
         if watch.hopeless and not dispatcher.stopping:
             yield from dispatcher.stop(Failure(watch.hopeless))
 
@@ -204,8 +204,8 @@ class RayExecutor:
         if waited > self._grace:
             tasks.cancel(force=True)
         if waited > 2 * self._grace + 1:
-            for task in tasks.drop():
-                yield from dispatcher.ended(task.attempt)
+            for attempt in tasks.drop():
+                yield from dispatcher.ended(attempt)
 
 
 class Tasks:
@@ -229,7 +229,7 @@ class Tasks:
         if not own:
             options["runtime_env"] = {"env_vars": embedded.of_workers(cluster.thread_count)}
         self._function = ray.remote(**options)(_run)
-        self._running: dict[ObjectRefGenerator, Task] = {}
+        self._running: dict[ObjectRefGenerator, Attempt] = {}
         self._cancelled: dict[bool, float] = {}
 
     def __len__(self) -> int:
@@ -238,9 +238,9 @@ class Tasks:
     def submit(self, attempt: Attempt, order: WorkOrder, work: Work | str) -> None:
         """Give Ray one attempt."""
         generator = self._function.options(name=f"segment {order.specs[0].key[:12]}").remote(order, work)
-        self._running[generator] = Task(attempt)
+        self._running[generator] = attempt
 
-    def receive(self, timeout: float) -> Iterator[tuple[Task, Place | StageRecord | Failure | None]]:
+    def receive(self, timeout: float) -> Iterator[tuple[Attempt, Place | StageRecord | Failure | None]]:
         """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
 
         A cancelled task gives no items any more, and its stream ends before it does.
@@ -260,13 +260,10 @@ class Tasks:
         if ready and len(waiting) > 1:
             ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         for generator in ready:
-            item = _next(generator)
-            task = self._running[generator]
-            if isinstance(item, Place):
-                task.place = item
-            elif not isinstance(item, StageRecord):
+            item, attempt = _next(generator), self._running[generator]
+            if item is None or isinstance(item, Failure):
                 del self._running[generator]
-            yield task, task.located(item) if isinstance(item, Failure) else item
+            yield attempt, item
 
     def cancel(self, *, force: bool) -> float:
         """Cancel every task, once; return the seconds since then."""
@@ -278,12 +275,12 @@ class Tasks:
                 ray.cancel(generator, force=force)
         return time.monotonic() - self._cancelled[force]
 
-    def drop(self, nodes: Collection[str] | None = None) -> list[Task]:
-        """Return the tasks, of these nodes only if given, and hear no more of them."""
+    def drop(self, nodes: Collection[str] | None = None) -> list[Attempt]:
+        """Return the attempts, of these nodes only if given, and hear no more of them."""
         chosen = {
-            generator: task
-            for generator, task in self._running.items()
-            if nodes is None or (task.place is not None and task.place.node in nodes)
+            generator: attempt
+            for generator, attempt in self._running.items()
+            if nodes is None or (attempt.place is not None and attempt.place.node in nodes)
         }
         for generator in chosen:
             del self._running[generator]
@@ -302,12 +299,13 @@ def _run(order: WorkOrder, work: Work | str) -> Iterator[Place | StageRecord | F
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
 
 
-def _events(dispatcher: Dispatcher, task: Task, item: Place | StageRecord | Failure | None) -> list[StageEvent]:
-    if item is None:
-        return dispatcher.ended(task.attempt)
-    if isinstance(item, Place):
-        return dispatcher.began(task.attempt, item.time)
-    return dispatcher.take(task.attempt, item)
+def _reason(check: Callable[[], object]) -> str | None:
+    """Return why a check fails on this node, None if it does not."""
+    try:
+        check()
+    except Exception as error:
+        return failure_of(error).message
+    return None
 
 
 def _next(generator: ObjectRefGenerator) -> Place | StageRecord | Failure | None:
@@ -337,7 +335,7 @@ def _nodes() -> list[Node]:
     import ray
 
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [Node(node["NodeID"], node["Alive"], node["Resources"]) for node in found]
+    return [Node(node["NodeID"], node["NodeManagerHostname"], node["Alive"], node["Resources"]) for node in found]
 
 
 def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Self
 
@@ -31,6 +31,10 @@ class InlineExecutor:
 
     def start(self) -> None:
         """Nothing needs to be started."""
+
+    def on_every_node(self, check: Callable[[], object]) -> None:
+        """Call `check` here, the only node."""
+        check()
 
     def close(self) -> None:
         """Nothing is left running."""

@@ -28,6 +28,7 @@ class Node:
     """A node as Ray describes it."""
 
     id: str
+    host: str
     alive: bool
     resources: Resources
 

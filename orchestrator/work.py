@@ -58,6 +58,16 @@ class WorkOrder:
     """The file on the worker that takes what the work prints."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt runs and since when: the first thing that a worker says of it."""
+
+    host: str
+    node: str
+    log: str
+    time: float
+
+
 Work = Callable[[WorkOrder], Iterator[StageRecord]]
 """Runs the stages of an order in turn and yields each one's record once it is durable."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from orchestrator.cluster import Cluster
 from orchestrator.dispatch import INTERRUPTED
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
-from orchestrator.records import Plan, StageEvent, StageRecord
+from orchestrator.records import OrchestratorError, Plan, StageEvent, StageRecord
 from orchestrator.work import WorkOrder
 
 Make = Callable[..., RayExecutor | InlineExecutor]
@@ -223,6 +224,18 @@ def silent(order: WorkOrder) -> Iterator[StageRecord]:
 def confused(order: WorkOrder) -> Iterator[StageRecord]:
     """Work that speaks of another stage."""
     yield record_of(stage("unheard of"), order)
+
+
+def test_what_a_node_lacks_is_said_before_anything_runs(make: Make, tmp_path: Path) -> None:
+    make().on_every_node(partial(see, tmp_path))
+    with pytest.raises(OrchestratorError, match=r"does not see .*/nowhere"):
+        make().on_every_node(partial(see, tmp_path / "nowhere"))
+
+
+def see(path: Path) -> None:
+    """A check of a node."""
+    if not path.exists():
+        raise OrchestratorError(f"this node does not see {path}")
 
 
 # Ray only

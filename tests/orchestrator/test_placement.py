@@ -81,12 +81,12 @@ def test_the_device_is_counted_within_what_the_process_sees(
 
 
 def test_the_watch_follows_nodes_that_join_and_leave() -> None:
-    nodes = [Node("a", True, SMALL)]
+    nodes = [Node("a", "host", True, SMALL)]
     now = [0.0]
     watch = Watch(Cluster(), request(Cluster()), lambda: nodes, lambda: now[0])
     assert watch.look()
     assert watch.capacity == 8
-    nodes = [Node("a", False, SMALL), Node("b", True, BIG)]
+    nodes = [Node("a", "host", False, SMALL), Node("b", "host", True, BIG)]
     assert not watch.look(), "the nodes are not asked for at every event"
     now[0] += LOOK_AROUND
     assert watch.look()
@@ -94,11 +94,11 @@ def test_the_watch_follows_nodes_that_join_and_leave() -> None:
 
 
 def test_a_cluster_without_a_fitting_node_is_given_up_after_a_while() -> None:
-    nodes = [Node("a", True, SMALL)]
+    nodes = [Node("a", "host", True, SMALL)]
     now = [0.0]
     watch = Watch(Cluster(), request(Cluster()), lambda: nodes, lambda: now[0])
     watch.look()
-    nodes = [Node("a", False, SMALL)]
+    nodes = [Node("a", "host", False, SMALL)]
     now[0] += PATIENCE
     watch.look()
     assert watch.capacity == 0
@@ -110,6 +110,7 @@ def test_a_cluster_without_a_fitting_node_is_given_up_after_a_while() -> None:
 
 def test_max_concurrent_bounds_what_is_handed_out_and_autoscaling_shows_demand() -> None:
     capped, scaling = Cluster(max_concurrent=3), Cluster(autoscaling=True, gpus_per_trial=1)
-    watches = [Watch(cluster, request(cluster), lambda: [Node("a", True, SMALL)]) for cluster in (capped, scaling)]
+    nodes = [Node("a", "host", True, SMALL)]
+    watches = [Watch(cluster, request(cluster), lambda: nodes) for cluster in (capped, scaling)]
     assert all(watch.look() for watch in watches)
     assert [watch.capacity for watch in watches] == [3, AUTOSCALING_AHEAD]
