@@ -38,16 +38,15 @@ def main() -> None:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         _compose()
     except OrchestratorError as error:
         sys.exit(_say(str(error), error.exit_status))
-    except (HydraException, OmegaConfBaseException) as error:
-        from orchestrator.compose import explain
+    except Exception as error:
+        from orchestrator.compose import explain, is_refusal
 
+        if not is_refusal(error):
+            raise
         sys.exit(_say(explain(error, CONF), 2))
     except BrokenPipeError:  # who read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

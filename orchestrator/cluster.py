@@ -12,6 +12,10 @@ KINDS = ("ray", "inline")
 PLACEMENTS = ("spread", "pack")
 ON_ERROR = ("continue", "stop")
 
+LEAST = 0.0001
+"""Ray's smallest share of a resource."""
+MOST_THREADS = 1024
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _OWN_KEYS = {"CPU": "cpus_per_trial", "GPU": "gpus_per_trial", "memory": "memory_per_trial"}
 
@@ -90,10 +94,10 @@ def _choices(cluster: Mapping[str, Any]) -> Iterator[str]:
 
 def _resources(cluster: Mapping[str, Any]) -> Iterator[str]:
     cpus, gpus, memory = (cluster[f"{name}_per_trial"] for name in ("cpus", "gpus", "memory"))
-    if not (math.isfinite(cpus) and cpus > 0):
-        yield f"`cluster.cpus_per_trial` (={cpus:g}) must be above 0; pass 0.5 to run two trials on each CPU."
-    if not (math.isfinite(gpus) and gpus >= 0):
-        yield f"`cluster.gpus_per_trial` (={gpus:g}) must not be negative; pass 0 to train on CPUs."
+    if not (math.isfinite(cpus) and cpus >= LEAST):
+        yield f"`cluster.cpus_per_trial` (={cpus:g}) must be above 0, at least {LEAST}; pass 0.5 for two on a CPU."
+    if not (math.isfinite(gpus) and (gpus == 0 or gpus >= LEAST)):
+        yield f"`cluster.gpus_per_trial` (={gpus:g}) must not be negative, nor below {LEAST}; pass 0 to train on CPUs."
     elif gpus > 1 and gpus != int(gpus):
         yield (
             f"`cluster.gpus_per_trial` (={gpus:g}) must be whole above 1; pass {math.ceil(gpus)}, or a fraction "
@@ -112,8 +116,8 @@ def _resources(cluster: Mapping[str, Any]) -> Iterator[str]:
     for name, amount in cluster["resources"].items():
         if name in _OWN_KEYS:
             yield f"`cluster.resources` must not hold {name}; pass cluster.{_OWN_KEYS[name]}={amount:g}."
-        elif not (math.isfinite(amount) and amount > 0):
-            yield f"`cluster.resources.{name}` (={amount:g}) must be above 0; leave it out to ask for none."
+        elif not (math.isfinite(amount) and amount >= LEAST):
+            yield f"`cluster.resources.{name}` (={amount:g}) must be above 0, at least {LEAST}; leave it out for none."
 
 
 def _limits(cluster: Mapping[str, Any]) -> Iterator[str]:
@@ -124,6 +128,12 @@ def _limits(cluster: Mapping[str, Any]) -> Iterator[str]:
     ):
         if cluster[name] is not None and cluster[name] < 1:
             yield f"`cluster.{name}` (={cluster[name]}) must be at least 1; pass null to {meaning}."
+    threads = cluster["threads"] or cluster["cpus_per_trial"]
+    if MOST_THREADS < threads < math.inf:
+        yield (
+            f"`cluster.threads` (={threads:g}, by default `cpus_per_trial`) must be at most {MOST_THREADS}; pass the "
+            "number of cores that a trial can use."
+        )
     if cluster["retries"] < 0:
         yield f"`cluster.retries` (={cluster['retries']}) must be at least 0; pass 0 to give up at the first loss."
     if not (math.isfinite(cluster["backoff"]) and cluster["backoff"] >= 0):
@@ -139,5 +149,5 @@ def _address(address: str | None) -> Iterator[str]:
             "and every result would make a detour; run the command on a node of the cluster with cluster=auto, or "
             "submit it with `ray job submit`."
         )
-    elif not re.fullmatch(r"[^\s/:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", address):
+    elif not (found := re.fullmatch(r"(?:[^\s/:]+|\[[0-9a-fA-F:]+\]):(\d{1,5})", address)) or int(found[1]) > 65535:
         yield f"`cluster.address` (={address}) must be auto, local or host:port; pass null for a Ray of its own."

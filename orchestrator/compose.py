@@ -7,6 +7,7 @@ validated, on one composed configuration: about 0.3 ms a job.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.plan import Job
+
+PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
 
 
 @dataclass
@@ -49,7 +52,9 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
             if shape not in bases:
                 bases[shape] = _compose(loader, master, list(overrides))
             config = _set(bases[shape], values)
-        except (HydraException, OmegaConfBaseException) as error:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             yield Job(tuple(overrides), error=sentence(error))
         else:
             yield Job(tuple(overrides), config=config)
@@ -63,6 +68,14 @@ def plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether Hydra, OmegaConf or the YAML parser raised it: not all that they raise of a wrong input is their own."""
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+    return isinstance(error, HydraException | OmegaConfBaseException) or module.split(".")[0] in PARSERS
+
+
 def sentence(error: BaseException) -> str:
     """Return what Hydra and OmegaConf say of a refused configuration, without their traces."""
     said = [str(error).strip()]
@@ -74,7 +87,7 @@ def sentence(error: BaseException) -> str:
     ):
         group, name, choices = option.groups()
         return f"`{group}` (={name}) must be one of {', '.join(choices.split())}; add your own with --config-dir."
-    if value := re.match(r"Error merging override ([^= ]+)=(.*?) (Value .*)$", text):
+    if value := re.match(r"Error merging override \+*([^= ]+)=(.*?) (Value .*)$", text):
         key, given, rule = value.groups()
         return f"`{key}` (={given}) has the wrong type: {rule}."
     return text

@@ -13,9 +13,16 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from orchestrator import cluster, schema, sources
+from orchestrator import cluster, schema, sources, well_formed
+from orchestrator.backends import StoreError, component
 from orchestrator.records import OrchestratorError
 from pruning import schedule as schedules
+
+MOST_ROUNDS = 10_000
+"""A longer schedule is a slip of the keyboard, and its plan would fill the memory."""
+
+
+NORMS = (*well_formed.INFINITIES, "fro", "nuc")
 
 
 class ConfigError(OrchestratorError):
@@ -146,21 +153,36 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     Each quotes argument, value, rule and remedy. Nothing is imported that the configuration names: targets are looked
     up as files, so this is safe and fast on any machine.
     """
+    malformed = [*well_formed.missing(Config, config), *well_formed.odd_values(config)]
+    if malformed:
+        yield from malformed
+        return
     if config["seed"] < 0:
         yield f"`seed` (={config['seed']}) must be at least 0; pass any other integer."
+    if config["name"] is not None:
+        yield from _name_violations(config["name"])
     yield from _schedule_violations(config["schedule"], takes_amount=not is_identity(config["method"]))
     for name in ("model", "data", "method"):
         yield from _target_violations(name, config[name])
     yield from _method_violations(config["method"])
     for name in ("train", "finetune"):
-        yield from (f"{sentence}" for sentence in schema.violations(name, config[name]))
+        yield from schema.violations(name, config[name])
+        for part in ("optimizer", "scheduler", "loss"):
+            if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
+                yield from _target_violations(f"{name}.{part}", config[name][part])
+    if isinstance(config["model"], Mapping):
+        yield from schema.model_violations("model", config["model"])
     if isinstance(config["data"], Mapping):
         yield from schema.split_violations("data", config["data"])
     yield from cluster.validate(config["cluster"])
+    yield from _choice("objective", config["objective"], ("val/accuracy", "val/loss"))
     yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))
+    if not config["tracking"]["experiment"].strip():
+        yield "`tracking.experiment` (='') must be a name; pass pruning for the default."
     yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
-    if not config["prune"]["parameters"] or not config["prune"]["include"]:
-        yield "`prune.parameters` and `prune.include` must each hold a pattern; pass '*' to take every parameter."
+    for name in ("types", "parameters", "include"):
+        if not config["prune"][name]:
+            yield f"`prune.{name}` (=[]) must hold a pattern, or nothing is pruned; pass ['*'] to take every one."
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:
@@ -170,8 +192,9 @@ def is_identity(method: Mapping[str, Any]) -> bool:
 
 def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> Iterator[str]:
     sparsity, amount, rounds = schedule["sparsity"], schedule["amount"], schedule["rounds"]
-    if rounds < 1:
-        yield f"`schedule.rounds` (={rounds}) must be at least 1; pass 1 to prune in one step."
+    if not 1 <= rounds <= MOST_ROUNDS:
+        limit = "at least 1" if rounds < 1 else f"at most {MOST_ROUNDS}"
+        yield f"`schedule.rounds` (={rounds}) must be {limit}; pass 1 to prune in one step."
     if not takes_amount:
         return
     if (sparsity is None) == (amount is None):
@@ -199,9 +222,29 @@ def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> 
 
 
 def _method_violations(method: Mapping[str, Any]) -> Iterator[str]:
-    yield from _choice("method.scope", method.get("scope", "layer"), ("layer", "global"))
-    if str(method.get("_target_", "")).endswith("CustomFromMask"):
+    scope, target = method.get("scope", "layer"), str(method.get("_target_", ""))
+    yield from _choice("method.scope", scope, ("layer", "global"))
+    if target.endswith("CustomFromMask"):
         yield "`method._target_` (=pruning.CustomFromMask) needs a mask, which no sweep has; pass another method."
+    if not (target.startswith("pruning.") and target.endswith("Structured")):
+        return
+    if scope == "global":
+        yield (
+            f"`method.scope` (=global) ranks single entries of all tensors, and {target} takes whole channels of one; "
+            "pass method.scope=layer, or an unstructured method."
+        )
+    if not isinstance(method.get("dim", 0), int) or isinstance(method.get("dim"), bool):
+        yield f"`method.dim` (={method['dim']}) must be an integer: the dimension whose slices are the channels."
+    n = method.get("n", 2)
+    if isinstance(n, bool) or not (isinstance(n, int | float) or n in NORMS):
+        yield f"`method.n` (={n}) must be a number or one of {', '.join(NORMS)}: the order of the norm; pass 2."
+
+
+def _name_violations(name: str) -> Iterator[str]:
+    try:
+        component(f"{name}-12345678", "name")  # it names files of the store, with a digest behind it
+    except StoreError as error:
+        yield f"{str(error).replace('-12345678', '')}."
 
 
 def _target_violations(name: str, node: Any) -> Iterator[str]:

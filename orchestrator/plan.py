@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator import sources
 from orchestrator.config import ConfigError, is_identity, violations
-from orchestrator.records import Plan, StageSpec, TrialSpec, canonical_json
+from orchestrator.records import OrchestratorError, Plan, StageSpec, TrialSpec, canonical_json
+from orchestrator.well_formed import with_written_infinities
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")
@@ -46,7 +47,7 @@ def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mappi
     trials: list[TrialSpec] = []
     names = _names(jobs)
     check = _Check(sizes)
-    for job, name in zip(jobs, names, strict=True):
+    for job, name in zip(map(_writable, jobs), names, strict=True):
         reasons = [job.error] if job.config is None else check(job.config)
         for reason in reasons:
             wrong.setdefault(str(reason), []).append(name)
@@ -100,6 +101,13 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return parts | {"seed": config["seed"], "sources": sources.fingerprints(parts)}
 
 
+def _writable(job: Job) -> Job:
+    """Write an infinite norm as text: `method.n=inf` is asked for as a number."""
+    if job.config is None or not isinstance(job.config.get("method"), Mapping):
+        return job
+    return replace(job, config={**job.config, "method": with_written_infinities(job.config["method"], "n")})
+
+
 def _location(data: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a built-in data set that say where it lies: its content is pinned by checksums, wherever that is.
 
@@ -131,7 +139,11 @@ class _Check:
             return
         network = canonical_json([config[part] for part in ("model", "data", "prune")])
         if network not in self._networks:
-            self._networks[network] = self._sizes(config)
+            try:
+                self._networks[network] = self._sizes(config)
+            except OrchestratorError as error:
+                yield str(error)
+                return
         sizes, taken = self._networks[network], amount * config["schedule"]["rounds"]
         if config["method"].get("scope") == "global":
             sizes = {"all prunable parameters": sum(sizes.values())}

@@ -13,7 +13,9 @@ from torch import Tensor
 import pruning
 from orchestrator.models import Prunable
 from orchestrator.records import OrchestratorError
+from orchestrator.well_formed import INFINITIES
 from pruning import BasePruningMethod
+from pruning.channels import check_dim, check_structured
 from pruning.masks import MaskSet
 
 RESERVED = ("name", "_target_", "scope")
@@ -33,6 +35,8 @@ def prune_round(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator
     config = fields["method"]
     method = _method(config)
     options = {key: value for key, value in config.items() if key not in RESERVED}
+    if options.get("n") in INFINITIES:
+        options["n"] = float(options["n"])
     common: dict[str, Any] = {"generator": generator, "engine": "inplace", **options}
     if config.get("scope", "layer") == "global":
         amount = _global_amount(chosen, fields)
@@ -99,12 +103,22 @@ def _amount(parameter: Prunable, fields: Mapping[str, Any], *, structured: bool)
         return fields["amount"]
     mask = _mask(parameter)
     if structured:
-        dim = int(fields["method"].get("dim", 0))
-        others = [d for d in range(mask.dim()) if d != dim % mask.dim()]
+        dim = _channel_dim(parameter, mask, fields["method"])
+        others = [d for d in range(mask.dim()) if d != dim]
         size, alive = mask.shape[dim], int((mask != 0).sum(others).count_nonzero())
     else:
         size, alive = mask.numel(), int(mask.count_nonzero())
     return max(0, round(fields["target"] * size) - (size - alive))
+
+
+def _channel_dim(parameter: Prunable, mask: Tensor, method: Mapping[str, Any]) -> int:
+    try:
+        check_structured(mask)
+        return check_dim(mask, int(method.get("dim", 0)))
+    except (ValueError, IndexError) as error:
+        raise OrchestratorError(
+            f"{parameter.name} has no such channels: {error} Set `method.dim`, or leave it out with `prune.exclude`."
+        ) from None
 
 
 def _global_amount(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> Any:

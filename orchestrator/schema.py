@@ -259,6 +259,28 @@ def violations(where: str, train: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+_SIZES = _Rule(
+    lambda value: isinstance(value, list) and all(_is_int(item, 1) for item in value),
+    "be a list of integers of at least 1",
+)
+_MODEL_RULES: Mapping[str, _Rule] = {
+    "hidden": _SIZES,
+    "channels": _SIZES,
+    "input_shape": _Rule(lambda value: value is None or _SIZES.holds(value), f"{_SIZES.text}, or null"),
+    "classes": _OPTIONAL_COUNT,
+    "width": _COUNT,
+    "dropout": _Rule(lambda value: isinstance(value, int | float) and 0 <= value < 1, "lie in [0, 1)"),
+}
+
+
+def model_violations(where: str, model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each rule that the plain node `where` of a built-in network breaks."""
+    if str(model.get("_target_")).startswith("orchestrator.models."):
+        for key, rule in _MODEL_RULES.items():
+            if key in model and not rule.holds(model[key]):
+                yield f"`{where}.{key}` (={model[key]}) must {rule.text}."
+
+
 def split_violations(where: str, data: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that the validation cut of the plain data node named `where` breaks."""
     fraction, size = data.get("val_fraction"), data.get("val_size")
@@ -271,3 +293,8 @@ def split_violations(where: str, data: Mapping[str, Any]) -> Iterator[str]:
         yield f"`{where}.val_fraction` (={fraction}) must lie in (0, 1): models are selected on the validation split."
     if size is not None and not _is_int(size, 1):
         yield f"`{where}.val_size` (={size}) must be an integer of at least 1: models are selected on these examples."
+    seed, test = data.get("split_seed", 0), data.get("test_fraction", 0.2)
+    if not _is_int(seed, 0) or seed >= 2**63:
+        yield f"`{where}.split_seed` (={seed}) must be an integer in [0, 2^63)."
+    if str(data.get("_target_")) == Digits._target_ and not (isinstance(test, int | float) and 0.0 < test < 1.0):
+        yield f"`{where}.test_fraction` (={test}) must lie in (0, 1): the test split is what is reported."

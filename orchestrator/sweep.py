@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -96,13 +97,17 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     Raises:
         ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
     """
-    plan = make_plan(jobs, sizes=_sizes)
-    config = _sweep_wide(plan)
-    info = _info(plan, config, preset)
-    store = Store(**config["store"])
-    if config["dry_run"]:
-        print(preview(info.name, plan, store.resumable(plan)))
-        return Outcome(plan, {}, ran=False)
+    try:
+        plan = make_plan(jobs, sizes=_sizes)
+        config = _sweep_wide(plan)
+        info = _info(plan, config, preset)
+        store = Store(**config["store"])
+        if config["dry_run"]:
+            print(preview(info.name, plan, store.resumable(plan)))
+            return Outcome(plan, {}, ran=False)
+    except OrchestratorError as error:
+        error.exit_status = ConfigError.exit_status  # whatever it is, nothing was started
+        raise
     return _run(plan, info, store, config)
 
 
@@ -186,10 +191,15 @@ def _sweep_wide(plan: Plan) -> Mapping[str, Any]:
 
 def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInfo:
     """Name the sweep after its preset and its content: the same trials are the same sweep, whenever they are run."""
-    name = config["name"] or preset or ("trial" if len(plan.trials) == 1 else "sweep")
+    name = config["name"] or _file_name(preset) or ("trial" if len(plan.trials) == 1 else "sweep")
     content = digest(canonical_json([trial.stages for trial in plan.trials]))
     command = shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])
     return SweepInfo(f"{name}-{content[:8]}", config, command)
+
+
+def _file_name(preset: str | None) -> str:
+    """Return a preset's name as part of file names: one in a folder has a slash."""
+    return re.sub(r"[^\w.-]+", "-", preset or "", flags=re.ASCII).strip("-.")
 
 
 def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:

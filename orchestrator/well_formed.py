@@ -1,0 +1,56 @@
+"""Whether a configuration is data that a plan can be made of: whole, and the same after a round trip through JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any, get_type_hints
+
+INFINITIES = ("inf", "-inf")
+"""How an infinity is written where one makes sense: JSON has none."""
+
+
+def missing(schema: type, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a sentence for each key of the dataclass `schema` that `config` lacks: `~key` takes whole nodes away."""
+    for name, nested in _keys(schema).items():
+        if name not in config:
+            yield f"`{prefix}{name}` was taken away, and every trial needs it; leave out `~{prefix}{name}`, or set it."
+        elif nested is not None and isinstance(config[name], Mapping):
+            yield from missing(nested, config[name], f"{prefix}{name}.")
+
+
+@cache
+def _keys(schema: type) -> Mapping[str, type | None]:
+    """Field name -> its dataclass, None for a plain value."""
+    types = get_type_hints(schema)
+    return {name: kind if isinstance(kind, type) and is_dataclass(kind) else None for name, kind in types.items()}
+
+
+def odd_values(value: Any, path: str = "") -> Iterator[str]:
+    """Yield a sentence for each value that JSON, and so the key of a stage, cannot hold: NaN, undecodable text."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            where = f"{path}.{key}" if path else str(key)
+            if not isinstance(key, str):
+                yield f"`{path}` has the key {key!r}, and keys must be text; quote it, as in '{key}'."
+            else:
+                yield from odd_values(item, where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from odd_values(item, path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield f"`{path}` (={value}) must be a finite number; pass one, or null where nothing is meant."
+    elif isinstance(value, str):
+        if not value.isascii() and value != value.encode(errors="ignore").decode():
+            yield f"`{path}` (={value!r}) holds bytes that are no text; write it in UTF-8."
+    elif not (value is None or isinstance(value, bool | int)):
+        yield f"`{path}` (={value!r}) must be text, a number, true, false, null, a list or a mapping."
+
+
+def with_written_infinities(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return `node` with an infinite `key` written as text, `inf` or `-inf`."""
+    value = node.get(key)
+    return {**node, key: str(value)} if isinstance(value, float) and math.isinf(value) else node

@@ -1,0 +1,73 @@
+"""What only shows when a trial runs: it fails by itself, with a sentence, and the other trials go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator import config as schema
+from orchestrator import sweep
+from orchestrator.__main__ import CONF
+from orchestrator.compose import plain
+from orchestrator.plan import Job
+from orchestrator.sweep import Outcome
+
+SMALL = (
+    *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
+    *("schedule.rounds=1", "schedule.sparsity=0.5"),
+)
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start(*trials: list[str]) -> Outcome:
+        monkeypatch.chdir(tmp_path)
+        schema.register()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return sweep.run([Job(tuple(line), plain(compose("config", [*SMALL, *line]))) for line in trials])
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["method=random_structured", "method.dim=5"], "fc1.weight has no such channels: `dim` (=5) must lie in"),
+        (["method=ln_structured", "prune.parameters=[bias]"], "fc1.bias has no such channels"),
+        (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels that are matrices"),
+        (["prune.types=[Conv9d]"], "leaves nothing to prune"),
+        (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
+        (["+method.depth=3"], "unexpected keyword argument 'depth'"),
+        (["method._target_=torch.optim.SGD", "method.name=x"], "must be a pruning.BasePruningMethod"),
+        (["+train.optimizer.speed=9"], "unexpected keyword argument 'speed'"),
+        (["train.optimizer.lr=1e10"], "training diverged; lower `optimizer.lr`"),
+        (["data.mean=[0.1,0.2]"], "`data.mean`"),
+    ],
+)
+def test_a_trial_that_cannot_run_fails_with_a_sentence(run: Run, line: list[str], said: str) -> None:
+    outcome = run(line)
+    text = str(outcome.incomplete())
+
+    assert said in text
+    assert "Traceback" not in text
+    assert outcome.status == "failed"
+
+
+def test_a_diverging_trial_fails_alone(run: Run) -> None:
+    outcome = run(["seed=0"], ["seed=0", "train.optimizer.lr=1e10"], ["seed=1"])
+
+    assert [outcome.complete(trial) for trial in range(3)] == [True, False, True]
+    assert len(outcome.failures) == 2, "its dense stage, and the round below with the cause"
+    assert all("training diverged" in reason for reason in outcome.failures.values())
+
+
+def test_infinite_norms_are_pruned_by(run: Run) -> None:
+    outcome = run(*(["method=ln_structured", f"method.n={n}"] for n in ("inf", "-inf", "1", "'inf'")))
+
+    assert outcome.status == "finished"
+    assert outcome.plan.trials[0].stages == outcome.plan.trials[3].stages, "a number or its text"
+    assert len({trial.stages for trial in outcome.plan.trials}) == 3
