@@ -101,6 +101,20 @@ def test_a_store_that_is_away_does_not_stop_a_retry() -> None:
     assert summary(dispatcher.take(take(dispatcher), LOST), plan) == ["retried a-0 2"]
 
 
+def test_a_failure_fails_all_below_with_its_cause() -> None:
+    root = stage("root")
+    middle = stage("middle", root)
+    plan = plan_of(*([root, middle, leaf, stage(f"under {leaf.fields['name']}", leaf)] for leaf in _leaves(middle)))
+    dispatcher = Dispatcher(plan, Cluster(), nothing)
+    events = dispatcher.take(take(dispatcher), BROKEN)
+    assert sorted(summary(events, plan)) == sorted(f"failed {spec.fields['name']} 1" for spec in plan.stages.values())
+    assert [event.key for event in events[:2]] == [root.key, middle.key]
+    assert {event.failure.message for event in events[1:] if event.failure} == {
+        f"not run, as stage {root.key[:12]} failed: ValueError: boom"
+    }
+    assert dispatcher.done
+
+
 def test_news_of_an_attempt_that_was_given_up_is_ignored() -> None:
     stages = chain("a", {})
     dispatcher = Dispatcher(plan_of(stages), Cluster(backoff=0.0), nothing)
@@ -176,3 +190,7 @@ def _forest(draw: random.Random) -> Plan:
         parent = draw.choice([None, *specs])
         specs.append(stage(f"s{index}", parent))
     return Plan({spec.key: spec for spec in specs}, ())
+
+
+def _leaves(parent: StageSpec) -> list[StageSpec]:
+    return [stage(f"leaf{index}", parent) for index in range(3)]
