@@ -6,7 +6,6 @@ prunes and how it fine-tunes. Trials with equal prefixes share stages because th
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +127,7 @@ class _Check:
         self._seen: dict[str, list[str]] = {}
 
     def __call__(self, config: Mapping[str, Any]) -> list[str]:
-        key = json.dumps(config, sort_keys=True, default=str)  # a wrong value may be one that canonical JSON has not
+        key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
         if key not in self._seen:
             self._seen[key] = list(violations(config)) or list(self._count_violations(config))
         return self._seen[key]
