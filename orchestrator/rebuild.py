@@ -16,24 +16,31 @@ from orchestrator.redact import redact
 from orchestrator.report import report
 from orchestrator.saved import SavedSweep
 from orchestrator.store import Store
-from orchestrator.tracking import MlflowTracker
+from orchestrator.tracking import MlflowTracker, load_from_mlflow
 
 
 def compare_command(arguments: Sequence[str] | None) -> int:
     """Print the comparison of the named sweeps, as one where there are several, and write its report if asked."""
     parser = _parser("compare", "Compare sweeps, each by itself or several as one, from what the store holds of them.")
+    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps, by their full names, from MLflow instead")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
     parser.add_argument("--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures")
     options = parser.parse_args(arguments)
     try:
-        store = _store(options)
-        names = _chosen(store, options.sweeps)
-        if not names:
+        if options.mlflow:
+            sweeps = [load_from_mlflow(name, options.mlflow, options.experiment) for name in options.sweeps]
+            read = None
+        else:
+            store = _store(options)
+            sweeps = [saved.load(store, name) for name in _chosen(store, options.sweeps)]
+            read = store.read
+        if not sweeps:
             return 0
-        sweep = _merged([saved.load(store, name) for name in names])
+        sweep = _merged(sweeps)
         comparison = compare(sweep.plan, sweep.records, sweep.failures)
         _print(comparison)
         if options.output:
-            files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
+            files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
             _write(Path(options.output), files)
             print(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
     except OrchestratorError as error:

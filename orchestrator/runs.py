@@ -64,6 +64,11 @@ def milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
+def sweep_tag(name: str) -> str:
+    """Return the tag that the runs of the sweep called `name` have."""
+    return digest(canonical_json(["sweep", name]))[:32]
+
+
 def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
     """Return the tag by which each trial's run is found again: a digest of the sweep's name and its stage keys."""
     seen: dict[tuple[str, ...], int] = {}
@@ -121,7 +126,7 @@ class SweepView:
         self.sweep = sweep
         self.plan = plan
         self.ids = trial_ids(sweep, plan.trials)
-        self.id = digest(canonical_json(["sweep", sweep.name]))[:32]
+        self.id = sweep_tag(sweep.name)
         """The tag by which the parent run is found again."""
         self._records = dict(finished)
         self._failures: dict[str, tuple[Status, Failure, float]] = {}

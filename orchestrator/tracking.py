@@ -7,6 +7,7 @@ what is missing is written, and nothing twice.
 from __future__ import annotations
 
 import getpass
+import json
 import logging
 import os
 import tempfile
@@ -14,11 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo
+from orchestrator.records import OrchestratorError, Plan, StageEvent, StageRecord, SweepInfo
 from orchestrator.redact import redact
 from orchestrator.runs import (
+    COMMAND_TAG,
     FAILURE_TAG,
     LOGGED_TAG,
     NOTE_TAG,
@@ -29,9 +31,16 @@ from orchestrator.runs import (
     Status,
     SweepView,
     milliseconds,
+    sweep_tag,
+    trial_ids,
 )
-from orchestrator.tracking_uri import artifact_location, resolve_experiment, resolve_uri
+from orchestrator.saved import SavedSweep
+from orchestrator.tracking_uri import artifact_location, resolve_experiment, resolve_uri, sqlite_path
 from orchestrator.view_writer import CLOSING, OPENING, ViewWriter
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 _LOGGER = logging.getLogger("orchestrator")
 T = TypeVar("T")
@@ -171,6 +180,8 @@ class _MlflowRuns:
 
         for name in ("mlflow", "alembic", "urllib3.connectionpool"):
             logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by the writer
+        if (database := sqlite_path(uri)) is not None:
+            database.parent.mkdir(parents=True, exist_ok=True)
         self._client = MlflowClient(uri)
         self._experiment = self._open_experiment(uri, experiment)
         self._read = read
@@ -232,25 +243,13 @@ class _MlflowRuns:
 
     def _find(self, view: SweepView) -> None:
         """Find the sweep's runs again; of several with one identity the oldest counts."""
-        token = None
-        while True:
-            page = self._client.search_runs(
-                [self._experiment],
-                filter_string=f"tags.`{SWEEP_TAG}` = '{view.id}'",
-                max_results=1000,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-            for run in page:
-                found = _Found(run.info.run_id, run.info.status, set(run.data.params), dict(run.data.tags))
-                identity = found.tags.get(TRIAL_TAG)
-                if identity is not None:
-                    self._children.setdefault(identity, found)
-                elif self._parent is None:
-                    self._parent = found
-            token = page.token
-            if not token:
-                return
+        for run in _search(self._client, self._experiment, view.id):
+            found = _Found(run.info.run_id, run.info.status, set(run.data.params), dict(run.data.tags))
+            identity = found.tags.get(TRIAL_TAG)
+            if identity is not None:
+                self._children.setdefault(identity, found)
+            elif self._parent is None:
+                self._parent = found
 
     def _create(self, name: str, content: Content) -> _Found:
         tags = {key: content.tags[key] for key in (SWEEP_TAG, TRIAL_TAG, PARENT_TAG) if key in content.tags}
@@ -299,6 +298,65 @@ class _MlflowRuns:
             self._client.log_batch(found.run_id, metrics=last_metrics, params=last_params, tags=changed)
         found.params.update(params)
         found.tags.update(tags)
+
+
+def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
+    """Return a sweep as MLflow holds it: plan and configuration from the parent run, records from the children.
+
+    Raises:
+        OrchestratorError: MLflow cannot be read, or holds no such sweep
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    where = f"MLflow at {redact(resolve_uri(uri))}, experiment {resolve_experiment(experiment)!r},"
+    try:
+        client = MlflowClient(resolve_uri(uri))
+        found = client.get_experiment_by_name(resolve_experiment(experiment))
+        runs = [] if found is None else _search(client, found.experiment_id, sweep_tag(name))
+        parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
+        if parent is None:
+            raise OrchestratorError(f"{where} holds no sweep {name!r}; its full name is that of its parent run")
+        with tempfile.TemporaryDirectory() as folder:
+
+            def read(run_id: str, path: str) -> Any:
+                return json.loads(Path(client.download_artifacts(run_id, path, folder)).read_bytes())
+
+            plan = Plan.from_json(read(parent.info.run_id, "plan.json"))
+            environment = read(parent.info.run_id, "environment.json")
+            records: dict[str, StageRecord] = {}
+            for run in runs:
+                for file in client.list_artifacts(run.info.run_id, "records") if run is not parent else ():
+                    record = StageRecord.from_json(read(run.info.run_id, file.path))
+                    records.setdefault(record.key, record)
+    except (MlflowException, OSError, ValueError) as error:
+        raise OrchestratorError(f"{where} cannot be read: {redact(str(error))}") from error
+    info = SweepInfo(name, plan.trials[0].config if plan.trials else {}, parent.data.tags[COMMAND_TAG], environment)
+    reasons = {run.data.tags[TRIAL_TAG]: run.data.tags[FAILURE_TAG] for run in runs if FAILURE_TAG in run.data.tags}
+    failures = {}
+    for trial, identity in zip(plan.trials, trial_ids(info, plan.trials), strict=True):
+        key = next((key for key in trial.stages if key not in records), None)
+        if key is not None and identity in reasons:
+            failures[key] = reasons[identity]
+    return SavedSweep(info, plan, records, failures)
+
+
+def _search(client: MlflowClient, experiment: str, sweep: str) -> list[Run]:
+    """Return all runs of a sweep, the oldest first."""
+    runs: list[Run] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment],
+            filter_string=f"tags.`{SWEEP_TAG}` = '{sweep}'",
+            max_results=1000,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        runs += page
+        token = page.token
+        if not token:
+            return runs
 
 
 def _is_refusal(error: Exception) -> bool:

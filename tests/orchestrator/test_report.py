@@ -17,6 +17,7 @@ from orchestrator.report import report
 from orchestrator.saved import load, manifest
 from orchestrator.store import Store
 from orchestrator.sync import main as sync_main
+from orchestrator.tracking import load_from_mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -203,6 +204,22 @@ def test_sync_completes_mlflow_from_the_store(stored: Store, capsys: pytest.Capt
     assert f"/runs/{parent.info.run_id}/artifacts/comparison/report.html" in parent.data.tags["mlflow.note.content"]
 
 
+def test_a_comparison_can_be_rebuilt_from_mlflow_alone(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = f"sqlite:///{Path('mlflow.db').absolute()}"
+    assert sync_main(["first"]) == 0
+    sweep = load_from_mlflow("first-1", uri)
+    original = load(stored, "first-1")
+
+    assert sweep.plan == original.plan
+    assert sweep.records == original.records
+    assert sweep.info.command == original.info.command
+    capsys.readouterr()
+    assert compare_main(["first-1", "--mlflow", uri]) == 0
+    assert "90.01" in capsys.readouterr().out
+    assert compare_main(["nope", "--mlflow", uri]) == 2
+    assert "holds no sweep 'nope'" in capsys.readouterr().err
+
+
 def test_sync_tells_of_failures_and_of_what_was_never_run(stored: Store) -> None:
     from mlflow import MlflowClient
 
@@ -221,6 +238,7 @@ def test_sync_tells_of_failures_and_of_what_was_never_run(stored: Store) -> None
         "5": "FAILED",
         "6": "KILLED",
     }
+    assert load_from_mlflow("third-3").failures == {broken: "loss is nan"}
 
 
 @pytest.mark.slow
