@@ -173,6 +173,15 @@ def test_merging_a_sweep_with_itself_changes_nothing() -> None:
     assert compare(merge([plan, plan]), records) == compare(plan, records)
 
 
+def test_trials_that_are_one_chain_under_two_names_are_one_sample() -> None:
+    plan, records = golden()
+    twins = tuple(replace(trial, name=f"{trial.name} again") for trial in plan.trials)
+    found = compare(Plan(plan.stages, (*plan.trials, *twins)), records)
+
+    assert only(found.points, 0.9).difference == only(compare(plan, records).points, 0.9).difference
+    assert only(found.points, 0.9).seeds == (0, 1, 2)
+
+
 def test_merging_adds_seeds_and_counts_no_stage_twice() -> None:
     first, second = make_plan(seeds=(0, 1)), make_plan(seeds=(1, 2))
     records = {**make_records(first), **make_records(second)}

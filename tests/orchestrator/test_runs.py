@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from factories import EPOCH, SIZES, finished, make_plan, make_record, make_records, sweep_info
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.mask_picture import mask_picture
+from orchestrator.records import Plan, StageEvent
+from orchestrator.runs import SweepView, logged_tag, round_points, trial_ids
+
+PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=3)
+RECORDS = make_records(PLAN)
+CHAIN = [RECORDS[key] for key in PLAN.trials[0].stages]
+
+
+def view(known: int) -> SweepView:
+    return SweepView(sweep_info(), PLAN, {record.key: record for record in CHAIN[:known]})
+
+
+@pytest.mark.parametrize("held", range(5))
+def test_only_what_a_run_lacks_is_written(held: int) -> None:
+    content = view(4).content(0, logged_tag(CHAIN[:held]) if held else "")
+
+    assert content is not None
+    assert sorted({point.step for point in content.points if point.key == "test/accuracy"}) == list(range(held, 4))
+    assert sorted(content.masks) == [f"masks/round_{number}.npz" for number in range(max(held, 1), 4)]
+    assert bool(content.params) == (held == 0)
+
+
+def test_a_curve_goes_on_where_the_earlier_stages_ended() -> None:
+    whole, rest = view(4).content(0), view(4).content(0, logged_tag(CHAIN[:2]))
+
+    assert whole is not None
+    assert rest is not None
+    assert set(rest.points) < set(whole.points)
+
+
+def test_another_execution_of_a_stage_is_noticed() -> None:
+    again = [replace(record, started=record.started + 1) for record in CHAIN]
+
+    assert view(4).content(0, logged_tag(again[:2])) is None
+    assert view(4).content(0, logged_tag([*CHAIN[:1], again[1]])) is None
+
+
+def test_a_run_that_holds_more_than_is_known_is_left_as_it_is() -> None:
+    content = view(1).content(0, logged_tag(CHAIN[:3]))
+
+    assert content is not None
+    assert content.points == []
+    assert "pruning.logged" not in content.tags
+
+
+def test_a_round_waits_for_the_rounds_before_it() -> None:
+    known = SweepView(sweep_info(), PLAN, {CHAIN[0].key: CHAIN[0]})
+    known.take(finished(CHAIN[2]))
+
+    assert known.chain(0) == CHAIN[:1]
+    known.take(finished(CHAIN[1]))
+    assert known.chain(0) == CHAIN[:3]
+
+
+def test_what_is_current_needs_nothing() -> None:
+    assert view(4).is_current(0, logged_tag(CHAIN), "FINISHED")
+    assert not view(4).is_current(0, logged_tag(CHAIN), "RUNNING")
+    assert not view(4).is_current(0, logged_tag(CHAIN[:3]), "FINISHED")
+
+
+def test_identities_follow_name_and_stages_and_tell_twins_apart() -> None:
+    info, trial = sweep_info(), PLAN.trials[0]
+    one, twin = trial_ids(info, [trial, replace(trial, name="twin")])
+
+    assert one != twin
+    assert trial_ids(info, [replace(trial, name="renamed")]) == (one,)
+    assert trial_ids(sweep_info("other"), [trial]) != (one,)
+
+
+def test_points_of_strange_names_can_be_kept() -> None:
+    record = replace(CHAIN[1], tensor_sparsity={"blocks['a'].weight": 0.5})
+
+    assert "sparsity/blocks__a__.weight" in {point.key for point in round_points(record)}
+
+
+def test_a_network_without_work_left_has_no_speedup() -> None:
+    assert "macs/speedup" not in {point.key for point in round_points(replace(CHAIN[1], macs_remaining=0.0))}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
+def test_whatever_happens_a_view_says_something_sensible(steps: list[tuple[int, str]]) -> None:
+    found = SweepView(sweep_info(), PLAN, {})
+    for position, kind in steps:
+        event = finished(CHAIN[position])
+        if kind != "finished":
+            event = StageEvent(kind, CHAIN[position].key, EPOCH)  # type: ignore[arg-type]
+        found.take(event)
+        content = found.content(0)
+        assert content is not None
+        assert (content.status == "FINISHED") == (len(found.chain(0)) == 4)
+    found.close("KILLED", {})
+    assert found.status(0) in ("FINISHED", "FAILED", "KILLED")
+
+
+def test_the_mask_picture_has_a_cell_for_each_tensor_and_round() -> None:
+    from xml.etree import ElementTree
+
+    root = ElementTree.fromstring(mask_picture(CHAIN))
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + (len(SIZES) + 1) * 3
+    assert f"{100 * CHAIN[3].sparsity:.2f}" in texts
+    assert "fc1.weight (8,192)" in texts
+    assert {"round 1", "round 2", "round 3", "overall"} <= set(texts)
+
+
+def test_a_plan_without_trials_has_a_parent() -> None:
+    assert SweepView(sweep_info(), Plan({}, ()), {}).opening().params == {"sweep": "synthetic"}
+
+
+def test_a_record_made_again_is_not_the_same() -> None:
+    assert logged_tag([make_record(PLAN, CHAIN[0].key)]) == logged_tag(CHAIN[:1])
+    assert logged_tag([make_record(PLAN, CHAIN[0].key, EPOCH + 1)]) != logged_tag(CHAIN[:1])
