@@ -71,6 +71,7 @@ class RayExecutor:
         self._lock = threading.Lock()
         self._closed = threading.Event()  # to be set after Ray has been shut down
         self._connected: Future[bool] | None = None
+        self._check: Callable[[], object] | None = None
 
     def prestart(self) -> None:
         """Begin to start or join Ray and return at once, so that other things start meanwhile."""
@@ -112,7 +113,7 @@ class RayExecutor:
         """
         self.start()
         dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
-        tasks = Tasks(self._cluster, self._wanted, own=self._address.own)
+        tasks = Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
         watch = Watch(self._cluster, self._wanted, _nodes)
         try:
             while not dispatcher.done:
@@ -136,29 +137,38 @@ class RayExecutor:
         self._cancelled.set()
 
     def on_every_node(self, check: Callable[[], object], timeout: float = 60.0) -> None:
-        """Call `check` once on each node that can run a trial, so that what is missing there is said before any does.
+        """Call `check` on each node that can run a trial, so that what is missing there is said before any does.
+
+        A node that joins later is checked before it runs its first one, which fails if that raises.
 
         Raises:
             ClusterError: what the check raised, node by node, or that a node did not answer in `timeout` seconds
         """
+        self.start()
+        self._check = check
+        reasons = [_reason(check)] if self._address.own else self._reasons(check, timeout)
+        if any(reasons):
+            raise ClusterError("\n".join(dict.fromkeys(filter(None, reasons))))
+
+    def _reasons(self, check: Callable[[], object], timeout: float) -> list[str | None]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self.start()
-        answers = {}
-        for node in _nodes():
-            if node.alive and slots(self._wanted, [node.resources]):
-                here = NodeAffinitySchedulingStrategy(node.id, soft=False)
-                options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": here}
-                answers[node.host] = ray.remote(**options)(_reason).remote(check)
-        reasons = []
-        for host, answer in answers.items():
+        nodes = [node for node in _nodes() if node.alive and slots(self._wanted, [node.resources])]
+        answers = []
+        for node in nodes:
+            here = NodeAffinitySchedulingStrategy(node.id, soft=False)
+            options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": here}
+            options |= _runtime_env(self._address, self._cluster)
+            answers.append(ray.remote(**options)(_reason).remote(check))
+        reasons: list[str | None] = []
+        for node, answer in zip(nodes, answers, strict=True):
             try:
                 reasons.append(ray.get(answer, timeout=timeout))
             except ray.exceptions.RayError as error:
-                reasons.append(f"node {host} did not answer: {type(error).__name__}")
-        if any(reasons):
-            raise ClusterError("\n".join(dict.fromkeys(filter(None, reasons))))
+                said = str(error).strip().splitlines()[-1]  # the exception itself, where it is one of Python's
+                reasons.append(f"node {node.host} could not be asked: {said}")
+        return reasons
 
     def close(self) -> None:
         """Leave the cluster; one of our own ends with all its processes."""
@@ -189,6 +199,7 @@ class RayExecutor:
                 threads=self._cluster.thread_count,
                 attempt=attempt.number,
                 log=str(self._logs / f"{first}.{attempt.number}.log"),
+                check=self._check,
             )
             tasks.submit(attempt, order, self._work)
 
@@ -211,7 +222,7 @@ class RayExecutor:
 class Tasks:
     """The attempts that Ray has been given, each a stream of items."""
 
-    def __init__(self, cluster: Cluster, wanted: dict[str, float], *, own: bool) -> None:
+    def __init__(self, cluster: Cluster, wanted: dict[str, float], runtime_env: dict[str, Any]) -> None:
         import ray
 
         special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
@@ -223,11 +234,10 @@ class Tasks:
             "num_returns": "streaming",
             "max_retries": 0,
             "max_calls": 0,  # workers are reused on GPUs too: a new process each costs seconds
+            **runtime_env,
         }
         if "memory" in wanted:
             options["memory"] = int(wanted["memory"])
-        if not own:
-            options["runtime_env"] = {"env_vars": embedded.of_workers(cluster.thread_count)}
         self._function = ray.remote(**options)(_run)
         self._running: dict[ObjectRefGenerator, Attempt] = {}
         self._cancelled: dict[bool, float] = {}
@@ -329,6 +339,11 @@ def _next(generator: ObjectRefGenerator) -> Place | StageRecord | Failure | None
         return Failure("the worker process died: killed, out of memory, or a crash in native code", transient=True)
     except exceptions.RayError as error:  # NodeDiedError, OutOfMemoryError, a lost record
         return Failure(f"the worker was lost: {str(error).strip().splitlines()[0].partition('. ')[0]}", transient=True)
+
+
+def _runtime_env(address: Address, cluster: Cluster) -> dict[str, Any]:
+    """Return the option that gives workers their environment; those of our own Ray have it from the start."""
+    return {} if address.own else {"runtime_env": {"env_vars": embedded.of_workers(cluster.thread_count)}}
 
 
 def _nodes() -> list[Node]:

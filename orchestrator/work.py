@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, cast
 
 from orchestrator.records import Failure, OrchestratorError, StageRecord, StageSpec
@@ -56,6 +57,8 @@ class WorkOrder:
     """To be asked at every batch: whether to end, by returning or raising."""
     log: str = ""
     """The file on the worker that takes what the work prints."""
+    check: Callable[[], object] | None = None
+    """What must not raise on a node before it works, asked once a process."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +90,17 @@ def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failur
     """
     try:
         with pinned_threads(order.threads):
+            if order.check is not None:
+                _pass(order.check)
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():
             yield failure_of(error, order.log)
+
+
+@lru_cache(maxsize=8)
+def _pass(check: Callable[[], object]) -> None:
+    check()
 
 
 def failure_of(error: BaseException, log: str = "") -> Failure:

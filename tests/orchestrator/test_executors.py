@@ -238,6 +238,18 @@ def see(path: Path) -> None:
         raise OrchestratorError(f"this node does not see {path}")
 
 
+def test_what_a_node_lacks_when_it_begins_fails_the_trial(make_ray: Make, tmp_path: Path) -> None:
+    needed, plan = tmp_path / "needed", plan_of(chain("a", {}, {}))
+    needed.touch()
+    executor = make_ray()
+    executor.on_every_node(partial(see, needed))
+    needed.unlink()
+    events = list(executor.run(plan))
+
+    assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
+    assert next(event.failure.message for event in events if event.failure) == f"this node does not see {needed}"
+
+
 # Ray only
 
 
