@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from orchestrator import retention
+from orchestrator import retention, submission
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
 from orchestrator.config import ConfigError
@@ -22,6 +22,7 @@ from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import EXIT_INTERRUPTED, cancelling
 from orchestrator.plan import Job, make_plan
 from orchestrator.preview import preview
+from orchestrator.probe import probing
 from orchestrator.progress import Progress
 from orchestrator.records import (
     OrchestratorError,
@@ -100,6 +101,8 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     try:
         plan = make_plan(jobs, sizes=_sizes)
         config = _sweep_wide(plan)
+        if lost := "\n".join(submission.violations(config)):
+            raise ConfigError(lost)
         info = _info(plan, config, preset)
         store = Store(**config["store"])
         if config["dry_run"]:
@@ -126,6 +129,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         progress.opening(info.name, _places(config, store, info.name))
         if executor is not None:
             stack.enter_context(executor)
+            executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, plan, records)
         if executor is not None:
             interrupt = stack.enter_context(cancelling(executor.cancel))
@@ -134,13 +138,16 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
                 tracker.record(event)
                 progress.event(event)
             outcome.interrupted = interrupt.requested
+        if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
+            tracker.finish(outcome.status, {})
     store.save_sweep(info.name, manifest(info, plan, outcome.failures))
     retention.prune_sweep(store, plan, outcome.records)
     comparison = compare(plan, outcome.records, outcome.failures)
     print_comparison(comparison, console)
     files = {} if outcome.interrupted else report(info, plan, outcome.records, comparison, store.read)
     _write(Path("outputs") / info.name, files)
-    tracker.finish(outcome.status, files)
+    if not outcome.interrupted:
+        tracker.finish(outcome.status, files)
     progress.closing(_places(config, store, info.name))
     return outcome
 
