@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import math
 import os
 import tempfile
 import time
@@ -55,8 +56,11 @@ MASKS_FILE = "masks.npz"
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100
 """With at most 100 tags these keep a batch within MLflow's 1000 entities."""
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
-PATIENCE = {"finished": 30.0, "failed": 30.0, "killed": 5.0}
+PATIENCE = 30.0
 """Seconds without a success after which `finish` leaves the rest to `orchestrator.sync`."""
+
+KILLED_LIMIT = 5.0
+"""Seconds that an interrupted sweep waits for its view in all."""
 
 _MANNERS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -120,7 +124,7 @@ class MlflowTracker:
         uri: str | None = None,
         experiment: str | None = None,
         warn: Callable[[str], None] = _LOGGER.warning,
-        patience: float | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self.uri = resolve_uri(uri)
         self.experiment = resolve_experiment(experiment)
@@ -154,7 +158,7 @@ class MlflowTracker:
         """Close the view; wait until it is written or MLflow has been away too long, then say how to complete it."""
         if self._view is not None:
             self._view.close(STATUSES[status], report)
-        complete = self._writer.close(PATIENCE[status] if self._patience is None else self._patience)
+        complete = self._writer.close(self._patience, KILLED_LIMIT if status == "killed" else math.inf)
         if self._view is not None and not complete:
             self._warn(
                 f"MLflow at {redact(self.uri)} does not hold all of this sweep; the store does. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -75,16 +76,19 @@ class ViewWriter:
                 self._to_write.update(dict.fromkeys(self._view.take(event)))
                 self._changed.notify()
 
-    def close(self, patience: float) -> bool:
-        """Wait until all is written, or nothing has been for `patience` seconds; return whether all is."""
+    def close(self, patience: float, limit: float = math.inf) -> bool:
+        """Wait until all is written; return whether it is.
+
+        Give up when nothing has been written for `patience` seconds, and `limit` seconds from now in any case.
+        """
         with self._changed:
             if self._view is not None:
                 self._all_changed(self._view)
                 self._to_write[CLOSING] = None
             self._closing = True
             self._changed.notify()
-        self._progress = time.monotonic()
-        while self._thread.is_alive() and time.monotonic() - self._progress < patience:
+        begun = self._progress = time.monotonic()
+        while self._thread.is_alive() and time.monotonic() < min(self._progress + patience, begun + limit):
             self._thread.join(0.05)
         self._abandoned.set()
         return self.complete

@@ -130,6 +130,15 @@ def test_a_slow_keeper_is_waited_for_as_long_as_it_moves() -> None:
     assert set(keeper.writes) == EVERYTHING
 
 
+def test_an_interrupted_sweep_does_not_wait_for_a_slow_keeper() -> None:
+    writer = FakeKeeper(lambda index: time.sleep(0.15)).writer()
+    writer.open(SweepView(sweep_info(), PLAN, {}))
+    begun = time.monotonic()
+
+    assert not writer.close(patience=10, limit=0.3)
+    assert time.monotonic() - begun < 2.0
+
+
 def test_a_run_that_is_refused_does_not_hold_up_the_others() -> None:
     def fault(index: int) -> None:
         if index == 1:
