@@ -82,7 +82,7 @@ def test_a_sweep_runs_and_the_same_command_runs_nothing_again(run: Run, tmp_path
     assert first.returncode == 0, first.stderr
     assert first.stdout.count("finished  dense") == 2, "one dense training for each seed"
     assert second.returncode == 0, second.stderr
-    assert "To run: 0 stages" in second.stdout
+    assert "; 0 stages to run." in second.stdout
     assert table(first.stdout) == table(second.stdout)
     assert {path.name for path in tmp_path.iterdir()} <= {"store", "outputs"}
 

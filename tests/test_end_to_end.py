@@ -107,7 +107,7 @@ def test_a_resumed_sweep_gives_the_same_bits(on_ray: Path, start: Start, tmp_pat
         store.discard(key)
     again = start(tmp_path, "cluster=inline", "tracking=none")
 
-    assert "To run: 2 stages" in again.stdout
+    assert "; 2 stages to run." in again.stdout
     assert results(tmp_path) == results(on_ray)
 
 
@@ -115,7 +115,7 @@ def test_the_same_command_again_trains_nothing(on_ray: Path, start: Start) -> No
     before = records(on_ray)
     again = start(on_ray, "cluster.num_cpus=2")
 
-    assert "To run: 0 stages" in again.stdout
+    assert "; 0 stages to run." in again.stdout
     assert records(on_ray) == before
 
 
