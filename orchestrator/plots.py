@@ -101,8 +101,8 @@ def matrices(found: Sequence[Matrix], label: str) -> Figure:
     from matplotlib.figure import Figure
 
     shown = [matrix for matrix in found if matrix.rows and matrix.columns]
-    heights = [1.6 + 0.26 * len(matrix.rows) for matrix in shown] or [1.0]
-    width = 3.2 + 0.55 * max((len(matrix.columns) for matrix in shown), default=4)
+    heights = [max(2.8, 1.6 + 0.26 * len(matrix.rows)) for matrix in shown] or [1.0]
+    width = 3.6 + 0.55 * max((len(matrix.columns) for matrix in shown), default=4)
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     for index, matrix in enumerate(shown):
         axes = figure.add_subplot(len(shown), 1, index + 1)

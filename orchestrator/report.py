@@ -66,7 +66,7 @@ def draw(
     }
     if read is not None and any(len(figures.overlapping(comparison, panel)[1]) > 1 for panel in comparison.panels):
         overlap = figures.overlap(comparison, _iou(read))
-        drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "intersection over union"))
+        drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "IoU"))
     return drawn
 
 
