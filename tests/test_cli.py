@@ -15,10 +15,12 @@ QUICK = ("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[16]", "t
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    home = str(tmp_path_factory.mktemp("home"))
+
     def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "orchestrator"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "COLUMNS": "120"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": home, "COLUMNS": "120"}
         return subprocess.run(
             [*command, *arguments],
             cwd=tmp_path,
