@@ -1,0 +1,133 @@
+"""Real Ray nodes on loopback addresses, apart from every other Ray of this machine, ended by their own pids."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+HEAD = "127.0.0.2"
+REPOSITORY = Path(__file__).parents[2]
+OWN_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"')
+"""Run a command with an empty folder over the one that comes next."""
+NOTICE_THE_DEAD = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class Nodes:
+    """Nodes that share nothing but the cluster: each starts in a directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port, self.dashboard = _free_ports(2)
+        self.token = secrets.token_hex(32)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
+        self.environment = {
+            **kept,
+            **NOTICE_THE_DEAD,
+            "HOME": str(root),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def address(self) -> str:
+        """Where drivers and further nodes join."""
+        return f"{HEAD}:{self.port}"
+
+    @property
+    def jobs(self) -> str:
+        """Where jobs are submitted."""
+        return f"http://{HEAD}:{self.dashboard}"
+
+    def head(self, *arguments: str, dashboard: bool = False, cpus: int = 2) -> Path:
+        """Start the head node and return the directory that it runs in."""
+        served = (
+            (f"--dashboard-host={HEAD}", f"--dashboard-port={self.dashboard}")
+            if dashboard
+            else ("--include-dashboard=false",)
+        )
+        port, temporary = f"--port={self.port}", f"--temp-dir={self.root / 't'}"
+        return self._start("head", HEAD, "--head", port, temporary, f"--num-cpus={cpus}", *served, *arguments)
+
+    def join(self, number: int, *arguments: str, cpus: int = 1, without: Path | None = None) -> Path:
+        """Start a further node on 127.0.0.`number` and return the directory that it runs in.
+
+        To its processes alone the folder `without` is another, empty one, as on a machine that does not mount it.
+        """
+        address = f"127.0.0.{number}"
+        prefix = () if without is None else (*OWN_MOUNTS, str(without))
+        joins = (f"--address={self.address}", f"--num-cpus={cpus}")
+        return self._start(f"node{number}", address, *joins, *arguments, prefix=prefix)
+
+    def stop(self) -> None:
+        """End every node that was started here, as a power cut would: a clean end takes each of them 10 s."""
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self, name: str, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
+        folder, log = self.root / name, self.root / f"{name}.log"
+        folder.mkdir()
+        options = ("--block", f"--node-ip-address={address}", "--object-store-memory=100000000")
+        command = [*prefix, *ray("start", *options, *arguments)]
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, cwd=folder, env=self.environment, stdout=file, stderr=file, start_new_session=True
+            )
+        self._processes.append(process)
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        return folder
+
+
+@contextmanager
+def nodes() -> Iterator[Nodes]:
+    """Nodes below a folder with a short name, as Ray's sockets lie there; all are gone afterwards."""
+    root = Path(tempfile.mkdtemp(prefix="ray"))
+    found = Nodes(root)
+    try:
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def ray(*arguments: str) -> list[str]:
+    """The command `ray`, of this interpreter."""
+    return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+
+
+def run(command: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((HEAD, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
