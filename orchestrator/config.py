@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from orchestrator import cluster, schema, sources, well_formed
 from orchestrator.backends import StoreError, component
+from orchestrator.objective import OBJECTIVES
 from orchestrator.records import OrchestratorError
 from pruning import schedule as schedules
 
@@ -175,7 +176,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(config["data"], Mapping):
         yield from schema.split_violations("data", config["data"])
     yield from cluster.validate(config["cluster"])
-    yield from _choice("objective", config["objective"], ("val/accuracy", "val/loss"))
+    yield from _choice("objective", config["objective"], OBJECTIVES)
     yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))
     if not config["tracking"]["experiment"].strip():
         yield "`tracking.experiment` (='') must be a name; pass pruning for the default."

@@ -25,6 +25,8 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
     jobs = list(compose_jobs(loader, master, overrides))
     outcome = run(jobs, preset=_preset(master))
     failure = outcome.incomplete()
+    if failure is not None and outcome.interrupted:
+        raise failure
     return [_returned(job, outcome, index, failure) for index, job in enumerate(jobs)]
 
 

@@ -20,6 +20,7 @@ from orchestrator.config import ConfigError
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import EXIT_INTERRUPTED, cancelling
+from orchestrator.objective import objective
 from orchestrator.plan import Job, make_plan
 from orchestrator.preview import preview
 from orchestrator.probe import probing
@@ -74,9 +75,9 @@ class Outcome:
         return all(key in self.records for key in self.plan.trials[trial].stages)
 
     def objective(self, trial: int) -> float:
-        """Return the metric of the trial's last round that its configuration names as `objective`."""
+        """Return what the trial's configuration names as `objective`."""
         spec = self.plan.trials[trial]
-        return float(self.records[spec.stages[-1]].after[str(spec.config["objective"])])
+        return objective(str(spec.config["objective"]), [self.records[key] for key in spec.stages])
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return the error that says which trials are missing and why, or None."""

@@ -1,0 +1,47 @@
+"""What a search is told of a trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from factories import make_plan, make_records
+
+from orchestrator.objective import OBJECTIVES, objective
+from orchestrator.records import StageRecord
+
+
+def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:
+    """Records of a dense network's validation accuracy and of each round's (sparsity, validation accuracy)."""
+    plan = make_plan(("random_unstructured",), (0.5,), (0,))
+    template = next(iter(make_records(plan).values()))
+    after = {"val/accuracy": dense, "val/loss": 0.25, "test/accuracy": 0.1}
+    found = [replace(template, kind="dense", after=after)]
+    for number, (sparsity, accuracy) in enumerate(rounds, start=1):
+        metrics = {"val/accuracy": accuracy, "val/loss": number / 2, "test/accuracy": 1.0}
+        found.append(replace(template, kind="round", round=number, sparsity=sparsity, after=metrics))
+    return found
+
+
+def test_a_metric_is_that_of_the_last_round() -> None:
+    records = chain_of(0.9, (0.5, 0.95), (0.8, 0.7))
+
+    assert objective("val/accuracy", records) == 0.7
+    assert objective("val/loss", records) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rounds", "largest"),
+    [
+        ([(0.5, 0.95), (0.8, 0.7)], 0.5),
+        ([(0.5, 0.7), (0.8, 0.9)], 0.8),  # equal matches, and a worse round before it does not count against it
+        ([(0.5, 0.89), (0.8, 0.1)], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_largest_matching_sparsity(rounds: list[tuple[float, float]], largest: float) -> None:
+    assert objective("matching_sparsity", chain_of(0.9, *rounds)) == largest
+
+
+def test_no_objective_reads_the_test_split() -> None:
+    assert not [name for name in OBJECTIVES if name.startswith("test")]
