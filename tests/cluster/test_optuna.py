@@ -1,0 +1,70 @@
+"""Hydra's Optuna sweeper on our launcher: batch by batch, each batch one sweep, over one store. Slow."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("optuna") is None, reason="the extra is not installed: hydra-optuna-sweeper"
+    ),
+]
+
+SEARCH = (
+    "-m",
+    "hydra/sweeper=optuna",
+    "hydra.sweeper.direction=maximize",
+    "hydra.sweeper.n_trials=4",
+    "hydra.sweeper.n_jobs=2",
+    "hydra.sweeper.sampler.seed=0",
+    "schedule.sparsity=interval(0.3,0.95)",
+    "schedule.rounds=2",
+    "model=mlp",
+    "model.hidden=[16]",
+    "train.epochs=2",
+    "finetune.epochs=1",
+    "cluster=inline",
+    "tracking=none",
+)
+
+
+def search(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *SEARCH, *overrides],
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def test_the_search_is_told_each_trials_objective(tmp_path: Path) -> None:
+    result = search(tmp_path, "objective=matching_sparsity")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    best = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    reached = {float(found) / 100 for found in re.findall(r"sparsity (\d+\.\d\d)%, accuracy", result.stdout)}
+    assert best["name"] == "optuna"
+    assert any(abs(best["best_value"] - each) < 1e-4 for each in reached | {0.0})
+    assert best["best_value"] <= best["best_params"]["schedule.sparsity"] + 1e-4
+    assert result.stdout.count("Sweep sweep-") == 2, "two batches of two trials"
+    assert result.stdout.count("finished  dense") == 1, "the second batch finds the dense network in the store"
+
+
+def test_a_failed_trial_ends_the_search(tmp_path: Path) -> None:
+    result = search(tmp_path, "finetune.optimizer.lr=1e30")
+
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "2 of 2 trial(s) failed" in result.stderr
+    assert "Traceback" not in result.stderr
