@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hydra
-from omegaconf import DictConfig
-
-from orchestrator import config as schema
+from orchestrator import interrupts
 from orchestrator.records import OrchestratorError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 CONF = next(
     folder for folder in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if folder.is_dir()
@@ -21,36 +22,40 @@ CONF = next(
 """The packaged configuration: inside the wheel, or beside the package in a checkout."""
 
 
-@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def _compose(config: DictConfig) -> None:
-    """Take one composed trial: Hydra calls this where there are no axes; the launcher plugin takes all others."""
-    from orchestrator.launch import run_single
-
-    try:
-        run_single(config)
-    except OrchestratorError as error:  # Hydra would print its own story of what a job raises
-        sys.exit(_say(str(error), error.exit_status))
-
-
 def main() -> None:
     """Run the command line."""
+    interrupts.leave_when_interrupted()
+    import hydra  # now that Ctrl-C ends what follows without a traceback
+
+    from orchestrator import config as schema
+
+    @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+    def compose(config: DictConfig) -> None:
+        """Take one composed trial: Hydra calls this where there are no axes; the launcher plugin takes all others."""
+        from orchestrator.launch import run_single
+
+        try:
+            run_single(config)
+        except OrchestratorError as error:  # Hydra would print its own story of what a job raises
+            sys.exit(_say(str(error), error.exit_status))
+
     schema.register()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
     try:
-        _compose()
+        compose()
     except OrchestratorError as error:
         sys.exit(_say(str(error), error.exit_status))
+    except BrokenPipeError:  # who read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         from orchestrator.compose import explain, is_refusal
 
         if not is_refusal(error):
             raise
         sys.exit(_say(explain(error, CONF), 2))
-    except BrokenPipeError:  # who read our output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
 
 
 def _say(text: str, status: int) -> int:

@@ -8,13 +8,20 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Protocol
 
 from orchestrator.cluster import Cluster
 from orchestrator.records import EventKind, Failure, OrchestratorError, Plan, StageEvent, StageRecord, StageSpec
+from orchestrator.stages import WEIGHTS
 from orchestrator.work import Place
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
+
+LOOK_AGAIN = 2.0
+"""Seconds after which a segment that another driver holds is looked at again."""
 
 
 @dataclass(eq=False)
@@ -34,17 +41,31 @@ class Attempt:
         return tuple(spec.key for spec in self.specs[self.done :])
 
 
+class Claims(Protocol):
+    """Keeps drivers that share a store from training a stage at the same time, as `orchestrator.leases.Leases` does."""
+
+    def acquire(self, key: str) -> bool:
+        """Take the stage and say whether it is ours now."""
+        ...
+
+    def release(self, key: str) -> None:
+        """Give it back."""
+        ...
+
+
 class Dispatcher:
     """Hands out segments, longest chain of stages first, each once its parent stage is durable.
 
     A transient failure is retried up to `cluster.retries` times, each time later, from the last durable stage on. Any
-    other fails the stage and, once, all that descend from it.
+    other fails the stage and, once, all that descend from it. A segment of which another driver has claimed a stage is
+    put off; what that driver finishes is taken from the store.
 
     Args:
         plan: what to run; parents outside of it are durable
         cluster: of which `retries`, `backoff` and `on_error` are meant
-        finished: keys -> records of those that are durable, asked only after a loss
+        finished: keys -> records of those that are durable, asked after a loss, and before a claimed segment begins
         clock: seconds, monotonic
+        claims: of the drivers that share the store; None where there is but this one
     """
 
     def __init__(
@@ -53,8 +74,10 @@ class Dispatcher:
         cluster: Cluster,
         finished: Callable[[Iterable[str]], Mapping[str, StageRecord]],
         clock: Callable[[], float] = time.monotonic,
+        claims: Claims | None = None,
     ) -> None:
         self.stopping = False
+        self._claims, self._news = claims, list[StageEvent]()
         self._plan, self._cluster, self._durable, self._clock = plan, cluster, finished, clock
         self._segments = list(plan.segments())
         ends = {keys[-1]: index for index, keys in enumerate(self._segments)}
@@ -85,13 +108,18 @@ class Dispatcher:
             self._queue(attempt)
         while self._ready:
             _, index, attempt = heapq.heappop(self._ready)
-            if index in self._open:
-                self._running[index] = attempt
-                return attempt
+            if index in self._open and (claimed := self._claim(attempt)) is not None:
+                self._running[index] = claimed
+                return claimed
         return None
 
+    def news(self) -> list[StageEvent]:
+        """Return, once, the events of stages that other drivers have finished."""
+        news, self._news = self._news, []
+        return news
+
     def delay(self) -> float:
-        """Return the seconds until a retry is due; infinity if none is waiting."""
+        """Return the seconds until a retry is due, or a segment to be looked at again; infinity if none is waiting."""
         return max(0.0, self._delayed[0][0] - self._clock()) if self._delayed else float("inf")
 
     def began(self, attempt: Attempt, when: float) -> list[StageEvent]:
@@ -168,21 +196,49 @@ class Dispatcher:
             events += [_event("failed", key, self._first(index), now, cause) for key in self._segments[index]]
         return events
 
+    def _claim(self, attempt: Attempt) -> Attempt | None:
+        """Return what is left of the attempt, claimed; None where others finished it, or hold a stage of it now."""
+        if self._claims is None:
+            return attempt
+        for key in attempt.left:
+            try:
+                ours = self._claims.acquire(key)
+            except OrchestratorError:  # claims only save work; the attempt itself will say that the store is away
+                return attempt
+            if not ours:
+                self._give_back(attempt.left)
+                due = self._clock() + LOOK_AGAIN
+                self._news += self._recover(attempt)
+                if attempt.left:
+                    heapq.heappush(self._delayed, (due, attempt.segment, _rest(attempt)))
+                return None
+        self._news += self._recover(attempt)
+        return _rest(attempt) if attempt.left else None
+
+    def _give_back(self, keys: Iterable[str]) -> None:
+        if self._claims is not None:
+            with suppress(OrchestratorError):  # they lapse by themselves
+                for key in keys:
+                    self._claims.release(key)
+
     def _recover(self, attempt: Attempt) -> list[StageEvent]:
-        """Finish what a lost worker had made durable without our hearing of it."""
+        """Finish what a lost worker, or another driver, had made durable without our hearing of it."""
         try:
             found = self._durable(attempt.left)
         except OrchestratorError:  # the store is away: the next attempt will see
             return []
-        events: list[StageEvent] = []
-        for key in attempt.left:
-            if key not in found:
-                break
-            events += self._finish(attempt, found[key])
-        return events
+        standing = list(takewhile(found.__contains__, attempt.left))
+        while standing and self._is_needed(attempt, standing[-1]) and WEIGHTS not in found[standing[-1]].files:
+            standing.pop()  # its weights were dropped, and repeating it puts them back
+        return [event for key in standing for event in self._finish(attempt, found[key])]
+
+    def _is_needed(self, attempt: Attempt, key: str) -> bool:
+        """Whether work that is not finished starts from the stage's weights."""
+        return key != attempt.specs[-1].key or any(child in self._open for child in self._children[attempt.segment])
 
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
         attempt.done += 1
+        self._give_back([record.key])
         if not attempt.left:
             self._settle(attempt.segment)
             if not self.stopping:
@@ -208,7 +264,9 @@ class Dispatcher:
 
     def _settle(self, index: int) -> None:
         self._open.discard(index)
-        self._running.pop(index, None)
+        attempt = self._running.pop(index, None)
+        if attempt is not None:
+            self._give_back(attempt.left)
 
 
 def _located(failure: Failure, place: Place | None) -> Failure:
@@ -216,6 +274,10 @@ def _located(failure: Failure, place: Place | None) -> Failure:
     if place is None:
         return failure
     return replace(failure, log=failure.log or place.log, host=failure.host or place.host)
+
+
+def _rest(attempt: Attempt) -> Attempt:
+    return replace(attempt, specs=attempt.specs[attempt.done :], done=0)
 
 
 def _event(kind: EventKind, key: str, attempt: Attempt, when: float, failure: Failure | None = None) -> StageEvent:

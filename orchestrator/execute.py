@@ -22,7 +22,7 @@ from orchestrator import embedded
 from orchestrator.address import Address, ClusterError, address_of
 from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.cluster import Cluster
-from orchestrator.dispatch import Attempt, Dispatcher
+from orchestrator.dispatch import Attempt, Claims, Dispatcher
 from orchestrator.inline import InlineExecutor
 from orchestrator.placement import Node, Watch, cuda_device, refusal, request, slots
 from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
@@ -36,12 +36,17 @@ OBJECT_STORE = 128 * 2**20
 
 
 def make_executor(
-    cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK, logs: str | Path = "logs"
+    cluster: Cluster,
+    store: StageStore,
+    *,
+    work: Work | str = DEFAULT_WORK,
+    logs: str | Path = "logs",
+    claims: Claims | None = None,
 ) -> RayExecutor | InlineExecutor:
     """Return the executor that `cluster.kind` names; enter it to start it, leave it to end it."""
     if cluster.kind == "inline":
-        return InlineExecutor(cluster, store, work=work)
-    return RayExecutor(cluster, store, work=work, logs=logs)
+        return InlineExecutor(cluster, store, work=work, claims=claims)
+    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims)
 
 
 class RayExecutor:
@@ -52,6 +57,7 @@ class RayExecutor:
         store: where finished stages are durable, for every node
         work: what runs a segment, or its `module:name`; every node must be able to import it
         logs: the folder on each worker for what the work prints, one file an attempt
+        claims: of the drivers that share the store, if there may be others
         grace: seconds that running stages have to end at a batch once the sweep is cancelled
     """
 
@@ -62,9 +68,10 @@ class RayExecutor:
         *,
         work: Work | str = DEFAULT_WORK,
         logs: str | Path = "logs",
+        claims: Claims | None = None,
         grace: float = 2.0,
     ) -> None:
-        self._cluster, self._store, self._work = cluster, store, work
+        self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
         self._logs, self._grace = Path(logs).absolute(), grace
         self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
@@ -112,7 +119,7 @@ class RayExecutor:
             OrchestratorError: no node that can run a trial is left; all that did not finish was killed
         """
         self.start()
-        dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
+        dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
         tasks = Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
         watch = Watch(self._cluster, self._wanted, _nodes)
         try:
@@ -125,6 +132,7 @@ class RayExecutor:
                     yield from self._end(dispatcher, tasks)
                 else:
                     self._hand_out(dispatcher, tasks, watch.capacity)
+                    yield from dispatcher.news()
                 for attempt, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
                     yield from dispatcher.take(attempt, item)
         finally:

@@ -8,7 +8,7 @@ from threading import Event
 from typing import Self
 
 from orchestrator.cluster import Cluster
-from orchestrator.dispatch import Dispatcher
+from orchestrator.dispatch import Claims, Dispatcher
 from orchestrator.records import Plan, StageEvent
 from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
 
@@ -20,10 +20,13 @@ class InlineExecutor:
         cluster: of which the threads, whether there is a GPU, and what to do about failures are meant
         store: where finished stages are durable
         work: what runs a segment, or its `module:name`
+        claims: of the drivers that share the store, if there may be others
     """
 
-    def __init__(self, cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK) -> None:
-        self._cluster, self._store, self._work = cluster, store, work
+    def __init__(
+        self, cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK, claims: Claims | None = None
+    ) -> None:
+        self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
         self._cancelled = Event()
 
     def prestart(self) -> None:
@@ -47,13 +50,15 @@ class InlineExecutor:
 
     def run(self, plan: Plan) -> Iterator[StageEvent]:
         """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
-        dispatcher = Dispatcher(plan, self._cluster, self._store.finished)
+        dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
         while not dispatcher.done:
             if self._cancelled.is_set():
                 yield from dispatcher.stop()
             elif (attempt := dispatcher.next()) is None:
-                self._cancelled.wait(min(dispatcher.delay(), 1.0))
+                yield from dispatcher.news()
+                self._cancelled.wait(0.0 if dispatcher.done else min(dispatcher.delay(), 1.0))
             else:
+                yield from dispatcher.news()
                 order = WorkOrder(
                     specs=attempt.specs,
                     store=self._store,

@@ -197,6 +197,7 @@ def _born(pid: int) -> str | None:
     """Return when a process started, in clock ticks since boot: a number that was given to another process differs."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[19]
+            state, *fields = file.read().rsplit(")", 1)[1].split()
+            return None if state in "ZX" else fields[18]  # a zombie trains nothing
     except (OSError, IndexError):
         return None

@@ -19,7 +19,8 @@ from orchestrator.compare import compare
 from orchestrator.config import ConfigError
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
-from orchestrator.interrupts import EXIT_INTERRUPTED, cancelling
+from orchestrator.interrupts import EXIT_INTERRUPTED, Interruptible
+from orchestrator.leases import Leases
 from orchestrator.objective import objective
 from orchestrator.plan import Job, make_plan
 from orchestrator.preview import preview
@@ -38,7 +39,7 @@ from orchestrator.records import (
 from orchestrator.redact import redact
 from orchestrator.report import report
 from orchestrator.saved import manifest
-from orchestrator.store import Store
+from orchestrator.store import Store, StoreError
 from orchestrator.tables import print_comparison
 from orchestrator.tracking import MemoryTracker, MlflowTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
@@ -117,44 +118,64 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
     console = Console()
-    tracker = _tracker(config["tracking"], store)  # MLflow comes up in a thread while Ray starts
-    records = store.resumable(plan)
-    outcome = Outcome(plan, dict(records))
-    todo = plan.without(set(records))
-    store.save_sweep(
-        info.name, manifest(info, plan)
-    )  # before it runs: the store keeps what a saved sweep needs to go on
+    with Interruptible() as interrupt:
+        tracker = _tracker(config["tracking"], store)  # MLflow comes up in a thread while Ray starts
+        outcome = Outcome(plan, store.resumable(plan))
+        store.save_sweep(info.name, manifest(info, plan))  # first: it is what a saved sweep needs to go on
+        progress = Progress(plan, dict(outcome.records), console=console)
+        with progress:
+            progress.opening(info.name, _places(config, store, info.name))
+            _train(outcome, info, store, config, (tracker, progress), interrupt)
+        try:
+            store.save_sweep(info.name, manifest(info, plan, outcome.failures))
+            retention.prune_sweep(store, plan, outcome.records)
+        except StoreError as error:  # what was trained is durable, and shall be seen all the same
+            print(error, file=sys.stderr)
+        comparison = compare(plan, outcome.records, outcome.failures)
+        print_comparison(comparison, console)
+        if not outcome.interrupted:
+            files = report(info, plan, outcome.records, comparison, store.read)
+            _write(Path("outputs") / info.name, files)
+            tracker.finish(outcome.status, files)
+        progress.closing(_places(config, store, info.name))
+    return outcome
+
+
+def _train(
+    outcome: Outcome,
+    info: SweepInfo,
+    store: Store,
+    config: Mapping[str, Any],
+    views: tuple[Tracker, Progress],
+    interrupt: Interruptible,
+) -> None:
+    """Run what is not durable yet, and tell the views of it."""
+    tracker, progress = views
+    todo = outcome.plan.without(set(outcome.records))
+    if not todo.stages:
+        tracker.start(info, outcome.plan, outcome.records)
+        return
     with ExitStack() as stack:
-        executor = _executor(config["cluster"], store, info.name) if todo.stages else None
-        progress = stack.enter_context(Progress(plan, records, console=console))
-        progress.opening(info.name, _places(config, store, info.name))
-        if executor is not None:
-            stack.enter_context(executor)
-            executor.on_every_node(stack.enter_context(probing(store)))
-        tracker.start(info, plan, records)
-        if executor is not None:
-            interrupt = stack.enter_context(cancelling(executor.cancel))
+        executor = _executor(config["cluster"], store, info.name, stack.enter_context(store.leases()))
+        stack.enter_context(executor)
+        executor.on_every_node(stack.enter_context(probing(store)))
+        tracker.start(info, outcome.plan, outcome.records)
+        interrupt.works(executor.cancel)
+        try:
             for event in executor.run(todo):
                 _take(outcome, event)
                 tracker.record(event)
                 progress.event(event)
-            outcome.interrupted = interrupt.requested
+        except OrchestratorError:  # no node is left, say
+            tracker.finish("failed", {})
+            raise
+        outcome.interrupted = interrupt.worked()
         if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
             tracker.finish(outcome.status, {})
-    store.save_sweep(info.name, manifest(info, plan, outcome.failures))
-    retention.prune_sweep(store, plan, outcome.records)
-    comparison = compare(plan, outcome.records, outcome.failures)
-    print_comparison(comparison, console)
-    files = {} if outcome.interrupted else report(info, plan, outcome.records, comparison, store.read)
-    _write(Path("outputs") / info.name, files)
-    if not outcome.interrupted:
-        tracker.finish(outcome.status, files)
-    progress.closing(_places(config, store, info.name))
-    return outcome
 
 
-def _executor(cluster: Mapping[str, Any], store: Store, name: str) -> RayExecutor | InlineExecutor:
-    return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs")
+def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Leases) -> RayExecutor | InlineExecutor:
+    return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs", claims=leases)
 
 
 def _tracker(tracking: Mapping[str, Any], store: Store) -> Tracker:
@@ -164,10 +185,17 @@ def _tracker(tracking: Mapping[str, Any], store: Store) -> Tracker:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    try:
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    except OSError as error:
+        print(
+            f"The report could not be written to {folder}: {error.strerror}. `python -m orchestrator.compare "
+            f"{folder.name} --output FOLDER` writes it elsewhere.",
+            file=sys.stderr,
+        )
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records import CurvePoint, Plan, StageRecord, StageSpec, TrialSpec
+from orchestrator.records import CurvePoint, FileInfo, Plan, StageRecord, StageSpec, TrialSpec
+from orchestrator.stages import WEIGHTS
 from orchestrator.work import WorkOrder
 
 
@@ -111,6 +112,7 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
         attempt=order.attempt,
         environment={"threads": str(order.threads), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")},
         spec=spec.to_json(),
+        files={WEIGHTS: FileInfo("", 0)},
     )
 
 

@@ -1,0 +1,138 @@
+"""A real sweep in a process of its own, to be killed, interrupted and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records import Plan, StageRecord
+from orchestrator.store import Store
+
+SWEEP = (
+    *("-m", "schedule.sparsity=0.5,0.9", "schedule.rounds=2", "seed=0,1", "method=random_unstructured", "model=mlp"),
+    *("model.hidden=[32]", "train.epochs=2", "finetune.epochs=1", "name=faulty"),
+    *("train.optimizer._target_=noted.SGD", "finetune.optimizer._target_=noted.SGD"),
+)
+"""4 trials of 3 stages: two dense trainings and eight rounds, each a fraction of a second."""
+
+
+class Command:
+    """`python -m orchestrator ...` in `folder`, in a session of its own, its processes marked so that all are found."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        folder.mkdir(exist_ok=True)
+        import_path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        self._said = [folder.parent / f"{self.mark}.{name}" for name in ("out", "err")]
+        with open(self._said[0], "wb") as out, open(self._said[1], "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", *arguments],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "HOME": str(folder.parent),
+                    "OMP_NUM_THREADS": "1",
+                    "COLUMNS": "150",
+                    "FAULTS_MARK": self.mark,
+                    "NOTES": str(folder / "notes"),
+                    "PYTHONPATH": os.pathsep.join(filter(None, import_path)),
+                    **environment,
+                },
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return self._said[0].read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What it has said of errors so far."""
+        return self._said[1].read_text()
+
+    def wait(self, timeout: float = 120) -> int:
+        """Wait for its end; return the exit status."""
+        return self.process.wait(timeout)
+
+    def until(self, holds: Callable[[], Any], timeout: float = 90) -> Any:
+        """Wait until something holds while the command runs; return what it gave."""
+        deadline = time.monotonic() + timeout
+        while not (found := holds()):
+            assert self.process.poll() is None, self.stdout + self.stderr
+            if time.monotonic() > deadline:
+                raise TimeoutError("it never came")
+            time.sleep(0.02)
+        return found
+
+    def until_stages(self, number: int) -> None:
+        """Wait until so many stages are finished."""
+        self.until(lambda: finished_stages(self.folder) >= number)
+
+    def send(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to the driver, or as a terminal does to its whole group."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def processes(self, *names: str) -> list[int]:
+        """Return its living processes, other than the driver, whose command line holds one of `names`, if given."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and int(folder.name) != self.process.pid:
+                try:
+                    marked = f"FAULTS_MARK={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+                    line = (folder / "cmdline").read_text()
+                except OSError:
+                    continue
+                if marked and line and (not names or any(name in line for name in names)):
+                    found.append(int(folder.name))
+        return found
+
+    def leaves_nothing(self, within: float = 10.0) -> None:
+        """Assert that no process of it lives on."""
+        deadline = time.monotonic() + within
+        while left := self.processes():
+            commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:150] for pid in left]
+            assert time.monotonic() < deadline, f"orphans: {commands}"
+            time.sleep(0.1)
+
+
+def trainings(*folders: Path) -> int:
+    """Return how many stages have begun to train, by the commands in these folders."""
+    return sum(len((folder / "notes").read_text().split()) for folder in folders if (folder / "notes").exists())
+
+
+def finished_stages(folder: Path) -> int:
+    """Return how many stages the store in `folder` holds."""
+    stages = folder / "store" / "stages"
+    return len(list(stages.iterdir())) if stages.is_dir() else 0
+
+
+def plan_of(folder: Path) -> Plan:
+    """Return the plan of the one sweep in `folder`."""
+    store = Store(str(folder / "store"))
+    (name,) = store.sweeps()
+    return Plan.from_json(store.load_sweep(name)["plan"])
+
+
+def records_of(folder: Path) -> dict[str, StageRecord]:
+    """Return the finished stages of the one sweep in `folder`."""
+    return Store(str(folder / "store")).finished(plan_of(folder).stages)
+
+
+def results_of(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
+    """Return what must be bit-equal of every stage: its result, and its masks as they lie in the store."""
+    store = Store(str(folder / "store"))
+    return {
+        key: (record.result(), store.read(key, "masks.npz") if record.kind == "round" else b"")
+        for key, record in records_of(folder).items()
+    }

@@ -1,0 +1,38 @@
+"""What the tests of faults share: commands that are ended whatever happens, and the sweep as it should come out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SWEEP, Command
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Command]]:
+    """Start commands, and end what is left of them."""
+    started: list[Command] = []
+
+    def command(folder: Path, *arguments: str, **options: Any) -> Command:
+        started.append(Command(folder, *arguments, **options))
+        return started[-1]
+
+    yield command
+    for each in started:
+        for pid in (each.process.pid, *each.processes()) if each.process.poll() is None else each.processes():
+            os.kill(pid, signal.SIGKILL)
+        if each.process.poll() is None:
+            each.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the sweep as it is when nothing goes wrong, in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
+    command = Command(folder, *SWEEP, "cluster=inline", "tracking=none")
+    assert command.wait() == 0, command.stderr
+    return folder

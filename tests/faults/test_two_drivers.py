@@ -1,0 +1,52 @@
+"""Two drivers on one store: no stage is trained twice, and each shows the whole sweep."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from commands import SWEEP, Command, finished_stages, results_of, trainings
+
+Start = Callable[..., Command]
+INLINE = ("cluster=inline", "tracking=none", "finetune.epochs=20")
+"""Stages of half a second or so, that two drivers meet at."""
+
+
+def table(text: str) -> list[str]:
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("sparsity %"))
+    return lines[start : lines.index("", start)]
+
+
+def test_two_drivers_share_the_work_and_the_result(start: Start, tmp_path: Path) -> None:
+    store = f"store.uri={tmp_path / 'one' / 'store'}"
+    one = start(tmp_path / "one", *SWEEP, *INLINE, store)
+    two = start(tmp_path / "two", *SWEEP, *INLINE, store)
+
+    assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
+    assert trainings(tmp_path / "one", tmp_path / "two") == 10, "each stage was begun once"
+    assert table(one.stdout) == table(two.stdout)
+
+
+def test_sweeps_that_share_stages_train_them_once(start: Start, tmp_path: Path) -> None:
+    # one runs dense and two rounds as one segment; in the other a trial of one round is a prefix of it: two segments
+    store, base = f"store.uri={tmp_path / 'one' / 'store'}", [*SWEEP[:1], *SWEEP[4:], *INLINE]
+    one = start(tmp_path / "one", *base, store, "seed=0", "schedule.sparsity=0.75", "schedule.rounds=2")
+    two = start(tmp_path / "two", *base, store, "seed=0", "schedule.sparsity=0.5,0.9", "schedule.rounds=1")
+
+    assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
+    assert trainings(tmp_path / "one", tmp_path / "two") == 4
+
+
+def test_what_a_dead_driver_held_is_taken_over(start: Start, tmp_path: Path, undisturbed: Path) -> None:
+    store = f"store.uri={tmp_path / 'one' / 'store'}"
+    one = start(tmp_path / "one", *SWEEP, "cluster=inline", "tracking=none", store)
+    one.until_stages(3)
+    two = start(tmp_path / "two", *SWEEP, "cluster=inline", "tracking=none", store)
+    one.send(signal.SIGKILL)
+
+    assert two.wait() == 0, two.stderr
+    assert finished_stages(tmp_path / "one") == 10
+    assert trainings(tmp_path / "one", tmp_path / "two") <= 11, "the one stage that was lost, once more"
+    assert results_of(tmp_path / "one") == results_of(undisturbed)
