@@ -1,0 +1,61 @@
+"""What users adapt, in scripts/cluster: valid for Ray and the shell, and their commands compose."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from nodes import REPOSITORY
+
+FILES = REPOSITORY / "scripts" / "cluster"
+DOCUMENT = REPOSITORY / "docs" / "clusters.md"
+
+
+def overrides(path: Path) -> list[str]:
+    """Return what a file passes to the orchestrator, the last one of each key."""
+    text = path.read_text().replace("$", "")
+    found = re.findall(r"(?<![\w./-])\+?(?:sweep|cluster|store|tracking|objective)[\w.]*=[^\s`'\"),;]+", text)
+    return list({each.partition("=")[0]: each for each in found}.values())
+
+
+def test_the_cluster_launcher_takes_the_file() -> None:
+    util = pytest.importorskip("ray.autoscaler._private.util")
+    config = yaml.safe_load((FILES / "ray-cluster.yaml").read_text())
+    util.validate_config(util.prepare_config(config))
+
+    assert config["head_node_type"] in config["available_node_types"]
+
+
+def test_the_job_of_kubernetes_is_complete() -> None:
+    job = yaml.safe_load((FILES / "rayjob.yaml").read_text())
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    images = {group["template"]["spec"]["containers"][0]["image"] for group in groups}
+
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert len(images) == 1, "every node has the same versions"
+
+
+def test_the_script_of_slurm_is_a_script() -> None:
+    assert subprocess.run(["bash", "-n", FILES / "slurm.sh"], check=False).returncode == 0
+    assert os.access(FILES / "slurm.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("path", [*sorted(FILES.iterdir()), DOCUMENT], ids=lambda path: path.name)
+def test_every_override_composes(path: Path, tmp_path: Path) -> None:
+    found = overrides(path)
+    result = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *found, "--cfg", "job"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {each.partition("=")[0] for each in found} >= {"store.uri"}
+    assert result.returncode == 0, (found, result.stderr)
