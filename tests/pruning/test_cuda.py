@@ -1,0 +1,107 @@
+"""The engine on a GPU: the CPU's masks, exact counts, training under masks, masks that travel. The CPU runs it too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import pruning
+from pruning import MaskSet
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+pytestmark = pytest.mark.parametrize("device", DEVICES)
+Prune = Callable[..., object]
+EXACT: dict[str, Prune] = {
+    "l1_unstructured": lambda module, **given: pruning.l1_unstructured(module, "weight", 0.3, **given),
+    "ln_structured": lambda module, **given: pruning.ln_structured(module, "weight", 0.25, n=2, dim=0, **given),
+}
+RANDOM: dict[str, Prune] = {
+    "random_unstructured": lambda module, **given: pruning.random_unstructured(module, "weight", 0.3, **given),
+    "random_structured": lambda module, **given: pruning.random_structured(module, "weight", 0.25, dim=0, **given),
+}
+
+
+def layer(device: str) -> nn.Linear:
+    module = nn.Linear(50, 40)
+    with torch.no_grad():
+        values = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+        module.weight.copy_(values)
+    return module.to(device)
+
+
+def network(device: str) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 10))
+    with torch.no_grad():
+        for index, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index)))
+    return model.to(device)
+
+
+@pytest.mark.parametrize("engine", ["reparam", "inplace"])
+@pytest.mark.parametrize("method", EXACT)
+def test_what_is_chosen_by_size_is_what_the_cpu_chooses(method: str, engine: str, device: str) -> None:
+    here, there = layer(device), layer("cpu")
+    for _ in range(3):
+        EXACT[method](here, engine=engine)
+        EXACT[method](there, engine=engine)
+
+    assert here.weight.device.type == device
+    assert MaskSet.collect(here) == MaskSet.collect(there)
+    assert torch.equal(here.weight.cpu(), there.weight)
+
+
+@pytest.mark.parametrize("engine", ["reparam", "inplace"])
+@pytest.mark.parametrize("method", RANDOM)
+def test_what_is_drawn_follows_from_the_seed_in_the_exact_number(method: str, engine: str, device: str) -> None:
+    def drawn(seed: int) -> nn.Linear:
+        module = layer(device)
+        RANDOM[method](module, engine=engine, generator=torch.Generator(device).manual_seed(seed))
+        return module
+
+    kept = int((drawn(0).weight != 0).sum())
+    assert kept == 2000 - {"random_unstructured": 600, "random_structured": 500}[method]
+    assert torch.equal(drawn(0).weight, drawn(0).weight)
+    assert not torch.equal(drawn(0).weight, drawn(1).weight)
+
+
+def test_tensors_are_ranked_as_one(device: str) -> None:
+    models = [network(device), network("cpu")]
+    for model in models:
+        pairs = [(model[0], "weight"), (model[2], "weight")]
+        pruning.global_unstructured(pairs, pruning.L1Unstructured, amount=0.9)
+
+    assert MaskSet.collect(models[0]) == MaskSet.collect(models[1])
+    assert sum(MaskSet.collect(models[0]).kept().values()) == 240
+
+
+@pytest.mark.parametrize("engine", ["reparam", "inplace"])
+def test_training_leaves_what_is_pruned_at_zero(engine: str, device: str) -> None:
+    model = network(device)
+    pruning.l1_unstructured(model[0], "weight", 0.5, engine=engine)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, labels = torch.randn(32, 50, device=device), torch.randint(10, (32,), device=device)
+    before = MaskSet.collect(model)
+    for _ in range(5):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        pruning.enforce_masks(model)
+    model(inputs)
+
+    assert MaskSet.collect(model) == before
+    assert int((model[0].weight == 0).sum()) == 1000
+
+
+def test_masks_travel_from_one_device_to_another(device: str) -> None:
+    model, plain = network(device), network("cpu")
+    pruning.l1_unstructured(model[0], "weight", 0.5)
+    masks = MaskSet.from_bytes(MaskSet.collect(model).to_bytes())
+    masks.apply(plain)
+
+    assert torch.equal(plain[0].weight, model[0].weight.cpu())
