@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from orchestrator import retention, submission
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
 from orchestrator.config import ConfigError
+from orchestrator.environment import environment
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import EXIT_INTERRUPTED, Interruptible
@@ -41,6 +43,7 @@ from orchestrator.report import report
 from orchestrator.saved import manifest
 from orchestrator.store import Store, StoreError
 from orchestrator.tables import print_comparison
+from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MemoryTracker, MlflowTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
 
@@ -118,11 +121,10 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
     console = Console()
-    with Interruptible() as interrupt:
-        tracker = _tracker(config["tracking"], store)  # MLflow comes up in a thread while Ray starts
+    with Interruptible() as interrupt, ExitStack() as stack:
         outcome = Outcome(plan, store.resumable(plan))
-        store.save_sweep(info.name, manifest(info, plan))  # first: it is what a saved sweep needs to go on
         progress = Progress(plan, dict(outcome.records), console=console)
+        tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:
             progress.opening(info.name, _places(config, store, info.name))
             _train(outcome, info, store, config, (tracker, progress), interrupt)
@@ -157,6 +159,8 @@ def _train(
         return
     with ExitStack() as stack:
         executor = _executor(config["cluster"], store, info.name, stack.enter_context(store.leases()))
+        executor.prestart()
+        store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
         stack.enter_context(executor)
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
@@ -178,10 +182,11 @@ def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Lease
     return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs", claims=leases)
 
 
-def _tracker(tracking: Mapping[str, Any], store: Store) -> Tracker:
+def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], None]) -> AbstractContextManager[Tracker]:
     if tracking["kind"] == "none":
-        return MemoryTracker()
-    return MlflowTracker(store.read, uri=tracking["uri"], experiment=tracking["experiment"])
+        return nullcontext(MemoryTracker())
+    make = partial(MlflowTracker, store.read, uri=tracking["uri"], experiment=tracking["experiment"])
+    return TrackerProcess(make, warn=warn)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -230,7 +235,7 @@ def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInf
     name = config["name"] or _file_name(preset) or ("trial" if len(plan.trials) == 1 else "sweep")
     content = digest(canonical_json([trial.stages for trial in plan.trials]))
     command = shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])
-    return SweepInfo(f"{name}-{content[:8]}", config, command)
+    return SweepInfo(f"{name}-{content[:8]}", config, command, environment())
 
 
 def _file_name(preset: str | None) -> str:

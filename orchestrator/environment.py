@@ -1,0 +1,37 @@
+"""What a sweep was started with: versions by package metadata, so that nothing is imported, and the git commit."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+
+import orchestrator
+
+PACKAGES = ("torch", "numpy", "ray", "hydra-core", "omegaconf", "mlflow")
+
+
+def environment() -> dict[str, str]:
+    """Return name -> version of what results and their view depend on, and `git_commit` where there is one."""
+    found = {"orchestrator": orchestrator.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["platform"] = platform.platform()
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """The commit of the working directory; with a `+` where tracked files differ from it."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return {"git_commit": head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")}
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    return result.stdout.strip()
