@@ -24,10 +24,10 @@ def environment() -> dict[str, str]:
 
 
 def _commit() -> dict[str, str]:
-    """The commit of the working directory; with a `+` where tracked files differ from it."""
+    """The commit of the working directory, and whether tracked files differ from it."""
     try:
-        head = _git("rev-parse", "HEAD")
-        return {"git_commit": head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")}
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return {"git_commit": _git("rev-parse", "HEAD")} | ({"git_changed": "yes"} if changed else {})
     except (OSError, subprocess.SubprocessError):
         return {}
 
