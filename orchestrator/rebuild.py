@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator import saved, tables
@@ -13,7 +13,7 @@ from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
 from orchestrator.records import Failure, OrchestratorError, StageEvent, SweepInfo
 from orchestrator.redact import redact
-from orchestrator.report import report
+from orchestrator.report import report, write
 from orchestrator.saved import SavedSweep
 from orchestrator.store import Store
 from orchestrator.tracking import MlflowTracker, load_from_mlflow
@@ -41,10 +41,13 @@ def compare_command(arguments: Sequence[str] | None) -> int:
         _print(comparison)
         if options.output:
             files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
-            _write(Path(options.output), files)
+            write(Path(options.output), files)
             print(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
     except OrchestratorError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"`--output` (={options.output!r}) cannot be written: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -134,13 +137,3 @@ def _print(comparison: Comparison) -> None:
     from rich.console import Console
 
     tables.print_comparison(comparison, Console(highlight=False))
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        for name, content in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    except OSError as error:
-        raise OrchestratorError(f"`--output` (={str(folder)!r}) cannot be written: {error}") from error

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 
 from orchestrator import figures, tables
 from orchestrator.audit import Finding, audit
@@ -46,6 +47,14 @@ def report(
         for kind, content in kinds.items():
             files[f"{FOLDER}/figures/{name}.{kind}"] = content
     return files
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write the files of a report below `folder`."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def draw(

@@ -39,7 +39,7 @@ from orchestrator.records import (
     digest,
 )
 from orchestrator.redact import redact
-from orchestrator.report import report
+from orchestrator.report import report, write
 from orchestrator.saved import manifest
 from orchestrator.store import Store, StoreError
 from orchestrator.tables import print_comparison
@@ -137,7 +137,13 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         print_comparison(comparison, console)
         if not outcome.interrupted:
             files = report(info, plan, outcome.records, comparison, store.read)
-            _write(Path("outputs") / info.name, files)
+            try:
+                write(Path("outputs") / info.name, files)
+            except OSError as error:
+                progress.say(
+                    f"The report could not be written to outputs/{info.name}: {error.strerror}. "
+                    f"`python -m orchestrator.compare {info.name} --output FOLDER` writes it elsewhere."
+                )
             tracker.finish(outcome.status, files)
         progress.closing(_places(config, store, info.name))
     return outcome
@@ -187,20 +193,6 @@ def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], No
         return nullcontext(MemoryTracker())
     make = partial(MlflowTracker, store.read, uri=tracking["uri"], experiment=tracking["experiment"])
     return TrackerProcess(make, warn=warn)
-
-
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    try:
-        for name, content in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    except OSError as error:
-        print(
-            f"The report could not be written to {folder}: {error.strerror}. `python -m orchestrator.compare "
-            f"{folder.name} --output FOLDER` writes it elsewhere.",
-            file=sys.stderr,
-        )
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
