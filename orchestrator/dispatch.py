@@ -57,8 +57,8 @@ class Dispatcher:
     """Hands out segments, longest chain of stages first, each once its parent stage is durable.
 
     A transient failure is retried up to `cluster.retries` times, each time later, from the last durable stage on. Any
-    other fails the stage and, once, all that descend from it. A segment of which another driver has claimed a stage is
-    put off; what that driver finishes is taken from the store.
+    other fails the stage and, once, all that descend from it; one that awaits every trial stops the sweep. A segment
+    of which another driver has claimed a stage is put off; what that driver finishes is taken from the store.
 
     Args:
         plan: what to run; parents outside of it are durable
@@ -180,8 +180,9 @@ class Dispatcher:
             heapq.heappush(self._delayed, (due, attempt.segment, again))
             return [*events, _event("retried", again.left[0], again, time.time(), failure)]
         events += self._fail_below(attempt, failure)
-        if self._cluster.on_error == "stop":
-            events += self.stop(Failure(f"the sweep stopped (on_error=stop): {failure.message}"))
+        if failure.fatal or self._cluster.on_error == "stop":
+            why = "no trial could do better" if failure.fatal else "on_error=stop"
+            events += self.stop(Failure(f"the sweep stopped ({why}): {failure.message}"))
         return events
 
     def _fail_below(self, attempt: Attempt, failure: Failure) -> list[StageEvent]:

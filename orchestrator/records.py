@@ -257,6 +257,8 @@ class Failure:
     log: str = ""
     host: str = ""
     transient: bool = False
+    fatal: bool = False
+    """Whether no other trial can do better, as where the store is full: the sweep stops."""
 
 
 @dataclass(frozen=True)

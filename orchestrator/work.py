@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, cast
 
+from orchestrator.backends import StoreError
 from orchestrator.records import Failure, OrchestratorError, StageRecord, StageSpec
 
 DEFAULT_WORK = "orchestrator.trial:run_segment"
@@ -111,6 +112,7 @@ def failure_of(error: BaseException, log: str = "") -> Failure:
         log=log,
         host=socket.gethostname(),
         transient=_is_transient(error),
+        fatal=isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and not _is_transient(error),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,15 @@ SWEEP = (
 
 
 class Command:
-    """`python -m orchestrator ...` in `folder`, in a session of its own, its processes marked so that all are found."""
+    """`python -m orchestrator ...`, or another module, in `folder` and a session of its own.
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+    Its processes are marked by a variable of their environment, so that all are found. `limit` is the largest file that
+    it may write, in bytes.
+    """
+
+    def __init__(
+        self, folder: Path, *arguments: str, module: str = "orchestrator", limit: int | None = None, **environment: str
+    ) -> None:
         folder.mkdir(exist_ok=True)
         import_path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         self.mark = uuid.uuid4().hex
@@ -34,7 +42,7 @@ class Command:
         self._said = [folder.parent / f"{self.mark}.{name}" for name in ("out", "err")]
         with open(self._said[0], "wb") as out, open(self._said[1], "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=folder,
                 env={
                     **os.environ,
@@ -49,6 +57,7 @@ class Command:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=limit and partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit)),
             )
 
     @property
@@ -97,10 +106,10 @@ class Command:
                     found.append(int(folder.name))
         return found
 
-    def leaves_nothing(self, within: float = 10.0) -> None:
-        """Assert that no process of it lives on."""
+    def leaves_nothing(self, within: float = 10.0, but: Collection[str] = ()) -> None:
+        """Assert that no process of it lives on, `but` those whose command line holds one of these."""
         deadline = time.monotonic() + within
-        while left := self.processes():
+        while left := set(self.processes()) - set(self.processes(*but) if but else ()):
             commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:150] for pid in left]
             assert time.monotonic() < deadline, f"orphans: {commands}"
             time.sleep(0.1)

@@ -1,0 +1,93 @@
+"""A store that is full, read-only or gone in mid-sweep: the sweep stops and says so; with room again it goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SWEEP, Command, finished_stages, results_of
+from hydra import compose, initialize_config_dir
+
+from orchestrator import config as schema
+from orchestrator import local_backend, sweep
+from orchestrator.__main__ import CONF
+from orchestrator.compose import plain
+from orchestrator.plan import Job
+from orchestrator.sweep import Outcome
+
+SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
+LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """Run the sweep in this process, so that its file system can be made to fail."""
+    monkeypatch.chdir(folder)
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
+        return sweep.run([Job((f"seed={n}",), plain(compose("config", [*line, f"seed={n}"]))) for n in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "the disk or quota is full. Free some space"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.EIO, "Input/output error"),
+    ],
+    ids=["full", "read-only", "denied", "broken"],
+)
+def test_a_store_that_cannot_be_written_stops_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int, said: str
+) -> None:
+    real, writes = local_backend._write_synced, 0
+
+    def failing(full: str, data: bytes, sync: bool = True) -> None:
+        nonlocal writes
+        writes += "weights" in full
+        if writes > 3:
+            raise OSError(number, os.strerror(number), full)
+        real(full, data, sync)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(local_backend, "_write_synced", failing)
+        outcome = run(tmp_path, monkeypatch)
+
+    told = capsys.readouterr()
+    assert outcome.status == "failed"
+    assert said in str(outcome.incomplete())
+    assert "no trial could do better" in told.out
+    assert "Traceback" not in told.out + told.err
+    assert finished_stages(tmp_path) == 3
+    assert writes == 4, "nothing more was trained"
+
+    again = run(tmp_path, monkeypatch)
+    assert again.status == "finished"
+    assert len(again.records) == 12
+
+
+def test_a_file_too_large_for_the_limit_is_said_by_the_command(
+    start: Callable[..., Command], tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "sweep"
+    limited = start(folder, *SWEEP, "cluster=inline", "tracking=none", limit=4000)
+
+    assert limited.wait() == 1
+    assert "the file is larger than this process may write" in limited.stderr
+    assert "Traceback" not in limited.stderr
+    assert start(folder, *SWEEP, "cluster=inline", "tracking=none").wait() == 0
+    assert results_of(folder) == results_of(undisturbed)
+
+
+def test_a_store_where_a_file_lies_is_refused(start: Callable[..., Command], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    command = start(tmp_path / "sweep", *SWEEP, "cluster=inline", "tracking=none", f"store.uri={tmp_path / 'file'}")
+
+    assert command.wait() == 1
+    assert "a part of that path is a file, not a directory" in command.stderr
+    assert "Traceback" not in command.stderr
