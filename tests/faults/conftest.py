@@ -12,6 +12,10 @@ import pytest
 from commands import SWEEP, Command
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos", type=int, default=10, help="kills in tests/faults/test_chaos.py")
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
     """Start commands, and end what is left of them."""

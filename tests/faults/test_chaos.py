@@ -1,0 +1,82 @@
+"""Workers and drivers are killed at random moments; the same command ends with exactly what nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from commands import SWEEP, Command, results_of, trainings
+from view import assert_complete, runs_in
+
+CHAOTIC = (*SWEEP, "train.epochs=40", "finetune.epochs=40", "train.eval_every=400", "finetune.eval_every=400")
+STAGES = 10
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own; where a raylet was killed with its driver they wait a minute for it before they end."""
+
+
+@dataclass
+class Kills:
+    """What was killed so far."""
+
+    workers: int = 0
+    drivers: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.workers + self.drivers
+
+    @property
+    def lost(self) -> int:
+        """At most so many stages had to be begun again: a driver takes its two workers with it."""
+        return self.workers + 2 * self.drivers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_killing_at_random_changes_nothing(
+    start: Callable[..., Command], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    wanted, rng, total = int(request.config.getoption("--chaos", 10)), random.Random(0), 0
+    quiet = start(tmp_path / "quiet", *CHAOTIC, "cluster=inline", "tracking=none")
+    assert quiet.wait() == 0, quiet.stderr
+    while total < wanted:
+        folder, kills = tmp_path / f"after-{total}-kills", Kills()
+        commands = [disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total)]
+        while commands[-1].process.returncode != 0:
+            commands.append(disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total))
+        total += kills.total
+
+        assert results_of(folder) == results_of(tmp_path / "quiet")
+        assert STAGES <= trainings(folder) <= STAGES + kills.lost
+        assert_complete(folder, runs_in(folder / "mlflow.db"))
+        for command in commands:
+            assert "Traceback" not in command.stderr
+            command.leaves_nothing(but=AGENTS)
+        assert len(commands) < wanted + 10
+
+
+def disturbed(command: Command, rng: random.Random, kills: Kills, most: int) -> Command:
+    """Kill workers, and perhaps the driver, while the command runs; return it when it has ended."""
+    driver_dies = rng.random() < 0.5
+    while command.process.poll() is None:
+        with suppress(TimeoutError, AssertionError):
+            command.until(lambda: False, timeout=rng.uniform(0.2, 2.5))
+        workers = command.processes("ray::segment")
+        if kills.total >= most or not workers or command.process.poll() is not None:
+            continue
+        if driver_dies and rng.random() < 0.4:
+            command.send(signal.SIGKILL)
+            kills.drivers += 1
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(rng.choice(sorted(workers)), signal.SIGKILL)
+                kills.workers += 1
+    command.wait()
+    assert command.process.returncode in (0, 1, -signal.SIGKILL), command.stderr
+    return command
