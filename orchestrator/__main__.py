@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import interrupts
 from orchestrator.records import OrchestratorError
+from orchestrator.redact import redact
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def _say(text: str, status: int) -> int:
-    print(text, file=sys.stderr)
+    print(redact(text), file=sys.stderr)
     return status
 
 

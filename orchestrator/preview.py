@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.plan import device_kind, round_targets, threads
 from orchestrator.records import Plan, TrialSpec
+from orchestrator.redact import redact
 
 SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""
@@ -23,7 +24,7 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
         f"stages    {len(plan.stages)} unique of {asked} asked for: {dense} dense trainings, "
         f"{len(plan.stages) - dense} rounds; {asked - len(plan.stages)} shared",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
-        f"{sum(key in finished for key in plan.stages)} already in the store {first['store']['uri']}",
+        f"{sum(key in finished for key in plan.stages)} already in the store {redact(first['store']['uri'])}",
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",

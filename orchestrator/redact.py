@@ -14,18 +14,20 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _USERINFO = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}://)(?P<user>[^\s/?#:@]*)(?P<secret>:[^\s/?#]*)?@", re.IGNORECASE
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}\\?://)(?P<user>[^\s/?#:@]*)(?P<secret>:[^\s/?#]*)?@", re.IGNORECASE
 )
-_QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?]+)=(?P<value>[^\s&;#]*)")
+_SETTING = re.compile(r"(?<![\w.@/+?&;#-])(?P<name>[\w.@/+-]{1,200})=(?P<value>'[^']*'|\"[^\"]*\"|[^\s&;#,'\"]+)")
+_QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?]+)=(?P<value>[^\s&;#'\"]*)")
 
 
 def redact(text: str) -> str:
     """Return `text` with the secrets of every URI in it replaced by `***`.
 
     Hidden are a password (`scheme://user:password@host`), a user name that stands alone and so is a token
-    (`scheme://token@host`), and query or fragment values whose name says that they are secret (`?token=...`).
+    (`scheme://token@host`), and query or fragment values whose name says that they are secret (`?token=...`); also the
+    values of settings with such names (`store.options.secret=...`), and all of this as Hydra writes it (`https\\://`).
     """
-    return _QUERY.sub(_hide_query, _USERINFO.sub(_hide_userinfo, text))
+    return _SETTING.sub(_hide_setting, _QUERY.sub(_hide_query, _USERINFO.sub(_hide_userinfo, text)))
 
 
 def redact_tree(value: Any) -> Any:
@@ -55,3 +57,7 @@ def _hide_userinfo(match: re.Match[str]) -> str:
 
 def _hide_query(match: re.Match[str]) -> str:
     return f"{match['name']}={HIDDEN}" if match["value"] and is_secret(match["name"][1:]) else match[0]
+
+
+def _hide_setting(match: re.Match[str]) -> str:
+    return f"{match['name']}={HIDDEN}" if is_secret(match["name"]) else match[0]

@@ -24,6 +24,10 @@ from orchestrator.store import Store
             "https://h/x?page=2&X-Amz-Signature=***#access_token=***",
         ),
         ("https://h/?api_key=a;apikey=b", "https://h/?api_key=***;apikey=***"),
+        ("python -m x +store.options.secret=abc seed=0", "python -m x +store.options.secret=*** seed=0"),
+        (r"+store.options.url=https\://me\:abc@host/", r"+store.options.url=https\://me\:***@host/"),
+        ("tracking.uri='http://h/?token=abc' seed=0", "tracking.uri='http://h/?token=***' seed=0"),
+        ("store.options.api_key='a b' seed=0", "store.options.api_key=*** seed=0"),
         ("cannot reach http://u:p@a and http://v:q@b.", "cannot reach http://u:***@a and http://v:***@b."),
     ],
 )
