@@ -1,0 +1,120 @@
+"""An MLflow server that is away costs no result: the sweep ends with 0, and the view is completed from the store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from commands import SWEEP, Command, finished_stages, plan_of
+from view import Run, assert_complete, runs_in
+
+Start = Callable[..., Command]
+INLINE = ("cluster=inline", "finetune.epochs=60", "finetune.eval_every=100000")
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """An `mlflow server` on loopback that can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        options = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        options += ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
+        options += ["--artifacts-destination", str(self.folder / "artifacts")]
+        with open(self.folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", *options],
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, (self.folder / "log").read_text()
+                time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Kill it, with its workers."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def runs(self, experiment: str) -> list[Run]:
+        """Return what it holds."""
+        return runs_in(self.folder / "server.db", self.folder / "artifacts", experiment)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server, as a new database takes it long; every test has an experiment of its own."""
+    made = Server(tmp_path_factory.mktemp("mlflow") / "server")
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_path: Path, server: Server) -> None:
+    folder = tmp_path / "sweep"
+    server.stop()
+    command = start(folder, *SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=away")
+
+    assert command.wait() == 0, command.stderr
+    assert "does not hold all of this sweep; the store does" in " ".join(command.stdout.split())
+    assert "Traceback" not in command.stderr
+    server.start()
+    completed = start(folder, "--uri", server.uri, "--experiment", "away", "faulty", module="orchestrator.sync")
+    assert completed.wait() == 0, completed.stderr
+    assert_complete(folder, server.runs("away"))
+
+
+def test_a_server_killed_and_started_in_mid_sweep_misses_nothing(start: Start, tmp_path: Path, server: Server) -> None:
+    folder = tmp_path / "sweep"
+    command = start(folder, *SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=gap")
+    command.until_stages(3)
+    server.stop()
+    command.until_stages(5)
+    server.start()
+
+    assert command.wait() == 0, command.stderr
+    assert "Traceback" not in command.stderr
+    assert_complete(folder, server.runs("gap"))
+
+
+def test_runs_that_a_dead_driver_left_running_are_finished_by_the_next(
+    start: Start, tmp_path: Path, server: Server
+) -> None:
+    folder = tmp_path / "sweep"
+    sweep = (*SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
+    dead = start(folder, *sweep)
+    dead.until(lambda: any(run.status == "RUNNING" for run in server.runs("dead")))
+    dead.until_stages(3)
+    dead.send(signal.SIGKILL)
+    dead.wait()
+    assert "RUNNING" in {run.status for run in server.runs("dead")}
+    assert finished_stages(folder) < len(plan_of(folder).stages)
+
+    assert start(folder, *sweep).wait() == 0
+    assert_complete(folder, server.runs("dead"))
