@@ -31,7 +31,7 @@ from orchestrator.runs import SweepView
 from orchestrator.saved import manifest
 from orchestrator.store import Store
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
 """Raise it to search longer; each takes some 0.2 s."""
 
 GROUPS = {

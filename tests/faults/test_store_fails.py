@@ -26,6 +26,7 @@ LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """Run the sweep in this process, so that its file system can be made to fail."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(sweep, "report", lambda *_: {})  # its figures take longer than all else
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
@@ -71,6 +72,7 @@ def test_a_store_that_cannot_be_written_stops_the_sweep(
     assert len(again.records) == 12
 
 
+@pytest.mark.slow
 def test_a_file_too_large_for_the_limit_is_said_by_the_command(
     start: Callable[..., Command], tmp_path: Path, undisturbed: Path
 ) -> None:

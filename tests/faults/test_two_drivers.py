@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from commands import SWEEP, Command, finished_stages, results_of, trainings
 
 Start = Callable[..., Command]
@@ -29,6 +30,7 @@ def test_two_drivers_share_the_work_and_the_result(start: Start, tmp_path: Path)
     assert table(one.stdout) == table(two.stdout)
 
 
+@pytest.mark.slow
 def test_sweeps_that_share_stages_train_them_once(start: Start, tmp_path: Path) -> None:
     # one runs dense and two rounds as one segment; in the other a trial of one round is a prefix of it: two segments
     store, base = f"store.uri={tmp_path / 'one' / 'store'}", [*SWEEP[:1], *SWEEP[4:], *INLINE]
@@ -39,6 +41,7 @@ def test_sweeps_that_share_stages_train_them_once(start: Start, tmp_path: Path) 
     assert trainings(tmp_path / "one", tmp_path / "two") == 4
 
 
+@pytest.mark.slow
 def test_what_a_dead_driver_held_is_taken_over(start: Start, tmp_path: Path, undisturbed: Path) -> None:
     store = f"store.uri={tmp_path / 'one' / 'store'}"
     one = start(tmp_path / "one", *SWEEP, "cluster=inline", "tracking=none", store)
