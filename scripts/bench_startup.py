@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 BAR = 1.3
@@ -115,7 +114,7 @@ def _medians(each: list[dict[str, float]]) -> dict[str, float]:
     return dict(sorted(medians.items(), key=lambda item: item[1]))
 
 
-def _environment(folder: Path) -> Mapping[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """A home of its own: a bare `ray.init()` writes there."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
     return {**kept, "HOME": str(folder), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
