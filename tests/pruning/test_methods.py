@@ -305,3 +305,21 @@ def test_errors_about_the_parameter() -> None:
         pruning.Identity().remove(layer)
     with pytest.raises(RuntimeError, match="has not been applied"):
         pruning.Identity()(layer, None)
+
+
+@pytest.mark.parametrize("n", [1, 2, "fro"])
+@pytest.mark.parametrize(("shape", "dim"), [((100, 7, 3, 3), 1), ((64, 5, 4), 2), ((300, 2), -1), ((100, 7, 3), 0)])
+def test_norms_of_channels_that_lie_across_memory(
+    shape: tuple[int, ...], dim: int, n: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "AT_ONCE", 50)
+    t = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    rows = t.double().movedim(dim, 0).flatten(1)
+    expected = rows.abs().sum(1) if n == 1 else rows.square().sum(1).sqrt()
+    found = channels.channel_norms(t, n, dim)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=3e-7, atol=0)
+    equal = torch.ones(shape)
+    assert len(channels.channel_norms(equal, n, dim).unique()) == 1
+    t.select(dim, 1)[(0,) * (len(shape) - 1)] = float("nan")
+    assert channels.channel_norms(t, n, dim).isnan().nonzero().tolist() == [[1]]
