@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruning import memory
 from pruning.amount import Amount, resolve_amount
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
-from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured
+from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
 from pruning.engines import EngineName, masked
 from pruning.selection import prune_random_across_, prune_smallest_across_
-from pruning.structured import LnStructured, RandomStructured, drop_channels
+from pruning.structured import LnStructured, RandomStructured
 from pruning.target import Target
 from pruning.unstructured import CustomFromMask
 
@@ -155,7 +156,7 @@ class _Shared:
         masks = {id(target.mask): target.mask for target in self.targets if target.mask is not None}
         if len(masks) < 2 and self.first.mask is not None:
             return self.first.writable_mask()
-        combined = torch.ones_like(self.first.orig.detach())
+        combined = memory.ones_like(self.first.orig.detach())
         for mask in masks.values():
             combined.mul_(mask)
         return combined

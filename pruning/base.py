@@ -11,6 +11,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
+from pruning import memory
 from pruning.engines import Engine, EngineName, mask_name, masked, orig_name
 
 
@@ -152,11 +153,15 @@ class BuiltinMethod(BasePruningMethod):
         """As `prune_`, with the entries of all tensors ranked as one: an unstructured method defines this one."""
         raise NotImplementedError(f"{type(self).__name__} does not prune across tensors.")
 
+    def first_mask(self, scores: Tensor, like: Tensor) -> Tensor:
+        """Return the mask of a tensor that was never pruned, of the shape, strides and dtype of `like`."""
+        mask = memory.ones_like(like)
+        self.prune_(mask, scores)
+        return mask
+
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
         """Return `default_mask` without what this method prunes of `t`, every entry of `t` being eligible."""
-        mask = torch.ones_like(default_mask)
-        self.prune_(mask, t)
-        return mask.mul_(default_mask)
+        return self.first_mask(t, default_mask).mul_(default_mask)
 
 
 def is_builtin(method: object) -> TypeGuard[BuiltinMethod]:
