@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pruning import memory, survivors
+
 Norm: TypeAlias = int | float | Literal["fro", "nuc"]
 
+WIDE = 32
+"""Entries from which a channel that is one row of memory is written alone."""
 TALL = 64
 """Rows from which the sum of all rows is small beside the tensor."""
 AT_ONCE = 1 << 16
@@ -44,6 +49,23 @@ def alive_channels(mask: Tensor, dim: int) -> Tensor:
     if dim:  # the dimensions before `dim` first: ten times as fast as all at once
         highest = highest.amax(tuple(range(dim)))
     return (highest.flatten(1).amax(1) if highest.dim() > 1 else highest) != 0
+
+
+def mask_of_channels(kept: Tensor, dim: int, like: Tensor) -> Tensor:
+    """Return a mask of the shape, strides and dtype of `like`: 1 in the channels along `dim` that `kept` names."""
+    width = like.numel() // max(like.shape[0], 1)
+    if dim == 0 and width >= WIDE and memory.is_large(like) and like.is_contiguous():
+        return survivors.new_mask(like, survivors.Survivors(np.flatnonzero(kept.numpy()), width))
+    mask = memory.empty_like(like)
+    pattern = kept.to(mask.dtype).view(-1, *[1] * (mask.dim() - dim - 1))
+    if dim:  # rows that are read as they are written
+        pattern = pattern.expand(mask.shape[dim:]).contiguous()
+    return mask.copy_(pattern)
+
+
+def drop_channels(mask: Tensor, channels: Tensor, dim: int) -> None:
+    """Set to 0, in place, the slices of `mask` along `dim` where the bools `channels` are True."""
+    mask.index_fill_(dim, channels.nonzero().squeeze(1), 0)
 
 
 def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:

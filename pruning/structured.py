@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from typing import ClassVar
 
@@ -11,12 +12,48 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.base import BasePruningMethod, BuiltinMethod
-from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured
+from pruning.channels import (
+    Norm,
+    alive_channels,
+    channel_norms,
+    check_dim,
+    check_structured,
+    drop_channels,
+    mask_of_channels,
+)
 from pruning.engines import EngineName
 from pruning.selection import prune_random_, prune_smallest_
 
 
-class RandomStructured(BuiltinMethod):
+class _Structured(BuiltinMethod):
+    """A method that chooses among channels along `dim`."""
+
+    PRUNING_TYPE: ClassVar[str] = "structured"
+    dim: int
+
+    @abstractmethod
+    def prune_channels_(self, kept: Tensor, scores: Tensor, dim: int) -> None:
+        """Set to False what is pruned next of the channels for which the bools `kept` are True."""
+
+    def prune_(self, mask: Tensor, scores: Tensor) -> None:
+        """Set to 0 what is pruned next of the channels of `mask` that are not all 0."""
+        check_structured(mask)
+        dim = check_dim(mask, self.dim)
+        alive = alive_channels(mask, dim)
+        kept = alive.clone()
+        self.prune_channels_(kept, scores, dim)
+        drop_channels(mask, alive & ~kept, dim)
+
+    def first_mask(self, scores: Tensor, like: Tensor) -> Tensor:
+        """Return the mask of a tensor that was never pruned, written once."""
+        check_structured(like)
+        dim = check_dim(like, self.dim)
+        kept = torch.ones(like.shape[dim], dtype=torch.bool, device=like.device)
+        self.prune_channels_(kept, scores, dim)
+        return mask_of_channels(kept, dim, like)
+
+
+class RandomStructured(_Structured):
     """Prune channels at random: every subset of exactly `count` channels that are not yet pruned is equally likely.
 
         count = round(amount * alive channels)        or `amount` itself, if it is an int
@@ -31,23 +68,17 @@ class RandomStructured(BuiltinMethod):
         IndexError: on use, where the tensor has no dimension `dim`.
     """
 
-    PRUNING_TYPE: ClassVar[str] = "structured"
-
     def __init__(self, amount: Amount, dim: int = -1) -> None:
         validate_amount(amount)
         self.amount = amount
         self.dim = dim
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002
-        """Set to 0 randomly chosen channels of `mask` that are not all 0; `scores` are ignored."""
-        check_structured(mask)
-        dim = check_dim(mask, self.dim)
-        channels = alive_channels(mask, dim)
-        kept = prune_random_(channels.clone(), partial(resolve_amount, self.amount), generator=self.generator)
-        drop_channels(mask, channels & ~kept, dim)
+    def prune_channels_(self, kept: Tensor, scores: Tensor, dim: int) -> None:  # noqa: ARG002
+        """Set to False randomly chosen channels; `scores` are ignored."""
+        prune_random_(kept, partial(resolve_amount, self.amount), generator=self.generator)
 
 
-class LnStructured(BuiltinMethod):
+class LnStructured(_Structured):
     """Prune the channels of smallest norm.
 
         norm_c = (sum_i |w_ci|^n)^(1/n);    count = round(amount * alive channels)
@@ -65,7 +96,6 @@ class LnStructured(BuiltinMethod):
         IndexError: on use, where the tensor has no dimension `dim`.
     """
 
-    PRUNING_TYPE: ClassVar[str] = "structured"
     READS_PRUNED: ClassVar[bool] = True
 
     def __init__(self, amount: Amount, n: Norm, dim: int = -1) -> None:
@@ -74,14 +104,9 @@ class LnStructured(BuiltinMethod):
         self.n = n
         self.dim = dim
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:
-        """Set to 0 the channels of `mask` that are not all 0 and whose `scores` have the smallest norms."""
-        check_structured(mask)
-        dim = check_dim(mask, self.dim)
-        channels = alive_channels(mask, dim)
-        norms = channel_norms(scores, self.n, dim)
-        kept = prune_smallest_(channels.clone(), norms, partial(resolve_amount, self.amount))
-        drop_channels(mask, channels & ~kept, dim)
+    def prune_channels_(self, kept: Tensor, scores: Tensor, dim: int) -> None:
+        """Set to False the channels whose `scores` have the smallest norms."""
+        prune_smallest_(kept, channel_norms(scores, self.n, dim), partial(resolve_amount, self.amount))
 
     @classmethod
     def apply(  # type: ignore[override]  # torch has no default for `dim` here, and takes the scores by position
@@ -100,11 +125,6 @@ class LnStructured(BuiltinMethod):
         return super().apply(
             module, name, amount, n, dim, importance_scores=importance_scores, generator=generator, engine=engine
         )
-
-
-def drop_channels(mask: Tensor, channels: Tensor, dim: int) -> None:
-    """Set to 0, in place, the slices of `mask` along `dim` where the bools `channels` are True."""
-    mask.index_fill_(dim, channels.nonzero().squeeze(1), 0)
 
 
 torch_prune.RandomStructured.register(RandomStructured)
