@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from pruning import memory, survivors
 from pruning.attention import LiveOutProj
 
 EngineName: TypeAlias = Literal["reparam", "inplace"]
@@ -143,6 +144,23 @@ class Engine(ABC):
         return copied
 
 
+class _Masked(torch.autograd.Function):
+    """What `masked` does, into memory of ours: for a large tensor, and a mask that may be known to keep little."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        known = survivors.recall(mask)
+        if known is not None and tensor.is_contiguous():
+            return known.copied_from(tensor)
+        return cast(Tensor, _select_into(tensor, mask, 0, grad_input=memory.empty_like(tensor)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (mask,) = ctx.saved_tensors
+        return masked(grads[0], mask), None
+
+
 class Reparam(Engine):
     """A fresh masked tensor for each forward."""
 
@@ -150,6 +168,8 @@ class Reparam(Engine):
 
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
         """Return the masked tensor."""
+        if memory.is_large(orig) and memory.is_large(mask) and mask.dtype == orig.dtype and not is_capturing():
+            return cast(Tensor, _Masked.apply(orig, mask))  # type: ignore[no-untyped-call]
         return masked(orig, mask)
 
     def read(self, module: nn.Module) -> Tensor:
@@ -176,8 +196,15 @@ class InPlace(Engine):
 
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
         """Zero the pruned entries of `orig`, own it from now on, and return it."""
+        seen, now = self._seen, _fingerprint(orig, mask)
+        dropped = None
+        if orig is self._owned and orig.is_contiguous() and now and seen[:2] == now[:2]:
+            dropped = survivors.dropped_since(mask, (seen[2], seen[3]))
+        if dropped is None:
+            mask_(orig, mask)
+        else:
+            orig.detach().view(-1).index_fill_(0, torch.from_numpy(dropped), 0)
         self._owned = orig
-        mask_(orig, mask)
         self._seen = _fingerprint(orig, mask)
         return orig
 
@@ -197,7 +224,10 @@ class InPlace(Engine):
 
     def enforce(self, module: nn.Module) -> None:
         """Zero the pruned entries, also those of a parameter put in place of the old one, which is taken over."""
-        publish(module, self.name, self.start(*stored(module, self.name)))
+        orig, mask = stored(module, self.name)
+        survivors.verify(mask)  # it, too, may have been written through `.data`
+        self._seen = ()
+        publish(module, self.name, self.start(orig, mask))
 
     def finish(self, orig: Tensor, mask: Tensor) -> None:
         """Zero the pruned entries in the parameter's own storage."""

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from pruning.chunks import CHUNK, Chunk, array_of, chunks_of
+from pruning.chunks import CHUNK, SPARSE, Chunk, array_of, chunks_of, note_few
 
 Count: TypeAlias = int | Callable[[int], int]
 """How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""
@@ -84,9 +84,14 @@ def prune_smallest_across_(
     if survivors > max(SAMPLE, FEW * sum(mask.numel() for mask in masks)):
         bracket = _bracket(chunks, survivors, count, magnitude)
     threshold, ties = _threshold(chunks, count, magnitude, bracket)
+    few = survivors - count <= SPARSE * sum(mask.numel() for mask in masks)
     for chunk in chunks:
         if chunk.alive:
             ties -= chunk.drop_below(threshold, ties, magnitude)
+            if few and chunk.index is None:
+                chunk.look()
+    if few:
+        note_few(chunks)
 
 
 def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = None) -> Tensor:
@@ -118,11 +123,17 @@ def prune_random_across_(masks: Sequence[Tensor], count: Count, *, generator: Ge
     if (count := _resolved(count, survivors)) == 0:
         return
     dropped = _subset(survivors, count, generator)
+    few = survivors - count <= SPARSE * sum(mask.numel() for mask in masks)
     rank = 0
     for chunk in chunks:
-        bits = np.unpackbits(dropped[rank >> 3 : (rank + chunk.alive + 7) >> 3])[rank & 7 :][: chunk.alive]
+        end = rank + chunk.alive
+        bits = np.unpackbits(dropped[rank >> 3 : (end + 7) >> 3])[rank & 7 :][: chunk.alive]
         chunk.drop_survivors(bits.view(bool))
-        rank += chunk.alive
+        if few and chunk.index is None:
+            chunk.look()
+        rank = end
+    if few:
+        note_few(chunks)
 
 
 def _resolved(count: Count, survivors: int) -> int:
@@ -143,10 +154,11 @@ def _bracket(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: boo
         if chunk.alive:
             # The sample starts elsewhere in each chunk, or it would see only some of a matrix's columns.
             start = number * 40503 % stride
-            scores = array_of(chunk.scores)
             if chunk.index is not None:
-                sampled.append(scores[chunk.index[start::stride]])
-            elif chunk.alive == scores.size:
+                sampled.append(array_of(chunk.scores, chunk.index[start::stride]))
+                continue
+            scores = array_of(chunk.scores)
+            if chunk.alive == scores.size:
                 sampled.append(scores[start::stride])
             else:
                 sampled.append(scores[start::stride][array_of(chunk.mask)[start::stride] != 0])

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pruning import memory, survivors
 from pruning.attention import make_live, make_plain
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
 from pruning.container import appended, prune_survivors
@@ -69,8 +70,10 @@ class Target:
                 scores = self.orig if importance_scores is None else importance_scores
                 if importance_scores is None and self.mask is not None and method.READS_PRUNED:
                     scores = masked(self.orig.detach(), self.mask)
-                mask = self.writable_mask()
                 with drawing_from(method, generator):
+                    if self.mask is None:
+                        return method.first_mask(scores.detach(), self.orig.detach())
+                    mask = self.writable_mask()
                     method.prune_(mask, scores.detach())
                 return mask
             return self._custom_mask(method, importance_scores, generator)
@@ -96,8 +99,11 @@ class Target:
     def writable_mask(self) -> Tensor:
         """Return a mask to prune further in place: that of the module only if the `inplace` engine holds it."""
         if self.mask is None:
-            return torch.ones_like(self.orig.detach())
-        return self.mask if self._engine_label == "inplace" else self.mask.detach().clone()
+            return memory.ones_like(self.orig.detach())
+        if self._engine_label == "inplace":
+            return self.mask
+        known = survivors.verify(self.mask)
+        return memory.copy_of(self.mask) if known is None else survivors.new_mask(self.mask, known)
 
     @property
     def _engine_label(self) -> EngineName:
