@@ -139,7 +139,8 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def main() -> None:
     """Serve the driver that started this process; leave at once when done, whatever other threads still do."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's: it then asks for the view to be closed
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C and `ray job stop` also reach this process,
+        signal.signal(number, signal.SIG_IGN)  # but are the driver's: it then asks for the view to be closed
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no answer
     serve(sys.stdin.buffer, replies)

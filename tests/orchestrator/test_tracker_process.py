@@ -104,10 +104,11 @@ def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
     assert "python -m orchestrator.sync synthetic" in warning
 
 
-def test_an_interrupt_of_the_whole_group_leaves_it_alive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_of_the_whole_group_leaves_it_alive(number: signal.Signals, tmp_path: Path) -> None:
     tracker = TrackerProcess(partial(Diary, tmp_path / "diary"))
     pid = int(wait_for(tmp_path / "diary", "pid").split()[1])
-    os.kill(pid, signal.SIGINT)
+    os.kill(pid, number)
     tracker.start(sweep_info(), PLAN, {})
     tracker.finish("killed", {})
 
