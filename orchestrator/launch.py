@@ -13,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.compose import compose_jobs, plain
 from orchestrator.config import ConfigError
+from orchestrator.outcome import Outcome, SweepIncomplete
 from orchestrator.plan import Job
-from orchestrator.sweep import Outcome, SweepIncomplete, run
+from orchestrator.sweep import run
 
 
 def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:

@@ -7,10 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
@@ -21,9 +20,9 @@ from orchestrator.config import ConfigError
 from orchestrator.environment import environment
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
-from orchestrator.interrupts import EXIT_INTERRUPTED, Interruptible
+from orchestrator.interrupts import Interruptible
 from orchestrator.leases import Leases
-from orchestrator.objective import objective
+from orchestrator.outcome import Outcome
 from orchestrator.plan import Job, make_plan
 from orchestrator.preview import preview
 from orchestrator.probe import probing
@@ -31,8 +30,6 @@ from orchestrator.progress import Progress
 from orchestrator.records import (
     OrchestratorError,
     Plan,
-    StageEvent,
-    StageRecord,
     SweepInfo,
     Tracker,
     canonical_json,
@@ -47,54 +44,9 @@ from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MemoryTracker, MlflowTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
 
-Status = Literal["finished", "failed", "killed"]
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")
 """Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
-
-
-class SweepIncomplete(OrchestratorError):
-    """Some trials did not finish; what did is in the store, and the same command runs the rest."""
-
-
-@dataclass
-class Outcome:
-    """What a sweep came to: its plan, every record that is durable, and how each failed stage failed."""
-
-    plan: Plan
-    records: dict[str, StageRecord]
-    failures: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
-    ran: bool = True
-
-    @property
-    def status(self) -> Status:
-        """`killed` where it was interrupted, `failed` where a trial is incomplete."""
-        if self.interrupted:
-            return "killed"
-        return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
-
-    def complete(self, trial: int) -> bool:
-        """Whether every stage of the trial is durable."""
-        return all(key in self.records for key in self.plan.trials[trial].stages)
-
-    def objective(self, trial: int) -> float:
-        """Return what the trial's configuration names as `objective`."""
-        spec = self.plan.trials[trial]
-        return objective(str(spec.config["objective"]), [self.records[key] for key in spec.stages])
-
-    def incomplete(self) -> SweepIncomplete | None:
-        """Return the error that says which trials are missing and why, or None."""
-        missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
-        if not self.ran or not missing:
-            return None
-        verb = "interrupted" if self.interrupted else "failed"
-        lines = [f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}"]
-        lines += [f"  {text}" for text in list(dict.fromkeys(self.failures.values()))[:5]]
-        lines.append("What finished is kept: the same command runs the rest.")
-        error = SweepIncomplete("\n".join(lines))
-        error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1
-        return error
 
 
 def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
@@ -173,7 +125,7 @@ def _train(
         interrupt.works(executor.cancel)
         try:
             for event in executor.run(todo):
-                _take(outcome, event)
+                outcome.take(event)
                 tracker.record(event)
                 progress.event(event)
         except OrchestratorError:  # no node is left, say
@@ -202,13 +154,6 @@ def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str
     if config["tracking"]["kind"] == "mlflow":
         places["MLflow"] = ui_hint(resolve_uri(config["tracking"]["uri"]))
     return places
-
-
-def _take(outcome: Outcome, event: StageEvent) -> None:
-    if event.record is not None:
-        outcome.records[event.key] = event.record
-    if event.kind == "failed" and event.failure is not None:
-        outcome.failures[event.key] = event.failure.message
 
 
 def _sweep_wide(plan: Plan) -> Mapping[str, Any]:

@@ -96,7 +96,10 @@ def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failur
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():
-            yield failure_of(error, order.log)
+            failure = failure_of(error, order.log)
+            if order.log:
+                print(failure.traceback, file=sys.stderr)  # which goes there
+            yield failure
 
 
 @lru_cache(maxsize=8)

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import Command
 from hydra import compose, initialize_config_dir
 
 from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
+from orchestrator.outcome import Outcome
 from orchestrator.plan import Job
-from orchestrator.sweep import Outcome
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
@@ -72,3 +73,27 @@ def test_infinite_norms_are_pruned_by(run: Run) -> None:
     assert outcome.status == "finished"
     assert outcome.plan.trials[0].stages == outcome.plan.trials[3].stages, "a number or its text"
     assert len({trial.stages for trial in outcome.plan.trials}) == 3
+
+
+@pytest.mark.slow  # as Ray does it, with a log
+def test_an_error_in_the_users_code_is_told_with_their_lines_and_the_log(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "theirs.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, **_): super().__init__(64, 10)\n"
+        "    def forward(self, images): return self.helper(images)\n"
+        "    def helper(self, images): raise RuntimeError('their mistake')\n"
+    )
+    command = start(tmp_path / "sweep", "tracking=none", "cluster.num_cpus=1", "model={_target_: theirs.Net}")
+
+    assert command.wait() == 1
+    assert "trial, dense training: RuntimeError: their mistake" in command.stderr
+    assert 'theirs.py", line 4, in forward' in command.stderr
+    assert 'theirs.py", line 5, in helper' in command.stderr
+    assert "orchestrator/training.py" not in command.stderr
+    (log,) = (tmp_path / "sweep").glob("outputs/*/logs/*.log")
+    assert f"log: {log}" in command.stderr
+    assert "Traceback" in log.read_text()

@@ -1,0 +1,98 @@
+"""What a sweep came to, and how it is told where something is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.interrupts import EXIT_INTERRUPTED
+from orchestrator.objective import objective
+from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
+
+Status = Literal["finished", "failed", "killed"]
+NOT_THEIRS = ("site-packages", *(str(Path(__file__).parent.parent / name) for name in ("orchestrator", "pruning")))
+"""Parts of the paths of code that is not the user's own."""
+SHOWN = 5
+"""Failures that are told in full."""
+
+
+class SweepIncomplete(OrchestratorError):
+    """Some trials did not finish; what did is in the store, and the same command runs the rest."""
+
+
+@dataclass
+class Outcome:
+    """What a sweep came to: its plan, every record that is durable, and how each failed stage failed."""
+
+    plan: Plan
+    records: dict[str, StageRecord]
+    failures: dict[str, str] = field(default_factory=dict)
+    causes: dict[str, Failure] = field(default_factory=dict)
+    """Of the stages that failed by themselves, not for want of a parent."""
+    interrupted: bool = False
+    ran: bool = True
+
+    @property
+    def status(self) -> Status:
+        """`killed` where it was interrupted, `failed` where a trial is incomplete."""
+        if self.interrupted:
+            return "killed"
+        return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
+
+    def take(self, event: StageEvent) -> None:
+        """Take one event."""
+        if event.record is not None:
+            self.records[event.key] = event.record
+        if event.kind == "failed" and event.failure is not None:
+            self.failures[event.key] = event.failure.message
+            if self.plan.stages[event.key].parent not in self.failures:
+                self.causes[event.key] = event.failure
+
+    def complete(self, trial: int) -> bool:
+        """Whether every stage of the trial is durable."""
+        return all(key in self.records for key in self.plan.trials[trial].stages)
+
+    def objective(self, trial: int) -> float:
+        """Return what the trial's configuration names as `objective`."""
+        spec = self.plan.trials[trial]
+        return objective(str(spec.config["objective"]), [self.records[key] for key in spec.stages])
+
+    def incomplete(self) -> SweepIncomplete | None:
+        """Return the error that says which trials are missing and why, or None."""
+        missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
+        if not self.ran or not missing:
+            return None
+        verb = "interrupted" if self.interrupted else "failed"
+        lines = [f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}"]
+        for key, failure in list(self.causes.items())[:SHOWN]:
+            lines += self._told(key, failure)
+        if len(self.causes) > SHOWN:
+            lines.append(f"  and {len(self.causes) - SHOWN} more failures")
+        lines.append("What finished is kept: the same command runs the rest.")
+        error = SweepIncomplete("\n".join(lines))
+        error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1
+        return error
+
+    def _told(self, key: str, failure: Failure) -> list[str]:
+        """Say where a stage failed and why; of an error in the user's own code also by which lines."""
+        first = self.plan.trials[self.plan.trials_of[key][0]].name
+        more = f" and {len(self.plan.trials_of[key]) - 1} more" if len(self.plan.trials_of[key]) > 1 else ""
+        stage = self.plan.stages[key]
+        what = "dense training" if stage.kind == "dense" else f"round {stage.round}"
+        lines = [f"  {first}{more}, {what}: {failure.message}"]
+        lines += [f"      {line}" for line in own_frames(failure.traceback)]
+        return lines + ([f"    log: {failure.log} on {failure.host}"] if failure.log else [])
+
+
+def own_frames(traceback: str) -> list[str]:
+    """Return the lines of a traceback that are neither ours nor in an installed package."""
+    shown, keep = [], False
+    for line in traceback.splitlines():
+        if line.startswith("  File "):
+            keep = not any(folder in line for folder in NOT_THEIRS)
+        elif not line.startswith("    "):
+            keep = False
+        if keep:
+            shown.append(line[2:])
+    return shown
