@@ -46,7 +46,7 @@ def test_an_interrupt_during_the_start_ends_without_a_traceback(start: Start, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "group"), [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, False)], ids=str
+    ("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["ctrl-c", "sigterm"]
 )
 def test_ray_and_mlflow_are_ended_in_order(start: Start, tmp_path: Path, number: signal.Signals, group: bool) -> None:
     folder = tmp_path / "sweep"

@@ -79,9 +79,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_path: Path, server: Server) -> None:
     folder = tmp_path / "sweep"
     server.stop()
-    command = start(folder, *SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=away")
+    secret = f"tracking.uri={server.uri.replace('//', '//me:hunter2@')}"
+    command = start(folder, *SWEEP, *INLINE, secret, "tracking.experiment=away")
 
     assert command.wait() == 0, command.stderr
+    assert "hunter2" not in command.stdout + command.stderr
     assert "does not hold all of this sweep; the store does" in " ".join(command.stdout.split())
     assert "Traceback" not in command.stderr
     server.start()

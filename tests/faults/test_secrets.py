@@ -29,12 +29,9 @@ def test_secrets_are_written_nowhere(start: Callable[..., Command], tmp_path: Pa
     assert any(b"***" in content for content in written.values()), "they are hidden, not left out"
 
 
-@pytest.mark.slow  # it waits half a minute for the server
-def test_secrets_are_not_quoted_in_refusals_and_warnings(start: Callable[..., Command], tmp_path: Path) -> None:
-    away = start(tmp_path / "away", *LINE, f"tracking.uri='http://me:{SECRET}@127.0.0.1:9/?token={SECRET}'")
-    refused = start(tmp_path / "refused", *LINE, f"store.uri=nope://me:{SECRET}@host/bucket", "tracking=none")
+def test_secrets_are_not_quoted_in_refusals(start: Callable[..., Command], tmp_path: Path) -> None:
+    refused = start(tmp_path / "sweep", *LINE, f"store.uri=nope://me:{SECRET}@host/bucket", "tracking=none")
 
     assert refused.wait() == 2
-    assert away.wait() == 0, away.stderr
-    for command in (away, refused):
-        assert SECRET not in command.stdout + command.stderr
+    assert "nope://me:***@host" in refused.stderr
+    assert SECRET not in refused.stdout + refused.stderr
