@@ -55,6 +55,7 @@ class Progress:
         self._estimate: tuple[float, float | None] = (-1.0, None)
         self._lock = threading.Lock()
         self._live: Live | None = None
+        self._interrupted = False
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -95,7 +96,8 @@ class Progress:
         """Say what became of the sweep, and where the results are."""
         tally = self._tally
         outcome = f"{tally.done} of {len(self._plan.trials)} trials done"
-        outcome += f", {tally.failed} failed" if tally.failed else ""
+        if tally.failed:
+            outcome += f", {tally.failed} {'to be finished' if self._interrupted else 'failed'}"
         self.say(f"{outcome}, in {duration(self._clock() - self._begun)}.")
         self._say_places(places)
 
@@ -103,6 +105,8 @@ class Progress:
         """Show one event."""
         with self._lock:
             known = event.key in self._tally.lost
+            idle = event.kind == "killed" and event.key not in self._tally.running
+            self._interrupted |= event.kind == "killed"
             self._tally.take(event)
             if event.kind == "started":
                 self._eta.started(event.key, event.time)
@@ -110,7 +114,7 @@ class Progress:
                 self._eta.finished(event.key, event.time, event.record)
             elif event.kind in ("failed", "killed"):
                 self._eta.dropped(event.key)
-        if self._live is None or (event.kind in ("failed", "retried") and not known):
+        if (self._live is None and not idle) or (event.kind in ("failed", "retried") and not known):
             self.say(self._line(event))
 
     def say(self, text: str) -> None:

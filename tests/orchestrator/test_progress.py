@@ -64,6 +64,17 @@ def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
     assert "/data/store" in text
 
 
+def test_what_an_interruption_leaves_is_not_called_failed() -> None:
+    plan = make_plan(seeds=(0,))
+    first, *others = plan.stages
+    events = [started(first, EPOCH), *(StageEvent("killed", key, EPOCH) for key in (first, *others))]
+
+    text = shown(plan, events)
+
+    assert "0 of 4 trials done, 4 to be finished, in" in text
+    assert text.count("killed") == 1, "what never began is not told one by one"
+
+
 def test_a_failure_is_told_with_its_reason_and_log() -> None:
     plan = make_plan(seeds=(0,))
     text = shown(plan, [failed(plan.trials[0].stages[1])])
