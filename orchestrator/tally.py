@@ -36,8 +36,8 @@ class Tally:
 
     def take(self, event: StageEvent) -> None:
         """Count one event."""
-        if event.key not in self.plan.stages:
-            return
+        if event.key not in self.plan.stages or event.key in self.records:
+            return  # what is finished is durable: nothing that is heard later changes it
         if event.kind == "started":
             self._recover(event.key)
             self._start(event.key, event.time)
