@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruning import memory
 from pruning.amount import Amount, resolve_amount
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
 from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
@@ -156,7 +155,7 @@ class _Shared:
         masks = {id(target.mask): target.mask for target in self.targets if target.mask is not None}
         if len(masks) < 2 and self.first.mask is not None:
             return self.first.writable_mask()
-        combined = memory.ones_like(self.first.orig.detach())
+        combined = torch.ones_like(self.first.orig.detach())
         for mask in masks.values():
             combined.mul_(mask)
         return combined

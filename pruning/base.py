@@ -11,7 +11,6 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning import memory
 from pruning.engines import Engine, EngineName, mask_name, masked, orig_name
 
 
@@ -155,7 +154,7 @@ class BuiltinMethod(BasePruningMethod):
 
     def first_mask(self, scores: Tensor, like: Tensor) -> Tensor:
         """Return the mask of a tensor that was never pruned, of the shape, strides and dtype of `like`."""
-        mask = memory.ones_like(like)
+        mask = torch.ones_like(like)
         self.prune_(mask, scores)
         return mask
 

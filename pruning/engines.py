@@ -145,7 +145,7 @@ class Engine(ABC):
 
 
 class _Masked(torch.autograd.Function):
-    """What `masked` does, into memory of ours: for a large tensor, and a mask that may be known to keep little."""
+    """What `masked` does, into memory of ours and, where they are known, for the survivors alone."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
@@ -167,8 +167,8 @@ class Reparam(Engine):
     label = "reparam"
 
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
-        """Return the masked tensor."""
-        if memory.is_large(orig) and memory.is_large(mask) and mask.dtype == orig.dtype and not is_capturing():
+        """Return the masked tensor, in memory of the kind that the mask has."""
+        if memory.is_ours(mask) and memory.is_large(orig) and mask.dtype == orig.dtype and not is_capturing():
             return cast(Tensor, _Masked.apply(orig, mask))  # type: ignore[no-untyped-call]
         return masked(orig, mask)
 

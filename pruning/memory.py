@@ -1,8 +1,12 @@
-"""Memory for large new masks and products: to touch 40 MB for the first time costs more than to compute them.
+"""Memory for large masks of whole channels or few entries, and for what they leave: its pages cost more than the rest.
 
-Linux hands out 4 KiB a page fault, but 2 MiB to a program that asks for them. NumPy asks, torch does not, so large
-tensors on the CPU are made of memory that NumPy has allocated, which is filled four times as fast. They are like any
-other tensor, except that their storage cannot be resized. All other tensors are torch's own.
+Linux hands out 4 KiB a page fault, but 2 MiB to a program that asks for them: 40 MB are touched in 3 ms, not in 14.
+NumPy asks, torch does not, so such tensors are made of memory that NumPy has allocated. They are like any other, except
+that their storage cannot be resized.
+
+Masks that all entries are ranked or drawn for stay torch's own. Faults are a lesser part of their time, and a virtual
+machine that gives free memory back to its host (free page reporting) gives back large pages first: 100 ms to get them
+again, now and then.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ ALIGNMENT = 64
 
 
 def is_large(tensor: Tensor) -> bool:
-    """Say whether tensors like `tensor` are made here; subclasses make their own, as do other devices."""
+    """Say whether tensors like `tensor` can be made here; subclasses make their own, as do other devices."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.device.type == "cpu"
@@ -26,6 +30,11 @@ def is_large(tensor: Tensor) -> bool:
         and not tensor.is_complex()
         and tensor.nbytes >= LARGE
     )
+
+
+def is_ours(tensor: Tensor) -> bool:
+    """Say whether `tensor` was made here."""
+    return is_large(tensor) and not tensor.untyped_storage().resizable()
 
 
 def empty_like(tensor: Tensor) -> Tensor:
@@ -36,16 +45,6 @@ def empty_like(tensor: Tensor) -> Tensor:
 def zeros_like(tensor: Tensor) -> Tensor:
     """Return zeros of the shape, strides and dtype of `tensor`; large ones cost nothing until they are written."""
     return _large_like(tensor, zero=True) if is_large(tensor) else torch.zeros_like(tensor.detach())
-
-
-def ones_like(tensor: Tensor) -> Tensor:
-    """Return ones of the shape, strides and dtype of `tensor`."""
-    return empty_like(tensor).fill_(1)
-
-
-def copy_of(tensor: Tensor) -> Tensor:
-    """Return a copy of the values of `tensor`."""
-    return empty_like(tensor).copy_(tensor.detach())
 
 
 def _large_like(tensor: Tensor, *, zero: bool) -> Tensor:

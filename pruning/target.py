@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pruning import memory, survivors
+from pruning import survivors
 from pruning.attention import make_live, make_plain
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
 from pruning.container import appended, prune_survivors
@@ -99,11 +99,11 @@ class Target:
     def writable_mask(self) -> Tensor:
         """Return a mask to prune further in place: that of the module only if the `inplace` engine holds it."""
         if self.mask is None:
-            return memory.ones_like(self.orig.detach())
+            return torch.ones_like(self.orig.detach())
         if self._engine_label == "inplace":
             return self.mask
         known = survivors.verify(self.mask)
-        return memory.copy_of(self.mask) if known is None else survivors.new_mask(self.mask, known)
+        return self.mask.detach().clone() if known is None else survivors.new_mask(self.mask, known)
 
     @property
     def _engine_label(self) -> EngineName:
