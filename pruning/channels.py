@@ -65,7 +65,10 @@ def mask_of_channels(kept: Tensor, dim: int, like: Tensor) -> Tensor:
 
 def drop_channels(mask: Tensor, channels: Tensor, dim: int) -> None:
     """Set to 0, in place, the slices of `mask` along `dim` where the bools `channels` are True."""
-    mask.index_fill_(dim, channels.nonzero().squeeze(1), 0)
+    if mask.device.type == "cpu":
+        mask.index_fill_(dim, channels.nonzero().squeeze(1), 0)
+    else:  # where `nonzero` would wait for the device
+        mask.masked_fill_(channels.view(-1, *[1] * (mask.dim() - dim - 1)), 0)
 
 
 def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:

@@ -323,3 +323,24 @@ def test_norms_of_channels_that_lie_across_memory(
     assert len(channels.channel_norms(equal, n, dim).unique()) == 1
     t.select(dim, 1)[(0,) * (len(shape) - 1)] = float("nan")
     assert channels.channel_norms(t, n, dim).isnan().nonzero().tolist() == [[1]]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+    ],
+)
+def test_channels_are_dropped_alike_on_every_device(device: str, dim: int) -> None:
+    t = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
+    first, second = (pruning.LnStructured(amount, n=2, dim=dim) for amount in (2, 1))
+    on_host, on_device = (first.first_mask(where, where) for where in (t, t.to(device)))
+    for mask, where in ((on_host, t), (on_device, t.to(device))):
+        second.prune_(mask, where * mask)
+    assert torch.equal(on_device.cpu(), on_host)
+    channels_left = channels.alive_channels(on_host, dim)
+    assert int(channels_left.sum()) == t.shape[dim] - 3
+    masked = torch.ones(6, 5, 4, device="meta")
+    channels.drop_channels(masked, torch.ones(t.shape[dim], dtype=torch.bool, device="meta"), dim)  # waits for nothing
