@@ -56,6 +56,8 @@ class Progress:
         self._lock = threading.Lock()
         self._live: Live | None = None
         self._interrupted = False
+        self._reasons = {""}
+        """Why stages were killed, as told: what never began is not told one by one."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -105,8 +107,11 @@ class Progress:
         """Show one event."""
         with self._lock:
             known = event.key in self._tally.lost
-            idle = event.kind == "killed" and event.key not in self._tally.running
-            self._interrupted |= event.kind == "killed"
+            reason = event.failure.message if event.failure else ""
+            idle = event.kind == "killed" and event.key not in self._tally.running and reason in self._reasons
+            if event.kind == "killed":
+                self._interrupted = True
+                self._reasons.add(reason)
             self._tally.take(event)
             if event.kind == "started":
                 self._eta.started(event.key, event.time)
