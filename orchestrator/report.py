@@ -38,7 +38,6 @@ def report(
         f"{FOLDER}/report.html": html.encode(),
         f"{FOLDER}/trials.csv": tables.rows_csv(comparison),
         f"{FOLDER}/summary.csv": tables.points_csv(comparison),
-        f"{FOLDER}/comparison.json": tables.as_json(comparison),
         f"{FOLDER}/audit.json": json.dumps([asdict(f) for f in findings], indent=1, ensure_ascii=False).encode(),
         METRICS_FILE: json.dumps(headline(comparison)).encode(),
         NOTE_FILE: note(comparison, findings, tuple(drawn)).encode(),
@@ -46,7 +45,19 @@ def report(
     for name, kinds in drawn.items():
         for kind, content in kinds.items():
             files[f"{FOLDER}/figures/{name}.{kind}"] = content
+    files[f"{FOLDER}/comparison.json"] = tables.as_json(comparison)  # last: the sign that a report is whole, see `kept`
     return files
+
+
+def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
+    """Return the report that stands below `folder` if it is of this very comparison, else nothing: drawing is slow."""
+    try:
+        if (folder / FOLDER / "comparison.json").read_bytes() != tables.as_json(comparison):
+            return {}
+        files = sorted(path for path in (folder / FOLDER).rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    except OSError:
+        return {}
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -36,7 +36,7 @@ from orchestrator.records import (
     digest,
 )
 from orchestrator.redact import redact
-from orchestrator.report import report, write
+from orchestrator.report import kept, report, write
 from orchestrator.saved import manifest
 from orchestrator.store import Store, StoreError
 from orchestrator.tables import print_comparison
@@ -88,9 +88,10 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         comparison = compare(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console)
         if not outcome.interrupted:
-            files = report(info, plan, outcome.records, comparison, store.read)
+            folder = Path("outputs") / info.name
+            files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:
-                write(Path("outputs") / info.name, files)
+                write(folder, files)
             except OSError as error:
                 progress.say(
                     f"The report could not be written to outputs/{info.name}: {error.strerror}. "

@@ -13,7 +13,7 @@ from factories import SIZES, make_plan, make_records, sweep_info
 from orchestrator.compare import compare
 from orchestrator.compare import main as compare_main
 from orchestrator.records import Plan, StageRecord
-from orchestrator.report import report
+from orchestrator.report import kept, report, write
 from orchestrator.saved import load, manifest
 from orchestrator.store import Store
 from orchestrator.sync import main as sync_main
@@ -258,3 +258,15 @@ def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_
         assert len(sizes) == 6
         assert min(sizes) > 100
         assert window.script("return performance.getEntriesByType('resource').length") == 0
+
+
+def test_a_report_is_kept_only_while_it_is_of_the_same_comparison(files: dict[str, bytes], tmp_path: Path) -> None:
+    comparison = compare(PLAN, RECORDS)
+    fewer = compare(PLAN, dict(list(RECORDS.items())[:-1]))
+    assert kept(tmp_path, comparison) == {}
+
+    write(tmp_path, files)
+
+    assert kept(tmp_path, comparison) == files
+    assert kept(tmp_path, fewer) == {}
+    assert list(files)[-1] == "comparison/comparison.json", "written last, so a report that was cut off is not kept"
