@@ -41,7 +41,7 @@ from orchestrator.saved import manifest
 from orchestrator.store import Store, StoreError
 from orchestrator.tables import print_comparison
 from orchestrator.tracker_process import TrackerProcess
-from orchestrator.tracking import MemoryTracker, MlflowTracker
+from orchestrator.tracking import MlflowTracker, NoTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
 
 REPORT = "comparison/report.html"
@@ -143,7 +143,7 @@ def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Lease
 
 def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], None]) -> AbstractContextManager[Tracker]:
     if tracking["kind"] == "none":
-        return nullcontext(MemoryTracker())
+        return nullcontext(NoTracker())
     make = partial(MlflowTracker, store.read, uri=tracking["uri"], experiment=tracking["experiment"])
     return TrackerProcess(make, warn=warn)
 

@@ -73,8 +73,21 @@ _MANNERS = {
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
 
+class NoTracker:
+    """Keeps no view: `tracking=none`."""
+
+    def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
+        """Open nothing."""
+
+    def record(self, event: StageEvent) -> None:
+        """Forget it."""
+
+    def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
+        """Close nothing."""
+
+
 class MemoryTracker:
-    """Keeps the view in memory, as each run would hold it: for tests, and for sweeps that track nothing."""
+    """Keeps the view in memory, as each run would hold it: for tests."""
 
     def __init__(self) -> None:
         self.parent = Content()
