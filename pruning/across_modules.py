@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from pruning.amount import Amount, resolve_amount
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
 from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
-from pruning.engines import EngineName, masked
+from pruning.engines import EngineName
+from pruning.masking import masked
 from pruning.selection import prune_random_across_, prune_smallest_across_
 from pruning.structured import LnStructured, RandomStructured
-from pruning.target import Target
+from pruning.target import Target, all_or_nothing
 from pruning.unstructured import CustomFromMask
 
 Scores = Mapping[tuple[nn.Module, str], Tensor]
@@ -59,15 +60,16 @@ def global_unstructured(
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
     shared = _gather(parameters, importance_scores, engine)
-    masks, scores = [each.writable_mask() for each in shared], [each.entry_scores() for each in shared]
-    try:
-        with drawing_from(method, generator):
-            if is_builtin(method):
-                method.prune_across_(masks, scores)
-            else:
-                masks = _custom_masks(method, masks, scores)
-    except ValueError as error:
-        raise _with_name_of_nan(error, shared, masks, scores) from error
+    with all_or_nothing([target for each in shared for target in each.targets]):
+        masks, scores = [each.writable_mask() for each in shared], [each.entry_scores() for each in shared]
+        try:
+            with drawing_from(method, generator):
+                if is_builtin(method):
+                    method.prune_across_(masks, scores)
+                else:
+                    masks = _custom_masks(method, masks, scores)
+        except ValueError as error:
+            raise _with_name_of_nan(error, shared, masks, scores) from error
     for each, mask in zip(shared, masks, strict=True):
         each.commit(mask)
 
@@ -113,15 +115,17 @@ def global_structured(
     shared = _gather(parameters, importance_scores, engine)
     for each in shared:
         check_structured(each.first.orig)
-    masks = [each.writable_mask() for each in shared]
-    alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
-    kept = [channels.clone() for channels in alive]
-    count = partial(resolve_amount, amount)
-    if issubclass(pruning_method, RandomStructured):
-        prune_random_across_(kept, count, generator=generator)
-    else:
-        norms = [normalised_norms(each.channel_scores(mask), n, dim) for each, mask in zip(shared, masks, strict=True)]
-        prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
+    with all_or_nothing([target for each in shared for target in each.targets]):
+        masks = [each.writable_mask() for each in shared]
+        alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
+        kept = [channels.clone() for channels in alive]
+        count = partial(resolve_amount, amount)
+        if issubclass(pruning_method, RandomStructured):
+            prune_random_across_(kept, count, generator=generator)
+        else:
+            scores = [each.channel_scores(mask) for each, mask in zip(shared, masks, strict=True)]
+            norms = [normalised_norms(score, n, dim) for score in scores]
+            prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
     for each, mask, before, after in zip(shared, masks, alive, kept, strict=True):
         drop_channels(mask, before & ~after, check_dim(mask, dim))
         each.commit(mask)
@@ -152,12 +156,12 @@ class _Shared:
 
     def writable_mask(self) -> Tensor:
         """Return a mask to prune further in place: what every module that holds the parameter still keeps."""
-        masks = {id(target.mask): target.mask for target in self.targets if target.mask is not None}
-        if len(masks) < 2 and self.first.mask is not None:
+        if all(target.mask is self.first.mask for target in self.targets):
             return self.first.writable_mask()
         combined = torch.ones_like(self.first.orig.detach())
-        for mask in masks.values():
-            combined.mul_(mask)
+        for target in self.targets:
+            if target.mask is not None:
+                combined.mul_(target.mask)
         return combined
 
     def entry_scores(self) -> Tensor:

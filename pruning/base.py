@@ -11,7 +11,8 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.engines import Engine, EngineName, mask_name, masked, orig_name
+from pruning.engines import Engine, EngineName, mask_name, orig_name
+from pruning.masking import masked
 
 
 class BasePruningMethod(ABC):

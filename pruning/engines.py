@@ -26,12 +26,9 @@ from torch import Tensor, nn
 
 from pruning import memory, survivors
 from pruning.attention import LiveOutProj
+from pruning.masking import first_masked, is_capturing, mask_, masked, same_masked
 
 EngineName: TypeAlias = Literal["reparam", "inplace"]
-
-# The backward of a threshold selects, 0 where mask <= 0 and else the tensor: one pass, as fast as a product, NaN-safe.
-_select = torch.ops.aten.threshold_backward.default
-_select_into = torch.ops.aten.threshold_backward.grad_input
 
 
 def orig_name(name: str) -> str:
@@ -42,32 +39,6 @@ def orig_name(name: str) -> str:
 def mask_name(name: str) -> str:
     """Return the name of the buffer that holds the mask of `name`."""
     return f"{name}_mask"
-
-
-def masked(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `tensor` where `mask` is 1 and exactly 0 where it is 0, NaN and inf included; differentiable."""
-    mask = mask.to(tensor.dtype)
-    if tensor.is_complex():
-        return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
-    if is_capturing():
-        return tensor.masked_fill(mask == 0, 0)
-    return cast(Tensor, _select(tensor, mask, 0))
-
-
-def mask_(tensor: Tensor, mask: Tensor) -> None:
-    """Set `tensor` to exactly 0, in place, where `mask` is 0; its version changes, its history does not."""
-    values = tensor.detach()  # cheaper than `no_grad`: this runs in every training step
-    if mask.dtype != values.dtype:
-        mask = mask.to(values.dtype)
-    if values.is_complex():
-        values.masked_fill_(mask == 0, 0)
-    else:
-        _select_into(values, mask, 0, grad_input=values)
-
-
-def is_capturing() -> bool:
-    """Say whether this run is compiled, exported or traced, so that it must not change tensors in place."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def publish(module: nn.Module, name: str, value: Tensor) -> None:
@@ -108,6 +79,13 @@ class Engine(ABC):
         """Return the current value of the parameter."""
 
     @abstractmethod
+    def may_overwrite_mask(self, module: nn.Module) -> bool:
+        """Say whether the mask may be pruned further in place; asked by what holds one more reference to it."""
+
+    def keep_mask(self, module: nn.Module) -> None:  # noqa: B027 - only one has something to take back
+        """Take back what `may_overwrite_mask` has done, since the round has failed."""
+
+    @abstractmethod
     def enforce(self, module: nn.Module) -> None:
         """Do what is due after an optimizer's step."""
 
@@ -144,37 +122,33 @@ class Engine(ABC):
         return copied
 
 
-class _Masked(torch.autograd.Function):
-    """What `masked` does, into memory of ours and, where they are known, for the survivors alone."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(mask)
-        known = survivors.recall(mask)
-        if known is not None and tensor.is_contiguous():
-            return known.copied_from(tensor)
-        return cast(Tensor, _select_into(tensor, mask, 0, grad_input=memory.empty_like(tensor)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (mask,) = ctx.saved_tensors
-        return masked(grads[0], mask), None
-
-
 class Reparam(Engine):
     """A fresh masked tensor for each forward."""
 
     label = "reparam"
 
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
-        """Return the masked tensor, in memory of the kind that the mask has."""
-        if memory.is_ours(mask) and memory.is_large(orig) and mask.dtype == orig.dtype and not is_capturing():
-            return cast(Tensor, _Masked.apply(orig, mask))  # type: ignore[no-untyped-call]
-        return masked(orig, mask)
+        """Return the masked tensor, in the memory of the last one if only the module can see that."""
+        module = self._module() if self._module is not None else None
+        free = module is not None and memory.is_free(module.__dict__, self.name)
+        return first_masked(orig, mask, module.__dict__[self.name] if module is not None and free else None)
 
     def read(self, module: nn.Module) -> Tensor:
         """Return a new masked tensor."""
         return masked(*stored(module, self.name))
+
+    def may_overwrite_mask(self, module: nn.Module) -> bool:
+        """Say whether nobody else can see the mask, nor a loss needs it; the masked tensor's own history is ended."""
+        if not memory.is_free(module.__dict__, self.name):
+            return False
+        module.__dict__[self.name].detach_()
+        return memory.is_free(module._buffers, mask_name(self.name), others=1)
+
+    def keep_mask(self, module: nn.Module) -> None:
+        """Give the masked tensor a history again."""
+        value = module.__dict__.get(self.name)
+        if value is not None and not value.requires_grad:
+            publish(module, self.name, same_masked(value, *stored(module, self.name)))
 
     def enforce(self, module: nn.Module) -> None:
         """Do nothing: no forward reads `name_orig` itself."""
@@ -221,6 +195,10 @@ class InPlace(Engine):
                 mask_(orig, mask)
             self._seen = _fingerprint(orig, mask)
         return orig
+
+    def may_overwrite_mask(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Say yes: masks are replaced in place."""
+        return True
 
     def enforce(self, module: nn.Module) -> None:
         """Zero the pruned entries, also those of a parameter put in place of the old one, which is taken over."""

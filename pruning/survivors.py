@@ -40,6 +40,14 @@ class Survivors:
             bits[rows] = source[rows]
         return copy
 
+    def copied_into(self, copy: Tensor, tensor: Tensor, before: Survivors) -> Tensor:
+        """Write the same into `copy`, which holds zeros wherever `before` has no entries; return it."""
+        source, bits = self._bits(tensor), self._bits(copy)
+        before._bits(copy)[before.rows] = 0
+        for rows in self._parts():
+            bits[rows] = source[rows]
+        return copy
+
     def fill_(self, mask: Tensor) -> Tensor:
         """Set these entries of `mask` to 1."""
         bits, one = self._bits(mask), _bits_of_one(mask)

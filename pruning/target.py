@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,7 +14,8 @@ from pruning import survivors
 from pruning.attention import make_live, make_plain
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
 from pruning.container import appended, prune_survivors
-from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, masked, orig_name, publish, stored
+from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, orig_name, publish, stored
+from pruning.masking import masked
 
 
 @dataclass
@@ -73,8 +76,9 @@ class Target:
                 with drawing_from(method, generator):
                     if self.mask is None:
                         return method.first_mask(scores.detach(), self.orig.detach())
-                    mask = self.writable_mask()
-                    method.prune_(mask, scores.detach())
+                    with all_or_nothing([self]):
+                        mask = self.writable_mask()
+                        method.prune_(mask, scores.detach())
                 return mask
             return self._custom_mask(method, importance_scores, generator)
         except ValueError as error:
@@ -97,23 +101,29 @@ class Target:
         return mask
 
     def writable_mask(self) -> Tensor:
-        """Return a mask to prune further in place: that of the module only if the `inplace` engine holds it."""
+        """Return a mask to prune further in place: that of the module only where its engine can spare it."""
         if self.mask is None:
             return torch.ones_like(self.orig.detach())
-        if self._engine_label == "inplace":
+        held = self._engine
+        if held is not None and held.label == "inplace":
             return self.mask
         known = survivors.verify(self.mask)
+        if held is not None and held.may_overwrite_mask(self.module):
+            return self.mask
         return self.mask.detach().clone() if known is None else survivors.new_mask(self.mask, known)
 
     @property
+    def _engine(self) -> Engine | None:
+        return getattr(self.hook, "_engine", None)
+
+    @property
     def _engine_label(self) -> EngineName:
-        held: Engine | None = getattr(self.hook, "_engine", None)
-        return "reparam" if held is None else held.label
+        return "reparam" if self._engine is None else self._engine.label
 
     def commit(self, method: BasePruningMethod, mask: Tensor) -> BasePruningMethod:
         """Put `mask` in force and remember `method`; nothing before this has changed the module."""
         module, name = self.module, self.name
-        held: Engine | None = getattr(self.hook, "_engine", None)
+        held = self._engine
         label: EngineName = self.engine or self._engine_label
         engine = held if held is not None and held.label == label else ENGINES[label](module, name)
         value = engine.start(self.orig, mask)
@@ -138,8 +148,7 @@ class Target:
         if self.key is None or self.mask is None:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
-        held: Engine | None = getattr(self.hook, "_engine", None)
-        (held or ENGINES["reparam"](module, name)).finish(self.orig, self.mask)
+        (self._engine or ENGINES["reparam"](module, name)).finish(self.orig, self.mask)
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)
@@ -147,6 +156,18 @@ class Target:
         del module._buffers[mask_name(name)]
         rename_parameter(module, orig_name(name), name)
         setattr(module, name, self.orig)  # not only registered: an RNN keeps its own list
+
+
+@contextmanager
+def all_or_nothing(targets: Sequence[Target]) -> Iterator[None]:
+    """Leave the modules of `targets` as they were where a mask of theirs turns out not to be computable."""
+    try:
+        yield
+    except BaseException:
+        for target in targets:
+            if target._engine is not None:
+                target._engine.keep_mask(target.module)
+        raise
 
 
 def hook_key(module: nn.Module, name: str) -> int | None:

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 import pruning
 from pruning import memory, survivors
-from pruning.engines import Reparam, masked
+from pruning.engines import Reparam
+from pruning.masking import masked
 
 ENGINES = ("reparam", "inplace")
 
