@@ -191,7 +191,7 @@ def environment() -> dict[str, str]:
     """Return the versions that results may depend on."""
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # not a class of torch's, which a driver would import to read it
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "orchestrator": orchestrator.__version__,

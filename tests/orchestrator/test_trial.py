@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,17 @@ def test_the_record_says_what_was_done(store: Store) -> None:
     assert pruned.macs_remaining == 296
     assert StageSpec.from_json(pruned.spec).key == pruned.key
     assert store.finished([pruned.key]) == {pruned.key: pruned}
+
+
+class _PlainOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        assert module == "orchestrator.records", f"{module}.{name}"
+        return super().find_class(module, name)
+
+
+def test_a_driver_reads_a_record_without_torch(store: Store) -> None:
+    for record in run(store, chain(0.5)):
+        assert _PlainOnly(io.BytesIO(pickle.dumps(record))).load() == record
 
 
 def test_a_dead_layer_is_reported(store: Store) -> None:
