@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator import schema
 from orchestrator.idx import DataError
 from orchestrator.images import digits, fashion_mnist, huggingface, mnist
 from orchestrator.records import canonical_json
 from orchestrator.seeding import seeded
-from orchestrator.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 from orchestrator.targets import create
 
 __all__ = ["Data", "DataError", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
@@ -32,6 +32,8 @@ OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
 VAL_FRACTION = 0.1
 """Of the training split, where the configuration says nothing."""
+HeldSplit = TensorSplit | PixelSplit
+"""A split whose examples are at hand."""
 _SHAPES = {"digits": ((1, 8, 8), 10), "mnist": ((1, 28, 28), 10), "fashion_mnist": ((1, 28, 28), 10)}
 
 
@@ -117,8 +119,8 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
-    if isinstance(value, TensorSplit | LoaderSplit):
+def _split(key: str, value: Any, workers: int) -> HeldSplit | LoaderSplit:
+    if isinstance(value, HeldSplit | LoaderSplit):
         return value
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         value = value.tensors
@@ -138,8 +140,8 @@ def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
 
 
 def _cut(
-    train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
-) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
+    train: HeldSplit | LoaderSplit, config: Mapping[str, Any], seed: int
+) -> tuple[HeldSplit | LoaderSplit, HeldSplit | LoaderSplit]:
     """Cut a validation split of random examples from `train`; what is left keeps its order."""
     fraction = config.get("val_fraction")
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
@@ -150,20 +152,12 @@ def _cut(
         )
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     val, rest = order[:size].sort().values, order[size:].sort().values
-    if isinstance(train, TensorSplit):
-        return (
-            TensorSplit(train.images[rest], train.labels[rest]),
-            TensorSplit(train.images[val], train.labels[val]),
-        )
-    return (
-        LoaderSplit(Subset(train.dataset, rest.tolist()), train.num_workers),
-        LoaderSplit(Subset(train.dataset, val.tolist()), train.num_workers),
-    )
+    return train.subset(rest), train.subset(val)
 
 
-def _example(split: TensorSplit | LoaderSplit) -> Tensor:
-    if isinstance(split, TensorSplit):
-        return split.images[0]
+def _example(split: HeldSplit | LoaderSplit) -> Tensor:
+    if not isinstance(split, LoaderSplit):
+        return split.take(torch.tensor([0]))[0][0]
     item = split.dataset[0]
     if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], Tensor)):
         kinds = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
@@ -174,15 +168,16 @@ def _example(split: TensorSplit | LoaderSplit) -> Tensor:
     return item[0]
 
 
-def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | LoaderSplit]) -> int:
+def _classes(named: Mapping[str, Any], splits: Mapping[str, HeldSplit | LoaderSplit]) -> int:
     """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label."""
     if named.get("classes") is not None:
         return int(named["classes"])
     listed = getattr(named["train"], "classes", None)
     if listed is not None:
         return len(listed)
-    if all(isinstance(split, TensorSplit) for split in splits.values()):
-        return 1 + max(int(split.labels.max()) for split in splits.values() if isinstance(split, TensorSplit))
+    held = [split for split in splits.values() if not isinstance(split, LoaderSplit)]
+    if len(held) == len(splits):
+        return 1 + max(int(split.labels.max()) for split in held)
     raise DataError(
         "`data`: the number of classes is unknown; return a dict with `classes`, or give the Dataset a `classes` list."
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 Batch = tuple[Tensor, Tensor]
 """Inputs (batch, ...) and labels (batch,), on the device."""
@@ -55,13 +55,79 @@ class TensorSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the examples lie."""
+        return self.images.device
+
     def to(self, device: torch.device) -> TensorSplit:
         """Return this split on `device`, copied there once a process."""
-        if self.images.device == device:
+        if self.device == device:
             return self
         if device not in self._resident:
             self._resident[device] = TensorSplit(self.images.to(device), self.labels.to(device))
         return self._resident[device]
+
+    def take(self, chosen: Tensor) -> Batch:
+        """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
+        return self.images[chosen], self.labels[chosen]
+
+    def subset(self, rows: Tensor) -> TensorSplit:
+        """Return a split of these examples only."""
+        return TensorSplit(*self.take(rows))
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
+        return _TensorBatches(self.to(device), batch_size, generator, drop_last)
+
+
+@dataclass(frozen=True)
+class PixelSplit:
+    """A split of 8-bit images that are normalised a batch at a time: a quarter of the memory, to the same bits.
+
+    `pixels` (uint8) has shape (stored examples, channels, height, width), contiguous, and `labels` (int64) has shape
+    (stored examples,). They may be mapped from a file that other processes map too. `normalise` turns a batch of pixels
+    to float32 inputs, each example by itself. The split has the examples `rows` of what is stored, all of them if None.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    normalise: Callable[[Tensor], Tensor]
+    rows: Tensor | None = None
+    _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.labels if self.rows is None else self.rows)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the examples lie."""
+        return self.pixels.device
+
+    def to(self, device: torch.device) -> PixelSplit | TensorSplit:
+        """Return this split on `device`; on another than the CPU it is normalised once a process, not each epoch."""
+        if self.device == device:
+            return self
+        if device not in self._resident:
+            images, labels = self.take(torch.arange(len(self)))
+            self._resident[device] = TensorSplit(images.to(device), labels.to(device))
+        return self._resident[device]
+
+    def take(self, chosen: Tensor) -> Batch:
+        """Return a normalised batch of the `chosen` examples (int64 indices)."""
+        stored = chosen if self.rows is None else self.rows[chosen]
+        return self.normalise(self.pixels.index_select(0, stored)), self.labels[stored]
+
+    def subset(self, rows: Tensor) -> PixelSplit:
+        """Return a split of these examples only, which shares the pixels."""
+        return replace(self, rows=rows if self.rows is None else self.rows[rows], _resident={})
 
     def batches(
         self,
@@ -85,6 +151,10 @@ class LoaderSplit:
     def __len__(self) -> int:
         return _length(self.dataset)
 
+    def subset(self, rows: Tensor) -> LoaderSplit:
+        """Return a split of these examples only."""
+        return LoaderSplit(Subset(self.dataset, rows.tolist()), self.num_workers)
+
     def batches(
         self,
         batch_size: int,
@@ -106,7 +176,9 @@ def _length(dataset: Dataset[Any]) -> int:
 
 
 class _TensorBatches:
-    def __init__(self, split: TensorSplit, size: int, generator: torch.Generator | None, drop_last: bool) -> None:
+    def __init__(
+        self, split: TensorSplit | PixelSplit, size: int, generator: torch.Generator | None, drop_last: bool
+    ) -> None:
         self.split = split
         self.size = size
         self.generator = generator
@@ -116,13 +188,12 @@ class _TensorBatches:
         return -(-self.stop // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        images, labels = self.split.images, self.split.labels
+        length = len(self.split)
         # Drawn on the CPU, so that the order is the same on every device.
-        order = torch.arange(len(labels)) if self.generator is None else _permutation(len(labels), self.generator)
-        order = order.to(images.device)
+        order = torch.arange(length) if self.generator is None else _permutation(length, self.generator)
+        order = order.to(self.split.device)
         for start in range(0, self.stop, self.size):
-            chosen = order[start : min(start + self.size, self.stop)]
-            yield images[chosen], labels[chosen]
+            yield self.split.take(order[start : min(start + self.size, self.stop)])
 
 
 class _LoaderBatches:

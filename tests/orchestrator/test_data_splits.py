@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from orchestrator.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 
 CPU = torch.device("cpu")
 N = 11
@@ -29,8 +29,12 @@ class Augmented(Dataset[tuple[Tensor, int]]):
         return torch.rand(1) + random.random() + np.random.rand(), index  # noqa: NPY002
 
 
+PIXELS = Y.to(torch.uint8).view(N, 1, 1, 1)
+KINDS = ["tensors", "pixels", "loader"]
+
+
 def splits() -> list[Split]:
-    return [TensorSplit(X, Y), LoaderSplit(TensorDataset(X, Y))]
+    return [TensorSplit(X, Y), PixelSplit(PIXELS, Y, Tensor.float), LoaderSplit(TensorDataset(X, Y))]
 
 
 def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -> list[list[list[int]]]:
@@ -45,7 +49,7 @@ def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -
     return found
 
 
-@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
 def test_an_epoch_has_every_example_once_in_an_order_of_its_own(split: Split) -> None:
     first, second = epochs(split)
 
@@ -57,20 +61,30 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own(split: Split) ->
     assert epochs(split, seed=4) != [first, second]
 
 
-@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
 def test_without_a_generator_the_order_is_the_stored_one(split: Split) -> None:
     assert epochs(split, count=1, seed=None) == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]]
 
 
-@pytest.mark.parametrize("split", splits(), ids=["tensors", "loader"])
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
 def test_the_last_small_batch_may_be_dropped(split: Split) -> None:
     assert [len(batch) for batch in epochs(split, count=1, drop_last=True)[0]] == [4, 4]
 
 
-def test_tensors_and_loader_have_the_same_order() -> None:
-    first, second = (epochs(split, count=3) for split in splits())
+def test_every_kind_has_the_same_order() -> None:
+    first, *others = (epochs(split, count=3) for split in splits())
 
-    assert first == second
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
+def test_a_subset_has_the_examples_of_its_rows(split: TensorSplit | PixelSplit | LoaderSplit) -> None:
+    first = split.subset(torch.tensor([8, 1, 3, 5]))
+    second = first.subset(torch.tensor([3, 0]))
+
+    assert epochs(first, count=1, seed=None) == [[[8, 1, 3, 5]]]
+    assert (len(second), epochs(second, count=1, seed=None)) == (2, [[[5, 8]]])
+    assert len(split) == N
 
 
 def test_worker_processes_change_no_order_and_draw_from_the_seed() -> None:
@@ -92,18 +106,27 @@ def test_a_loader_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_writing_to_a_batch_leaves_the_split_as_it_was() -> None:
-    split = TensorSplit(X.clone(), Y)
+@pytest.mark.parametrize("split", splits(), ids=KINDS)
+def test_writing_to_a_batch_leaves_the_split_as_it_was(split: Split) -> None:
     for images, _ in split.batches(4, device=CPU):
         images.zero_()
 
-    assert torch.equal(split.images, X)
+    assert epochs(split, count=1, seed=None)[0][0] == [0, 1, 2, 3]
 
 
-def test_a_split_is_copied_to_a_device_once() -> None:
-    split = TensorSplit(X, Y)
+@pytest.mark.parametrize("split", splits()[:2], ids=KINDS[:2])
+def test_a_split_is_copied_to_a_device_once(split: TensorSplit | PixelSplit) -> None:
     meta = torch.device("meta")
 
     assert split.to(CPU) is split
     assert split.to(meta) is split.to(meta)
-    assert split.to(meta).images.device == meta
+    assert split.to(meta).device == meta
+    assert split.to(meta).subset(torch.arange(3, device=meta)).device == meta
+
+
+def test_pixels_on_another_device_are_normalised_there_already() -> None:
+    part = PixelSplit(PIXELS, Y, Tensor.float).subset(torch.tensor([2, 7]))
+    moved = part.to(torch.device("meta"))
+
+    assert isinstance(moved, TensorSplit)
+    assert (moved.images.shape, moved.images.dtype) == ((2, 1, 1, 1), torch.float32)
