@@ -67,22 +67,33 @@ FASHION_MNIST = IdxSet(
 )
 
 
-def read(published: IdxSet, root: Path, *, download: bool) -> list[NDArray[np.uint8]]:
-    """Return training images, training labels, test images and test labels as stored.
+def find(published: IdxSet, root: Path, *, download: bool) -> list[Path]:
+    """Return the paths of the four files, in the order of `FILES`, once they are there.
 
     Raises:
-        DataError: a file is absent and cannot be downloaded, or is not the published one; it names file and remedy.
+        DataError: a file is absent and cannot be downloaded; it names file and remedy.
     """
     folder = root / published.folder
-    arrays = []
     for name in FILES:
-        path = folder / name
-        if not path.is_file():
+        if not (folder / name).is_file():
             if not download:
-                raise DataError(f"`data.root` (={root}) holds no {path}; put it there or pass `data.download=true`.")
+                raise DataError(
+                    f"`data.root` (={root}) holds no {folder / name}; put it there or pass `data.download=true`."
+                )
             _download(name, published, folder)
+    return [folder / name for name in FILES]
+
+
+def read(published: IdxSet, paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
+    """Return training images, training labels, test images and test labels as stored in the files that `find` found.
+
+    Raises:
+        DataError: a file is not the published one; it names file and remedy.
+    """
+    arrays = []
+    for path in paths:
         content = _bytes(path)
-        _check(path, content, published.md5[name])
+        _check(path, content, published.md5[path.name])
         arrays.append(parse(gzip.decompress(content), path))
     return arrays
 

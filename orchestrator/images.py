@@ -1,9 +1,13 @@
-"""The named image sets: pixels as normalised float32 of shape (examples, channels, height, width), labels as int64."""
+"""The named image sets: normalised float32 inputs of shape (examples, channels, height, width), labels as int64.
+
+The large ones keep their pixels as they are stored, in uint8 and once a node, and normalise each batch.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator import idx
+from orchestrator import idx, node_cache
 from orchestrator.idx import DataError
+from orchestrator.splits import PixelSplit
 
 
 def digits(
@@ -24,7 +29,8 @@ def digits(
         raise DataError(f"`data.test_fraction` (={test_fraction}) must lie in (0, 1); pass 0.2 to test on a fifth.")
     table = _digits_table()
     order = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))
-    images = normalised(torch.from_numpy(table[:, :-1]).view(-1, 1, 8, 8), mean, std, largest=16)
+    pixels = torch.from_numpy(table[:, :-1]).view(-1, 1, 8, 8)
+    images = Normalisation.of(mean, std, channels=1, largest=16)(pixels)
     labels = torch.from_numpy(table[:, -1]).long()
     size = round(test_fraction * len(table))
     test, train = order[:size].sort().values, order[size:].sort().values
@@ -62,13 +68,15 @@ def fashion_mnist(
 def _idx(
     published: idx.IdxSet, root: str, download: bool, mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, Any]:
-    arrays = idx.read(published, Path(root).expanduser(), download=download)
-    train, train_labels, test, test_labels = (torch.tensor(array) for array in arrays)
-    return {
-        "train": (normalised(train.unsqueeze(1), mean, std), train_labels),
-        "test": (normalised(test.unsqueeze(1), mean, std), test_labels),
-        "classes": 10,
-    }
+    normalise = Normalisation.of(mean, std, channels=1)
+    paths = idx.find(published, Path(root).expanduser(), download=download)
+
+    def prepare() -> dict[str, Tensor]:
+        train, train_labels, test, test_labels = (torch.tensor(array) for array in idx.read(published, paths))
+        return _prepared((train.unsqueeze(1), test.unsqueeze(1)), (train_labels, test_labels))
+
+    source = {"idx": dict(published.md5), "files": [node_cache.stamp(path) for path in paths]}
+    return {**_splits(node_cache.shared(source, prepare), normalise), "classes": 10}
 
 
 def huggingface(
@@ -84,7 +92,7 @@ def huggingface(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return an image classification set of Hugging Face `datasets`, held in memory.
+    """Return an image classification set of Hugging Face `datasets`, held in memory: of the hub's, once a node.
 
     Args:
         path: of the set on the hub, or of a directory.
@@ -109,7 +117,7 @@ def huggingface(
             "`data` huggingface needs the package datasets, which is not installed: "
             "pip install 'pruning-orchestrator[hf]'."
         ) from error
-    pixels, labels, classes = [], [], None
+    parts, classes = [], None
     for split in (train_split, test_split):
         rows = load_dataset(path, subset, split=split, revision=revision)
         for name, key in (("image_key", image_key), ("label_key", label_key)):
@@ -117,14 +125,43 @@ def huggingface(
                 raise DataError(
                     f"`data.{name}` (={key}) is no column of {path}; it has {', '.join(rows.column_names)}."
                 )
-        pixels.append(_stacked(path, rows[image_key], mode, size))
-        labels.append(torch.tensor(list(rows[label_key])))
+        parts.append(rows)
         classes = getattr(rows.features[label_key], "num_classes", None)
-    if mean is None or std is None:
-        spread, centre = torch.std_mean(pixels[0].double() / 255, dim=(0, 2, 3), correction=0)
-        mean, std = mean or centre.tolist(), std or spread.tolist()
-    images = [normalised(each, mean, std) for each in pixels]
-    return {"train": (images[0], labels[0]), "test": (images[1], labels[1]), "classes": classes}
+
+    measured = mean is None or std is None
+
+    def prepare() -> dict[str, Tensor]:
+        pixels = [_stacked(path, rows[image_key], mode, size) for rows in parts]
+        prepared = _prepared(pixels, [torch.tensor(list(rows[label_key])) for rows in parts])
+        if measured:
+            spread, centre = torch.std_mean(pixels[0].double() / 255, dim=(0, 2, 3), correction=0)
+            prepared |= {"mean": centre, "std": spread}
+        return prepared
+
+    options = [train_split, test_split, image_key, label_key, mode, size and list(size), measured, _pillow()]
+    files = [node_cache.stamp(file["filename"]) for rows in parts for file in rows.cache_files]
+    source = {"arrow": options, "files": files}
+    # Rows of a local directory may point to images there, which nothing here would see change.
+    found = node_cache.shared(source, prepare) if files and not Path(path).exists() else prepare()
+    mean, std = mean or found["mean"].tolist(), std or found["std"].tolist()
+    return {**_splits(found, Normalisation.of(mean, std, channels=found["train"].shape[1])), "classes": classes}
+
+
+def _pillow() -> str:
+    """Return the version that decodes and resizes."""
+    from PIL import __version__
+
+    return __version__
+
+
+def _prepared(images: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {"train": images[0], "train_labels": labels[0], "test": images[1], "test_labels": labels[1]}
+
+
+def _splits(prepared: Mapping[str, Tensor], normalise: Normalisation) -> dict[str, PixelSplit]:
+    labels = {name: prepared[f"{name}_labels"] for name in ("train", "test")}
+    labels = {name: each if each.is_floating_point() else each.long() for name, each in labels.items()}
+    return {name: PixelSplit(prepared[name], labels[name], normalise) for name in labels}
 
 
 def _stacked(path: str, images: Iterable[Any], mode: str, size: Sequence[int] | None) -> Tensor:
@@ -145,16 +182,24 @@ def _stacked(path: str, images: Iterable[Any], mode: str, size: Sequence[int] | 
     return stacked.unsqueeze(1) if mode == "L" else stacked.permute(0, 3, 1, 2).contiguous()
 
 
-def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float], *, largest: int = 255) -> Tensor:
-    """Return (pixels / largest - mean) / std in float32, for uint8 `pixels` (examples, channels, height, width).
+@dataclass(frozen=True)
+class Normalisation:
+    """uint8 pixels (examples, channels, height, width) -> (pixels / largest - mean) / std in float32."""
 
-    `mean` and `std` have one entry, or one a channel.
-    """
-    channels = pixels.shape[1]
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, channels):
-            raise DataError(f"`data.{name}` (={list(values)}) must have 1 or {channels} entries, one a channel.")
-    if min(std) <= 0:
-        raise DataError(f"`data.std` (={list(std)}) must be positive; pass [1.0] to leave the scale as it is.")
-    centre, scale = (torch.tensor(list(values)).view(1, -1, 1, 1) for values in (mean, std))
-    return pixels.float().div_(largest).sub_(centre).div_(scale)
+    mean: Tensor
+    std: Tensor
+    largest: int = 255
+
+    @classmethod
+    def of(cls, mean: Sequence[float], std: Sequence[float], *, channels: int, largest: int = 255) -> Normalisation:
+        """Return the one with this `mean` and `std`, each of one entry or of one a channel."""
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) not in (1, channels):
+                raise DataError(f"`data.{name}` (={list(values)}) must have 1 or {channels} entries, one a channel.")
+        if min(std) <= 0:
+            raise DataError(f"`data.std` (={list(std)}) must be positive; pass [1.0] to leave the scale as it is.")
+        centre, scale = (torch.tensor(list(values)).view(1, -1, 1, 1) for values in (mean, std))
+        return cls(centre, scale, largest)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return pixels.float().div_(self.largest).sub_(self.mean).div_(self.std)

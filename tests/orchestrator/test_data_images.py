@@ -7,6 +7,7 @@ import hashlib
 import re
 import struct
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from orchestrator import data, idx, images
+from orchestrator import data, idx, node_cache
 from orchestrator.idx import FILES, DataError, IdxSet
+from orchestrator.images import Normalisation
 from orchestrator.schema import FashionMnist, HuggingFace, Mnist
-from orchestrator.splits import TensorSplit
+from orchestrator.splits import Split
 
 ARRAYS = [
     np.arange(6 * 2 * 3, dtype=np.uint8).reshape(6, 2, 3),
@@ -47,16 +50,20 @@ def publish(folder: Path) -> IdxSet:
     return IdxSet("tiny", sums, (folder.as_uri() + "/",))
 
 
+def read(published: IdxSet, root: Path) -> list[NDArray[np.uint8]]:
+    return idx.read(published, idx.find(published, root, download=True))
+
+
 def test_files_are_downloaded_once_and_read(tmp_path: Path) -> None:
     published = publish(tmp_path / "mirror")
     root = tmp_path / "made" / "root"
 
-    found = idx.read(published, root, download=True)
+    found = read(published, root)
 
     assert all(np.array_equal(a, b) and a.dtype == np.uint8 for a, b in zip(found, ARRAYS, strict=True))
     assert sorted(path.name for path in (root / "tiny").iterdir()) == sorted(FILES)
     away = replace(published, mirrors=())
-    assert all(np.array_equal(a, b) for a, b in zip(idx.read(away, root, download=True), ARRAYS, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(read(away, root), ARRAYS, strict=True))
 
 
 def test_the_second_mirror_serves_when_the_first_has_another_file(tmp_path: Path) -> None:
@@ -65,7 +72,7 @@ def test_the_second_mirror_serves_when_the_first_has_another_file(tmp_path: Path
     (tmp_path / "bad" / FILES[0]).write_bytes(b"an error page")
     both = replace(published, mirrors=((tmp_path / "bad").as_uri() + "/", *published.mirrors))
 
-    assert np.array_equal(idx.read(both, tmp_path / "root", download=True)[0], ARRAYS[0])
+    assert np.array_equal(read(both, tmp_path / "root")[0], ARRAYS[0])
 
 
 def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> None:
@@ -75,7 +82,7 @@ def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> Non
     tried = replace(published, mirrors=(*published.mirrors, nowhere))
 
     with pytest.raises(DataError) as caught:
-        idx.read(tried, tmp_path / "root", download=True)
+        read(tried, tmp_path / "root")
 
     for word in (FILES[0], "another file than the published one", nowhere, "`data.root`", "tiny"):
         assert word in str(caught.value)
@@ -84,14 +91,14 @@ def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> Non
 
 def test_absent_files_are_not_downloaded_against_the_users_word(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"`data\.root` .*holds no .*data\.download=true"):
-        idx.read(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
+        idx.find(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
 
 
 def test_a_root_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file")
 
     with pytest.raises(DataError, match=r"cannot be written.*writable directory"):
-        idx.read(publish(tmp_path / "mirror"), tmp_path / "root", download=True)
+        read(publish(tmp_path / "mirror"), tmp_path / "root")
 
 
 def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
@@ -101,7 +108,7 @@ def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
     path.write_bytes(damaged)
 
     with pytest.raises(DataError) as caught:
-        idx.read(published, tmp_path, download=True)
+        read(published, tmp_path)
 
     for word in (str(path), hashlib.md5(damaged).hexdigest(), published.md5[FILES[1]], "delete it"):
         assert word in str(caught.value)
@@ -131,9 +138,9 @@ def test_named_sets_are_normalised_and_split(
 
     assert (found.input_shape, found.classes) == ((1, 2, 3), 10)
     assert (len(found.train), len(found.val), len(found.test)) == (4, 2, 2)
-    assert isinstance(found.test, TensorSplit)
-    assert torch.allclose(found.test.images, torch.tensor((1 - config.mean[0]) / config.std[0]))
-    assert found.test.labels.tolist() == [2, 9]
+    inputs, labels = next(iter(found.test.batches(2, device=torch.device("cpu"))))
+    assert torch.allclose(inputs, torch.tensor((1 - config.mean[0]) / config.std[0]))
+    assert labels.tolist() == [2, 9]
 
 
 @pytest.mark.parametrize("published", [idx.MNIST, idx.FASHION_MNIST])
@@ -142,45 +149,52 @@ def test_published_sets_name_every_file_and_a_mirror(published: IdxSet) -> None:
     assert all(re.fullmatch(r"https?://\S+/", mirror) for mirror in published.mirrors)
 
 
-def test_normalised_is_per_channel() -> None:
+def test_normalisation_is_per_channel() -> None:
     pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 2, 1, 1)
 
-    assert images.normalised(pixels, [0.5, 0.0], [0.5, 2.0]).flatten().tolist() == [-1.0, 0.5]
+    assert Normalisation.of([0.5, 0.0], [0.5, 2.0], channels=2)(pixels).flatten().tolist() == [-1.0, 0.5]
+    assert pixels.flatten().tolist() == [0, 255]
     with pytest.raises(DataError, match=r"`data\.mean` .* 1 or 2 entries"):
-        images.normalised(pixels, [0.1] * 3, [1.0])
+        Normalisation.of([0.1] * 3, [1.0], channels=2)
     with pytest.raises(DataError, match=r"`data\.std` .* positive"):
-        images.normalised(pixels, [0.1], [0.0])
+        Normalisation.of([0.1], [0.0], channels=2)
 
 
 class Rows:
     """The part of a `datasets.Dataset` that is used."""
 
-    def __init__(self, sizes: list[tuple[int, int]], labels: list[int]) -> None:
+    def __init__(self, sizes: list[tuple[int, int]], labels: list[int], arrow: Path | None = None) -> None:
         from PIL import Image
 
         rng = np.random.default_rng(len(sizes))
         pixels = [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for h, w in sizes]
         self.columns: dict[str, list[Any]] = {"img": pixels, "label": labels}
         self.column_names = list(self.columns)
+        self.cache_files = [{"filename": str(arrow)}] if arrow else []
         self.features = {"label": SimpleNamespace(num_classes=5)}
 
     def __getitem__(self, key: str) -> list[Any]:
         return self.columns[key]
 
 
-Serve = Callable[[list[tuple[int, int]]], list[Any]]
+def inputs(split: Split) -> Tensor:
+    """Return every example of a split, normalised."""
+    return torch.cat([batch for batch, _ in split.batches(100, device=torch.device("cpu"))])
+
+
+Serve = Callable[..., list[Any]]
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Put a stand-in for the package `datasets` in place that serves images of these sizes; return its calls."""
 
-    def put(sizes: list[tuple[int, int]]) -> list[Any]:
+    def put(sizes: list[tuple[int, int]], arrow: Path | None = None) -> list[Any]:
         calls: list[Any] = []
 
         def load_dataset(*args: Any, **options: Any) -> Rows:
             calls.append((args, options))
-            return Rows(sizes, [index % 3 for index in range(len(sizes))])
+            return Rows(sizes, [index % 3 for index in range(len(sizes))], arrow)
 
         module = ModuleType("datasets")
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
@@ -198,10 +212,38 @@ def test_hugging_face_images_are_normalised_by_the_training_split(serve: Serve) 
 
     assert calls[0] == (("uoft-cs/cifar10", "plain"), {"split": "train", "revision": "v1"})
     assert (found.input_shape, found.classes, len(found.val)) == ((3, 4, 6), 5, 2)
-    splits = [split for split in (found.train, found.val) if isinstance(split, TensorSplit)]
-    together = torch.cat([split.images for split in splits])
+    together = torch.cat([inputs(split) for split in (found.train, found.val)])
     assert torch.allclose(together.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(together.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-4)
+
+
+def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(node_cache, "WORTHWHILE", 1)
+    arrow = tmp_path / "rows.arrow"
+    arrow.write_bytes(b"1")
+    config = {**asdict(HuggingFace()), "val_fraction": 0.25}
+    serve([(4, 6)] * 8)
+    in_memory = data.load(config)
+    serve([(4, 6)] * 8, arrow)
+    expected = inputs(data.load(config).train)
+    assert torch.equal(expected, inputs(in_memory.train))
+
+    monkeypatch.setattr(Rows, "__getitem__", pytest.fail)
+    data._load.cache_clear()
+    assert torch.equal(inputs(data.load(config).train), expected)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    arrow.write_bytes(b"22")
+    serve([(4, 6)] * 4, arrow)
+    assert len(data.load(config).test) == 4
+    serve([(4, 6)] * 6, arrow)
+    monkeypatch.chdir(tmp_path)
+    Path(config["path"]).mkdir(parents=True)
+    assert len(data.load(config).test) == 6, "a directory's images may change where its rows do not"
 
 
 def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:

@@ -1,0 +1,157 @@
+"""Prepared tensors in files of this node, which all its processes map: one copy a node, and none prepares them again.
+
+The files lie in a directory of the user's own under the temporary one ($TMPDIR), which systems clean by themselves;
+deleting it is harmless at any time. Where a file cannot be kept or trusted, the tensors are held in memory instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from orchestrator.records import canonical_json, digest
+
+FORMAT = 1
+"""To be raised when the same source is prepared to something else."""
+WORTHWHILE = 4 * 2**20
+"""Bytes below which tensors are held by each process."""
+KEPT = 8
+"""Files that stay; when one more is written, those used longest ago are removed."""
+PATIENCE = 60.0
+"""Seconds to wait for another process that prepares something here; after them, each does it by itself."""
+ABANDONED = 3600.0
+"""Seconds after which an unfinished file is that of a killed process."""
+
+
+def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Return what `make` returns, from a file that the processes of this node share if it is large.
+
+    Whoever writes to the tensors gets pages of its own and changes nobody else's.
+
+    Args:
+        source: JSON values that everything in the tensors follows from; files by their `stamp`
+        make: prepares contiguous tensors on the CPU; called by one process at a time, and by none that finds them made
+    """
+    folder = _folder()
+    if folder is None:
+        return make()
+    path = folder / f"{digest(canonical_json([FORMAT, source]))}.safetensors"
+    found = _mapped(path)
+    if found is not None:
+        return found
+    with _turn(folder):
+        found = _mapped(path)
+        return found if found is not None else _kept(path, make())
+
+
+def stamp(path: str | Path) -> list[str | int]:
+    """Return what tells a file from what it was before: absolute path, size in bytes, time of change in nanoseconds."""
+    found = os.stat(path)
+    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
+
+
+def _folder() -> Path | None:
+    """Return the directory of the files, None where no directory can be known to be this user's alone."""
+    if sys.platform == "win32":
+        return None
+    try:
+        folder = Path(tempfile.gettempdir(), f"pruning-orchestrator-{os.getuid()}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()  # not what a link of another user's may lead to
+    except OSError:
+        return None
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return folder if own else None
+
+
+def _mapped(path: Path) -> dict[str, Tensor] | None:
+    """Return the tensors of a file, mapped copy-on-write, None if it is absent or not what was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            whole = (file.metadata() or {}).get("digest") == _digest(tensors)
+    except (OSError, SafetensorError):
+        return None
+    with suppress(OSError):
+        os.utime(path)
+    return tensors if whole else None
+
+
+def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Write `made` to a file and return it mapped from there; return it as it is where that is not to be had."""
+    size = sum(tensor.nbytes for tensor in made.values())
+    found = _mapped(path)  # from a process that did not wait for its turn
+    if found is not None or size < WORTHWHILE:
+        return found or made
+    aside = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        if shutil.disk_usage(path.parent).free > 2 * size:
+            save_file(dict(made), aside, metadata={"digest": _digest(made)})
+            os.replace(aside, path)
+    except (OSError, SafetensorError):
+        return made
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+    with suppress(OSError):  # another process may tidy, too
+        _tidy(path.parent)
+    return _mapped(path) or made
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process prepares anything here; the kernel ends the turn of one that dies."""
+    import fcntl  # absent on Windows
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _tidy(folder: Path) -> None:
+    """Remove files beyond the bound, and what killed processes left."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+    old = [path for path in folder.glob(".*") if time.time() - path.stat().st_mtime > ABANDONED]
+    for path in (*files[KEPT:], *old):
+        path.unlink()
