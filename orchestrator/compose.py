@@ -25,6 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from orchestrator.config import Config
 from orchestrator.plan import Job
 
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
@@ -61,11 +62,24 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Return the resolved plain data of a composed configuration without its hydra node."""
+    """Return the resolved plain data of a composed configuration, without its hydra node and its user's variables.
+
+    A variable is a key of the user's own that others refer to, as in `model.width=${width}`.
+    """
     tree = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     found = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    own = [str(key) for key in found if key not in Config.__dataclass_fields__]
+    variables = set(re.findall(r"\w+", " ".join(_references(OmegaConf.to_container(tree))))) if own else set()
+    return {str(key): value for key, value in found.items() if key not in own or key not in variables}
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield from re.findall(r"\$\{[^$]*\}", node)
+    elif isinstance(node, Mapping | list):
+        for value in node.values() if isinstance(node, Mapping) else node:
+            yield from _references(value)
 
 
 def is_refusal(error: Exception) -> bool:
@@ -144,6 +158,8 @@ def _set(base: _Base, overrides: Sequence[Override]) -> Mapping[str, Any]:
             value = OmegaConf.to_container(value, resolve=True)
         node = result
         *parents, leaf = path.split(".")
+        if path.split(".")[0] not in result:  # a variable, which has no place in it
+            continue
         for parent in parents:
             node[parent] = dict(node[parent])
             node = node[parent]

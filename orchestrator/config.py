@@ -154,7 +154,11 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     Each quotes argument, value, rule and remedy. Nothing is imported that the configuration names: targets are looked
     up as files, so this is safe and fast on any machine.
     """
-    malformed = [*well_formed.missing(Config, config), *well_formed.odd_values(config)]
+    malformed = [
+        *well_formed.missing(Config, config),
+        *well_formed.unknown(Config, config, groups=("sweep",)),
+        *well_formed.odd_values(config),
+    ]
     if malformed:
         yield from malformed
         return
@@ -199,10 +203,12 @@ def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> 
     if not takes_amount:
         return
     if (sparsity is None) == (amount is None):
-        given = "both" if amount is not None else "neither"
+        given, remedy = "neither", "the overall sparsity to end at, or the amount that each round takes."
+        if amount is not None:
+            given, remedy = "both", "add `schedule.sparsity=null` (a preset may set it) or `schedule.amount=null`."
         yield (
             f"`schedule.sparsity` (={sparsity}) and `schedule.amount` (={amount}) are {given} given; pass exactly one: "
-            "the overall sparsity to end at, or `schedule=amount schedule.amount=0.2` for what each round takes."
+            f"{remedy}"
         )
     elif amount is not None:
         if isinstance(amount, bool) or not isinstance(amount, int | float):

@@ -50,7 +50,7 @@ def raise_for(results: Sequence[JobReturn]) -> None:
 def refuse_empty_axes(overrides: Sequence[Override]) -> None:
     """Raise `ConfigError` for an axis without values: Hydra would silently run nothing."""
     for override in overrides:
-        if override.is_sweep_override() and override.is_discrete_sweep() and not any(override.sweep_iterator()):
+        if override.is_sweep_override() and override.is_discrete_sweep() and not [*override.sweep_iterator()]:
             raise ConfigError(_empty(override))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -19,6 +20,19 @@ def missing(schema: type, config: Mapping[str, Any], prefix: str = "") -> Iterat
             yield f"`{prefix}{name}` was taken away, and every trial needs it; leave out `~{prefix}{name}`, or set it."
         elif nested is not None and isinstance(config[name], Mapping):
             yield from missing(nested, config[name], f"{prefix}{name}.")
+
+
+def unknown(schema: type, config: Mapping[str, Any], groups: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each key of `config` that `schema` lacks: `+` lets any past Hydra.
+
+    `groups` are other words that may have been meant.
+    """
+    known = _keys(schema)
+    for key in config:
+        if key not in known:
+            close = get_close_matches(str(key), [*known, *groups], n=1)
+            hint = f"did you mean `{'+' if close[0] in groups else ''}{close[0]}`?" if close else "check the spelling."
+            yield f"`{key}` (={config[key]}) is not a key of the configuration and nothing in it refers to it; {hint}"
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from omegaconf import DictConfig
 
 from orchestrator import compose, config
 from orchestrator.__main__ import CONF
+from orchestrator.launch import refuse_empty_axes
 from orchestrator.plan import Job, make_plan
 
 Hydra = tuple[ConfigLoader, DictConfig]
@@ -74,6 +76,25 @@ def test_an_interpolation_follows_what_it_points_to(hydra: Hydra) -> None:
     jobs = [[f"train.epochs={n}", "finetune.epochs='${train.epochs}'"] for n in (3, 5)]
 
     assert [job.config["finetune"]["epochs"] for job in composed(hydra, jobs) if job.config] == [3, 5]
+
+
+@pytest.mark.parametrize(("axis", "empty"), [("seed=range(1)", False), ("seed=0,0", False), ("seed=range(2,2)", True)])
+def test_only_an_axis_without_values_is_empty(axis: str, empty: bool) -> None:
+    with pytest.raises(config.ConfigError, match="is an empty axis") if empty else nullcontext():
+        refuse_empty_axes([compose.parse(axis)])
+
+
+def test_a_variable_of_the_users_own_may_be_an_axis(hydra: Hydra) -> None:
+    jobs = [[f"+length={n}", "train.epochs='${length}'"] for n in (3, 5)]
+    found = [job.config for job in composed(hydra, jobs) if job.config]
+    assert [each["train"]["epochs"] for each in found] == [3, 5]
+    assert all("length" not in each for each in found)
+    make_plan(composed(hydra, jobs))
+
+
+def test_an_own_key_that_nothing_refers_to_is_refused(hydra: Hydra) -> None:
+    with pytest.raises(config.ConfigError, match=r"`widht` \(=3\) is not a key"):
+        make_plan(composed(hydra, [["+widht=3"], ["+widht=5"]]))
 
 
 def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -> None:

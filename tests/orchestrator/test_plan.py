@@ -169,7 +169,7 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"schedule__sparsity": 1.2}, r"`schedule.sparsity` \(=1.2\) must lie in \[0, 1\)"),
         ({"schedule__sparsity": float("nan")}, r"`schedule.sparsity` \(=nan\)"),
         ({"schedule__sparsity": None}, "neither given"),
-        ({"schedule__amount": 0.2}, "both given"),
+        ({"schedule__amount": 0.2}, "both given; pass exactly one: add `schedule.sparsity=null`"),
         ({"schedule__sparsity": None, "schedule__amount": -1}, "must not be negative"),
         ({"schedule__sparsity": None, "schedule__amount": 1.5}, r"must lie in \[0, 1\] when it is a float"),
         ({"schedule__sparsity": None, "schedule__amount": True}, "must be a number"),
