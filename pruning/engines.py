@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -127,11 +127,18 @@ class Reparam(Engine):
 
     label = "reparam"
 
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__(module, name)
+        self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # in the last round, and where it lies
+
     def start(self, orig: Tensor, mask: Tensor) -> Tensor:
         """Return the masked tensor, in the memory of the last one if only the module can see that."""
         module = self._module() if self._module is not None else None
-        free = module is not None and memory.is_free(module.__dict__, self.name)
-        return first_masked(orig, mask, module.__dict__[self.name] if module is not None and free else None)
+        free = module is not None and self._is_free(module)
+        value = first_masked(orig, mask, module.__dict__[self.name] if module is not None and free else None)
+        made = {self.name: value, mask_name(self.name): mask}
+        self._made = {name: (weakref.ref(tensor), tensor.data_ptr()) for name, tensor in made.items()}
+        return value
 
     def read(self, module: nn.Module) -> Tensor:
         """Return a new masked tensor."""
@@ -139,10 +146,24 @@ class Reparam(Engine):
 
     def may_overwrite_mask(self, module: nn.Module) -> bool:
         """Say whether nobody else can see the mask, nor a loss needs it; the masked tensor's own history is ended."""
-        if not memory.is_free(module.__dict__, self.name):
+        if not self._is_made(module._buffers, mask_name(self.name)) or not self._is_free(module):
             return False
         module.__dict__[self.name].detach_()
         return memory.is_free(module._buffers, mask_name(self.name), others=1)
+
+    def _is_free(self, module: nn.Module) -> bool:
+        value = module.__dict__.get(self.name)
+        torchs = isinstance(value, Tensor) and value.untyped_storage().resizable()  # no array lends its memory
+        del value
+        return (torchs or self._is_made(module.__dict__, self.name)) and memory.is_free(module.__dict__, self.name)
+
+    def _is_made(self, holder: Mapping[str, Any], name: str) -> bool:
+        """Say whether `holder[name]` is what the last round has put there, not somebody else's."""
+        tensor, (made, place) = holder.get(name), self._made.get(name, (None, 0))
+        return tensor is not None and made is not None and made() is tensor and tensor.data_ptr() == place
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": {}}
 
     def keep_mask(self, module: nn.Module) -> None:
         """Give the masked tensor a history again."""

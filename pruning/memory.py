@@ -57,6 +57,8 @@ def zeros_like(tensor: Tensor) -> Tensor:
 def is_free(holder: Mapping[str, Any], name: str, *, others: int = 0) -> bool:
     """Say whether `holder[name]` is a large tensor that nobody but `holder` can see, so that it may be overwritten.
 
+    To be asked of tensors whose memory is known to be torch's or ours: an array that lends its own is not counted.
+
     Args:
         holder: what holds it under `name`, say the buffers of a module.
         name: the key.
@@ -65,8 +67,9 @@ def is_free(holder: Mapping[str, Any], name: str, *, others: int = 0) -> bool:
     tensor = holder.get(name)
     if _ALONE is None or not isinstance(tensor, Tensor) or not is_large(tensor) or tensor.is_inference():
         return False
+    shared = tensor.untyped_storage().is_shared()  # with another process
     del tensor
-    return _holders(holder, name) == (_ALONE[0] + others, *_ALONE[1:])
+    return not shared and _holders(holder, name) == (_ALONE[0] + others, *_ALONE[1:])
 
 
 def _holders(holder: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -77,13 +80,14 @@ def _holders(holder: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return references, tensor._use_count(), sys.getrefcount(storage), torch._C._storage_Use_Count(storage._cdata)
 
 
-_ALONE = _holders({"": torch.empty(1)}, "") if hasattr(Tensor, "_use_count") else None
+_ALONE = _holders({"": torch.empty(1, device="cpu")}, "") if hasattr(Tensor, "_use_count") else None
 
 
 def same(tensor: Tensor) -> Tensor:
     """Return a new tensor, without a history, that is the memory of `tensor` as it is laid out."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _large_like(tensor: Tensor, *, zero: bool) -> Tensor:
@@ -91,4 +95,4 @@ def _large_like(tensor: Tensor, *, zero: bool) -> Tensor:
     start = -held.ctypes.data % ALIGNMENT
     storage = torch.from_numpy(held[start : held.size - ALIGNMENT + start]).untyped_storage()
     strides = torch.empty_like(tensor, device="meta").stride()  # those that torch would choose
-    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, strides)
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, tensor.shape, strides)

@@ -159,6 +159,23 @@ def test_a_mask_written_behind_torchs_back_counts(rounds: dict[str, Any]) -> Non
     assert torch.equal(layer.weight, layer.weight_orig * layer.weight_mask)
 
 
+def test_a_mask_in_an_array_of_somebodys_stays_as_it_was(rounds: dict[str, Any]) -> None:
+    layer = pruned_once(rounds)
+    array = layer.weight_mask.numpy().copy()
+    before = array.copy()
+    layer.weight_mask = torch.from_numpy(array)
+    prune(layer, rounds, "then")
+    assert (array == before).all()
+    assert not torch.equal(layer.weight_mask, torch.from_numpy(array))
+
+
+def test_a_mask_that_another_process_may_see_stays_as_it_was(rounds: dict[str, Any]) -> None:
+    layer = pruned_once(rounds)
+    place = layer.weight_mask.share_memory_().data_ptr()
+    prune(layer, rounds, "then")
+    assert layer.weight_mask.data_ptr() != place
+
+
 def test_a_masked_tensor_written_by_hand_is_written_anew(rounds: dict[str, Any]) -> None:
     layer = pruned_once(rounds)
     with torch.no_grad():
