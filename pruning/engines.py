@@ -160,7 +160,7 @@ class Reparam(Engine):
     def _is_made(self, holder: Mapping[str, Any], name: str) -> bool:
         """Say whether `holder[name]` is what the last round has put there, not somebody else's."""
         tensor, (made, place) = holder.get(name), self._made.get(name, (None, 0))
-        return tensor is not None and made is not None and made() is tensor and tensor.data_ptr() == place
+        return tensor is not None and made is not None and tensor.data_ptr() == place and made() is tensor
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_made": {}}
