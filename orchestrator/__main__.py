@@ -56,7 +56,7 @@ def main() -> None:
 
         if not is_refusal(error):
             raise
-        sys.exit(_say(explain(error, CONF), 2))
+        sys.exit(_say(explain(error, CONF, sys.argv[1:]), 2))
 
 
 def _say(text: str, status: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -28,6 +29,11 @@ from omegaconf.errors import OmegaConfBaseException
 from orchestrator.config import Config
 from orchestrator.plan import Job
 
+TRAININGS = ("train", "finetune")
+PART_OF_TRAINING = re.compile(
+    r"(?:Could not override '|In '|Error merging override )(?:(train|finetune)\.)?(optimizer|scheduler)[/='](\w*)"
+)
+"""How Hydra begins what it says of `optimizer=adam`, `+optimizer=adam` and `train.optimizer=adam`."""
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
 
 
@@ -101,6 +107,10 @@ def sentence(error: BaseException) -> str:
     ):
         group, name, choices = option.groups()
         return f"`{group}` (={name}) must be one of {', '.join(choices.split())}; add your own with --config-dir."
+    if part := PART_OF_TRAINING.search(text):
+        where, group, option = part.groups()
+        ways = " or ".join(f"`{group}@{each}.{group}={option or '...'}`" for each in ([where] if where else TRAININGS))
+        return f"`{group}` is a part of `train` and of `finetune`; pick a ready one with {ways}."
     if value := re.match(r"Error merging override \+*([^= ]+)=(.*?) (Value .*)$", text):
         key, given, rule = value.groups()
         return f"`{key}` (={given}) has the wrong type: {rule}."
@@ -167,7 +177,7 @@ def _set(base: _Base, overrides: Sequence[Override]) -> Mapping[str, Any]:
     return result
 
 
-def explain(error: BaseException, conf: Path) -> str:
+def explain(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
     """Return a sentence for a refused command line; for a key that does not exist, the keys that do."""
     text = sentence(error)
     unknown = re.search(r"Could not override '([^']+)'", text)
@@ -175,8 +185,22 @@ def explain(error: BaseException, conf: Path) -> str:
         return text
     key = unknown.group(1)
     with initialize_config_dir(str(conf), version_base="1.3"):
-        known = list(_leaves(compose("config")))
+        known = list(_leaves(_composed(_group_choices(arguments))))
     return f"`{key}` is not a key of the configuration; {_suggestion(key, known)}"
+
+
+def _group_choices(arguments: Sequence[str]) -> list[str]:
+    """Return those of a command line's overrides that choose one option of a group: they decide which keys there are."""
+    groups = GlobalHydra.instance().config_loader().list_groups("")
+    return [each for each in arguments if "," not in each and each.partition("=")[0] in groups]
+
+
+def _composed(choices: list[str]) -> DictConfig:
+    """Return the configuration with these choices, without them where they are a part of what is wrong."""
+    try:
+        return compose("config", choices)
+    except HydraException:
+        return compose("config")
 
 
 def _suggestion(key: str, known: Sequence[str]) -> str:

@@ -44,6 +44,8 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["+swep=random_amounts"], "`swep` (=random_amounts) is not a key of the configuration"),
         (["+sweep=random_amounts", "+schedul.sparsity=0.5"], "did you mean `schedule`?"),
         (["+sweep=random_amounts", "schedule=amount", "schedule.amount=0.2"], "add `schedule.sparsity=null`"),
+        (["method=ln_structured", "method.dm=1"], "did you mean `method.dim`?"),
+        (["-m", "train.optimizer=adam,sgd"], "pick a ready one with `optimizer@train.optimizer=adam`"),
         (["method=foo"], "`method` (=foo) must be one of global_l1_unstructured"),
         (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts"),
         (["-m", "method=foo,identity"], "`method` (=foo) must be one of"),

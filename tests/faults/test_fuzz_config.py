@@ -159,7 +159,7 @@ def composed_alone(line: list[str]) -> Job:
     except Exception as error:
         if not is_refusal(error):
             raise
-        return Job(tuple(line), error=explain(error, CONF))
+        return Job(tuple(line), error=explain(error, CONF, line))
 
 
 def outcome(jobs: list[Job]) -> str:
