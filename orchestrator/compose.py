@@ -108,9 +108,9 @@ def sentence(error: BaseException) -> str:
         group, name, choices = option.groups()
         return f"`{group}` (={name}) must be one of {', '.join(choices.split())}; add your own with --config-dir."
     if part := PART_OF_TRAINING.search(text):
-        where, group, option = part.groups()
-        ways = " or ".join(f"`{group}@{each}.{group}={option or '...'}`" for each in ([where] if where else TRAININGS))
-        return f"`{group}` is a part of `train` and of `finetune`; pick a ready one with {ways}."
+        where, name, choice = part.groups()
+        ways = " or ".join(f"`{name}@{each}.{name}={choice or '...'}`" for each in ([where] if where else TRAININGS))
+        return f"`{name}` is a part of `train` and of `finetune`; pick a ready one with {ways}."
     if value := re.match(r"Error merging override \+*([^= ]+)=(.*?) (Value .*)$", text):
         key, given, rule = value.groups()
         return f"`{key}` (={given}) has the wrong type: {rule}."
@@ -190,7 +190,7 @@ def explain(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
 
 
 def _group_choices(arguments: Sequence[str]) -> list[str]:
-    """Return those of a command line's overrides that choose one option of a group: they decide which keys there are."""
+    """Return those of a command line's overrides that choose an option of a group: they decide which keys there are."""
     groups = GlobalHydra.instance().config_loader().list_groups("")
     return [each for each in arguments if "," not in each and each.partition("=")[0] in groups]
 
