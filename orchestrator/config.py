@@ -233,6 +233,12 @@ def _method_violations(method: Mapping[str, Any]) -> Iterator[str]:
     yield from _choice("method.scope", scope, ("layer", "global"))
     if target.endswith("CustomFromMask"):
         yield "`method._target_` (=pruning.CustomFromMask) needs a mask, which no sweep has; pass another method."
+    if target.startswith("pruning."):
+        nodes = {str(node()._target_): node for node in NODES["method"].values() if node is not Method}
+        known = vars(nodes.get(target, Method)())
+        for key in method:
+            if key not in known:
+                yield f"`method.{key}` (={method[key]}) is no argument of {target}; take it out."
     if not (target.startswith("pruning.") and target.endswith("Structured")):
         return
     if scope == "global":

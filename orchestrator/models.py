@@ -224,6 +224,17 @@ def prunable(model: nn.Module, prune: Mapping[str, Any]) -> list[Prunable]:
     return list(found.values())
 
 
+def unmatched(model: nn.Module, prune: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (key, pattern) for each pattern of `prune` that no parameter of `model` matches, or no module's type."""
+    modules = dict(model.named_modules())
+    every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in _parameters(m)]
+    names = {"include": every, "exclude": every, "parameters": [name.rpartition(".")[2] for name in every]}
+    for key, known in names.items():
+        for pattern in prune[key]:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                yield key, pattern
+
+
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield a module's own parameters under the names they have in a network that is not pruned."""
     buffers = dict(module.named_buffers(recurse=False))

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator import sources
 from orchestrator.config import ConfigError, is_identity, violations
+from orchestrator.fits import Network, misfits, needs_network
 from orchestrator.records import OrchestratorError, Plan, StageSpec, TrialSpec, canonical_json
 from orchestrator.well_formed import with_written_infinities
 from pruning import schedule as schedules
@@ -33,11 +34,11 @@ class Job:
     error: str | None = None
 
 
-def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mapping[str, int]] | None = None) -> Plan:
+def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Network] | None = None) -> Plan:
     """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them.
 
-    `sizes(config)` returns {parameter name: entries} of what a trial prunes. It is asked, once for each network, only
-    where an amount is a count, since that alone cannot be checked without building the network.
+    `network(config)` builds a trial's network and says what is pruned of it. It is asked, once for each network, only
+    where a trial asks for something that may not fit (see `fits.needs_network`).
     """
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
@@ -45,7 +46,7 @@ def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mappi
     stages: dict[str, StageSpec] = {}
     trials: list[TrialSpec] = []
     names = _names(jobs)
-    check = _Check(sizes)
+    check = _Check(network)
     for job, name in zip(map(_writable, jobs), names, strict=True):
         reasons = [job.error] if job.config is None else check(job.config)
         for reason in reasons:
@@ -55,6 +56,8 @@ def make_plan(jobs: Sequence[Job], *, sizes: Callable[[Mapping[str, Any]], Mappi
             for spec in chain:
                 stages.setdefault(spec.key, spec)
             trials.append(TrialSpec(name, job.overrides, job.config, tuple(spec.key for spec in chain)))
+    for reason in check.unmatched():
+        wrong.setdefault(reason, names)
     if wrong:
         raise ConfigError(_refusal(wrong, len(jobs)))
     return Plan(stages, tuple(trials))
@@ -121,39 +124,36 @@ def _location(data: Mapping[str, Any]) -> dict[str, Any]:
 class _Check:
     """Holds configurations to the rules, each distinct part once: a sweep's trials differ in a value or two."""
 
-    def __init__(self, sizes: Callable[[Mapping[str, Any]], Mapping[str, int]] | None) -> None:
-        self._sizes = sizes
-        self._networks: dict[str, Mapping[str, int]] = {}
+    def __init__(self, network: Callable[[Mapping[str, Any]], Network] | None) -> None:
+        self._network = network
+        self._networks: dict[str, Network] = {}
         self._seen: dict[str, list[str]] = {}
 
     def __call__(self, config: Mapping[str, Any]) -> list[str]:
         key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
         if key not in self._seen:
-            self._seen[key] = list(violations(config)) or list(self._count_violations(config))
+            self._seen[key] = list(violations(config)) or list(self._misfits(config))
         return self._seen[key]
 
-    def _count_violations(self, config: Mapping[str, Any]) -> Iterator[str]:
-        amount = config["schedule"]["amount"]
-        if self._sizes is None or not isinstance(amount, int) or is_identity(config["method"]):
+    def unmatched(self) -> Iterator[str]:
+        """Yield a sentence for each pattern that names no parameter of any network: of several, it may be for one."""
+        found = [network.unmatched for network in self._networks.values()]
+        for key, pattern in sorted(frozenset.intersection(*found) if found else ()):
+            yield (
+                f"`prune.{key}` (={pattern!r}) matches no parameter of the network; check the spelling or leave it out."
+            )
+
+    def _misfits(self, config: Mapping[str, Any]) -> Iterator[str]:
+        if self._network is None or not needs_network(config):
             return
-        network = canonical_json([config[part] for part in ("model", "data", "prune")])
-        if network not in self._networks:
+        key = canonical_json([config[part] for part in ("model", "data", "prune")])
+        if key not in self._networks:
             try:
-                self._networks[network] = self._sizes(config)
+                self._networks[key] = self._network(config)
             except OrchestratorError as error:
                 yield str(error)
                 return
-        sizes, taken = self._networks[network], amount * config["schedule"]["rounds"]
-        if config["method"].get("scope") == "global":
-            sizes = {"all prunable parameters": sum(sizes.values())}
-        short = {name: size for name, size in sizes.items() if size < taken}
-        if short:
-            listed = ", ".join(f"{name} has {size}" for name, size in short.items())
-            yield (
-                f"`schedule.amount` (={amount}) over {config['schedule']['rounds']} round(s) takes {taken} entries of "
-                f"each tensor, but {listed}; pass a smaller count, a float for a fraction, or leave them out with "
-                "`prune.exclude`."
-            )
+        yield from misfits(config, self._networks[key])
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:

@@ -59,15 +59,19 @@ def _tracking(config: Mapping[str, Any]) -> str:
 def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
     shown = plan.trials if len(plan.trials) <= SHOWN else (*plan.trials[: SHOWN - 1], plan.trials[-1])
     width = max(len(trial.name) for trial in shown)
-    yield f"{'trial':<{width}}  {'dense':<8}  sparsity after each round ({'*'} shared, + already done)"
+    yield f"{'trial':<{width}}  {'dense':<10}  sparsity after each round ({'*'} shared, + already done)"
     for trial in shown:
         if trial is shown[-1] and len(shown) < len(plan.trials):
             yield f"... and {len(plan.trials) - SHOWN} more ..."
-        yield f"{trial.name:<{width}}  {trial.stages[0][:8]}  {'  '.join(_rounds(plan, trial, finished))}"
+        dense = f"{trial.stages[0][:8]}{_marks(plan, trial.stages[0], finished)}"
+        yield f"{trial.name:<{width}}  {dense:<10}  {'  '.join(_rounds(plan, trial, finished))}"
 
 
 def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator[str]:
     for key, asked in zip(trial.stages[1:], round_targets(trial.config), strict=True):
         text = f"{asked['target']:.4f}" if "target" in asked else f"amount {asked['amount']}"
-        shared = "*" if len(plan.trials_of[key]) > 1 else ""
-        yield f"{text}{shared}{'+' if key in finished else ''}"
+        yield f"{text}{_marks(plan, key, finished)}"
+
+
+def _marks(plan: Plan, key: str, finished: Collection[str]) -> str:
+    return ("*" if len(plan.trials_of[key]) > 1 else "") + ("+" if key in finished else "")

@@ -241,6 +241,15 @@ def _has_target(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("_target_"), str) and bool(value["_target_"])
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _rate(optimizer: Any) -> Any:
+    """The learning rate that one of torch's optimizers is given."""
+    return optimizer.get("lr") if _has_target(optimizer) and optimizer["_target_"].startswith("torch.optim.") else None
+
+
 def violations(where: str, train: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that the plain `Train` node named `where` breaks; absent keys are defaults."""
     values = vars(Train())
@@ -250,6 +259,8 @@ def violations(where: str, train: Mapping[str, Any]) -> Iterator[str]:
     for key, rule in _RULES.items():
         if not rule.holds(values[key]):
             yield f"`{where}.{key}` (={values[key]}) must {rule.text}."
+    if (lr := _rate(values["optimizer"])) is not None and not (_is_number(lr) and lr >= 0):
+        yield f"`{where}.optimizer.lr` (={lr}) must be a number of at least 0: the learning rate; pass 0.001, say."
     if (values["epochs"] is None) == (values["steps"] is None):
         given = "neither" if values["epochs"] is None else "both"
         other = "epochs" if given == "both" else "steps"

@@ -19,6 +19,7 @@ from orchestrator.compare import compare
 from orchestrator.config import ConfigError
 from orchestrator.environment import environment
 from orchestrator.execute import RayExecutor, make_executor
+from orchestrator.fits import Network
 from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import Interruptible
 from orchestrator.leases import Leases
@@ -56,7 +57,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
     """
     try:
-        plan = make_plan(jobs, sizes=_sizes)
+        plan = make_plan(jobs, network=_network)
         config = _sweep_wide(plan)
         if lost := "\n".join(submission.violations(config)):
             raise ConfigError(lost)
@@ -98,7 +99,8 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
                     f"`python -m orchestrator.compare {info.name} --output FOLDER` writes it elsewhere."
                 )
             tracker.finish(outcome.status, files)
-        progress.closing(_places(config, store, info.name))
+        places = _places(config, store, info.name)
+        progress.closing({what: place for what, place in places.items() if what != "report" or not outcome.interrupted})
     return outcome
 
 
@@ -151,7 +153,9 @@ def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], No
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
     """Where everything is, to be shown when the sweep opens and closes."""
     folder = Path("outputs") / name
-    places = {"store": redact(store.uri), "report": str(folder / REPORT), "logs": str(folder / "logs")}
+    places = {"store": redact(store.uri), "report": str(folder / REPORT)}
+    if config["cluster"]["kind"] != "inline":
+        places["logs"] = str(folder / "logs")
     if config["tracking"]["kind"] == "mlflow":
         places["MLflow"] = ui_hint(resolve_uri(config["tracking"]["uri"]))
     return places
@@ -181,12 +185,14 @@ def _file_name(preset: str | None) -> str:
     return re.sub(r"[^\w.-]+", "-", preset or "", flags=re.ASCII).strip("-.")
 
 
-def _sizes(config: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the entries of each tensor that a trial prunes, by building its network: imports torch."""
+def _network(config: Mapping[str, Any]) -> Network:
+    """Build the network of a trial and return what is pruned of it: imports torch."""
     from orchestrator import data, models
 
     shape, classes = data.describe(config["data"])
     model = models.build(config["model"], input_shape=shape, classes=classes, seed=0)
-    return {
-        each.name: each.module.get_parameter(each.parameter).numel() for each in models.prunable(model, config["prune"])
-    }
+    chosen = models.prunable(model, config["prune"])
+    return Network(
+        {each.name: tuple(each.module.get_parameter(each.parameter).shape) for each in chosen},
+        frozenset(models.unmatched(model, config["prune"])),
+    )
