@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -100,7 +100,31 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
     return tuple(matrices)
 
 
-def overlapping(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, str]]:
+def overlapping(comparison: Comparison) -> tuple[str, ...]:
+    """Return the stages whose masks `overlap` compares, none where no panel has two."""
+    chosen = [tuple(_comparable(comparison, panel)[1].values()) for panel in comparison.panels]
+    return tuple(key for keys in chosen if len(keys) > 1 for key in keys)
+
+
+def overlap(comparison: Comparison, readable: Container[str], iou: Callable[[str, str], float]) -> tuple[Matrix, ...]:
+    """Intersection over union of what is kept, for each pair of masks; `iou(stage key, stage key)` finds it.
+
+    Stages that are not `readable` are left out.
+    """
+    matrices = []
+    for panel in comparison.panels:
+        level, chosen = _comparable(comparison, panel)
+        chosen = {label: key for label, key in chosen.items() if key in readable}
+        labels, keys = tuple(chosen), tuple(chosen.values())
+        found = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
+        values = tuple(tuple(found.get((a, b), found.get((b, a))) for b in keys) for a in keys)
+        chance = (1 - level) / (1 + level)
+        title = f"{_title(panel)}, {level:.0%} sparse; by chance {chance:.2f}"
+        matrices.append(Matrix(title, labels, labels, values))
+    return tuple(matrices)
+
+
+def _comparable(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, str]]:
     """Return the sparsity at which most masks of a panel can be compared, and these: label -> stage key.
 
     Of levels with equally many the sparsest is taken.
@@ -114,20 +138,6 @@ def overlapping(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, 
         return 0.0, {}
     level = max(levels, key=lambda sparsity: (min(len(levels[sparsity]), MASKS), sparsity))
     return level, dict(list(levels[level].items())[:MASKS])
-
-
-def overlap(comparison: Comparison, iou: Callable[[str, str], float]) -> tuple[Matrix, ...]:
-    """Intersection over union of what is kept, for each pair of masks; `iou(stage key, stage key)` finds it."""
-    matrices = []
-    for panel in comparison.panels:
-        level, chosen = overlapping(comparison, panel)
-        labels, keys = tuple(chosen), tuple(chosen.values())
-        found = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
-        values = tuple(tuple(found.get((a, b), found.get((b, a))) for b in keys) for a in keys)
-        chance = (1 - level) / (1 + level)
-        title = f"{_title(panel)}, {level:.0%} sparse; by chance {chance:.2f}"
-        matrices.append(Matrix(title, labels, labels, values))
-    return tuple(matrices)
 
 
 def lines_of(comparison: Comparison, panel: Panel) -> dict[str, list[Point]]:

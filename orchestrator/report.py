@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator import figures, tables
 from orchestrator.audit import Finding, audit
 from orchestrator.comparison import Comparison
 from orchestrator.page import page
-from orchestrator.records import Plan, StageRecord, SweepInfo
+from orchestrator.records import OrchestratorError, Plan, StageRecord, SweepInfo
+from orchestrator.redact import redact
 from orchestrator.runs import METRICS_FILE, NOTE_FILE
 
+if TYPE_CHECKING:
+    from pruning.masks import MaskSet
+
+_LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
 MASKS_FILE = "masks.npz"
 METRICS_SHOWN = 200
@@ -61,9 +68,12 @@ def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a report below `folder`."""
+    """Write the files of a report below `folder`; a file that holds these bytes already is left alone."""
     for name, content in files.items():
         path = folder / name
+        with suppress(OSError):
+            if path.read_bytes() == content:
+                continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
@@ -84,9 +94,11 @@ def draw(
         "cost": plots.render(lambda: plots.cost(figures.cost(comparison))),
         "layers": plots.render(lambda: plots.matrices(layers, "sparsity")),
     }
-    if read is not None and any(len(figures.overlapping(comparison, panel)[1]) > 1 for panel in comparison.panels):
-        overlap = figures.overlap(comparison, _iou(read))
-        drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "IoU"))
+    if read is not None:
+        masks = _masks(read, figures.overlapping(comparison))
+        overlap = figures.overlap(comparison, masks, lambda a, b: masks[a].iou(masks[b]))
+        if any(len(matrix.rows) > 1 for matrix in overlap):
+            drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "IoU"))
     return drawn
 
 
@@ -119,12 +131,14 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     return "\n".join(lines)
 
 
-def _iou(read: ReadFile) -> Callable[[str, str], float]:
-    """Return how the masks of two stages are compared, each read once."""
+def _masks(read: ReadFile, keys: Iterable[str]) -> dict[str, MaskSet]:
+    """Return the masks of these stages; where some cannot be read, say so and do without."""
     from pruning.masks import MaskSet
 
-    @cache
-    def masks(key: str) -> MaskSet:
-        return MaskSet.from_bytes(read(key, MASKS_FILE))
-
-    return lambda a, b: masks(a).iou(masks(b))
+    found = {}
+    for key in keys:
+        try:
+            found[key] = MaskSet.from_bytes(read(key, MASKS_FILE))
+        except (OrchestratorError, OSError, ValueError) as error:
+            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], redact(str(error)))
+    return found

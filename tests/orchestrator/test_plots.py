@@ -85,7 +85,7 @@ def test_the_overlap_is_symmetric_and_asks_for_each_pair_once() -> None:
         asked.append((a, b))
         return 1.0 if a == b else 0.25
 
-    (matrix,) = figures.overlap(FOUND, iou)
+    (matrix,) = figures.overlap(FOUND, figures.overlapping(FOUND), iou)
 
     assert matrix.rows == matrix.columns
     assert len(matrix.rows) == 6
