@@ -1,47 +1,49 @@
 #!/usr/bin/env python3
-"""Measure what the executor costs: sweeps of trials whose work is a sleep, so that all else is overhead.
+"""Measure what a sweep costs beside its training, and race it against what else one would use.
 
     python scripts/bench_sweep.py                      # 100 and 1,000 trials of 0.1 to 1 s on 8 declared CPUs
+    python scripts/bench_sweep.py --trials 1000 --shortest 1
     python scripts/bench_sweep.py --trials 10000 --shortest 0.01 --longest 0.05 --json sweep.json
+    python scripts/bench_sweep.py --peers              # eight trials by us, by hand, by joblib and by Ray Tune
 
-efficiency = ideal time / time, ideal = max(work / CPUs, longest chain); overhead = CPU time of this process a trial.
+Without --peers trials sleep, so that all else is overhead; they are planned, shown and logged to MLflow on SQLite as
+real ones are. efficiency = ideal time / time, ideal = max(work / CPUs, longest trial), both from when workers have
+started. overhead: what it takes longer than ideal until MLflow holds everything; driver and logging: the CPU time of
+this process and of the tracker's, which overlap with the trials.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import resource
+import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from io import StringIO
+from itertools import islice
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+
 from orchestrator.cluster import Cluster
+from orchestrator.compare import compare
+from orchestrator.environment import environment
 from orchestrator.execute import RayExecutor
-from orchestrator.records import Plan, StageRecord, StageSpec, TrialSpec
-from orchestrator.work import WorkOrder
+from orchestrator.progress import Progress
+from orchestrator.records import Plan, StageRecord, SweepInfo, Tracker
+from orchestrator.report import report
+from orchestrator.tracker_process import TrackerProcess
+from orchestrator.tracking import NoTracker
+from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks
 
-
-@dataclass(frozen=True)
-class NoStore:
-    """A store that keeps nothing: what is measured is the executor."""
-
-    def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
-        """Nothing is finished."""
-        del keys
-        return {}
-
-    def read(self, key: str, name: str) -> bytes:
-        """Nothing can be read."""
-        raise FileNotFoundError(key, name)
-
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
-        """Take the record as it is."""
-        del files
-        return record
+LEAST_EFFICIENCY, MOST_MS, MOST_MB = 0.9, 15, 1500
 
 
 @dataclass(frozen=True)
@@ -57,108 +59,132 @@ class Measurement:
     time: float
     efficiency: float
     driver_ms_per_trial: float
+    logging_ms_per_trial: float
+    report: float
+    """The comparison, its tables and figures, once the last trial has finished."""
+    view: float
+    """From then on until MLflow holds everything."""
+    overhead_ms_per_trial: float
+    """On the clock: all the time until then, less the ideal."""
     driver_peak_mb: float
 
 
-def sleep(order: WorkOrder) -> Iterator[StageRecord]:
-    """Sleep as long as each stage says."""
-    for spec in order.specs:
-        time.sleep(spec.fields["seconds"])
-        yield _record(spec)
-
-
-def make_plan(trials: int, shortest: float, longest: float) -> Plan:
-    """One stage a trial, of a length drawn uniformly."""
-    draw = random.Random(0)
-    specs = [
-        StageSpec("dense", {"index": index, "seconds": draw.uniform(shortest, longest)}) for index in range(trials)
-    ]
-    return Plan(
-        {spec.key: spec for spec in specs},
-        tuple(TrialSpec(f"trial {index}", (), {}, (spec.key,)) for index, spec in enumerate(specs)),
-    )
-
-
-def measure(trials: int, cpus: int, shortest: float, longest: float) -> Measurement:
+def measure(trials: int, given: argparse.Namespace) -> Measurement:
     """Run one sweep on a Ray of its own."""
     began = time.perf_counter()
-    plan = make_plan(trials, shortest, longest)
+    plan = make_sleeping_plan(trials, given.shortest, given.longest)
     planned = time.perf_counter()
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        RayExecutor(Cluster(num_cpus=cpus), NoStore(), work=f"{Path(__file__).stem}:sleep", logs=logs) as executor,
-    ):
-        started = time.perf_counter()
-        _warm_up(executor, cpus)
-        clock, used = time.perf_counter(), time.process_time()
-        first = finished = 0.0
-        for event in executor.run(plan):
-            first = first or time.perf_counter()
-            finished += event.kind == "finished"
-        took, used = time.perf_counter() - clock, time.process_time() - used
-    assert finished == trials
-    seconds = [spec.fields["seconds"] for spec in plan.stages.values()]
-    ideal = max(sum(seconds) / cpus, max(seconds))
-    return Measurement(
-        trials=trials,
-        cpus=cpus,
-        planning=planned - began,
-        start=started - planned,
-        first_event=first - clock,
-        ideal=ideal,
-        time=took,
-        efficiency=ideal / took,
-        driver_ms_per_trial=1000 * used / trials,
-        driver_peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    )
+    store = NoStore(b"" if given.executor_only else masks())
+    info = SweepInfo("sleep", plan.trials[0].config, "python scripts/bench_sweep.py", environment())
+    seconds = [sum(plan.stages[key].location["seconds"] for key in trial.stages) for trial in plan.trials]
+    ideal = max(sum(seconds) / given.cpus, max(seconds))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep")))
+        tracker = NoTracker() if given.executor_only else stack.enter_context(_tracker(store, folder))
+        terminal = Console(file=StringIO(), force_terminal=not given.executor_only, width=120, highlight=False)
+        progress = Progress(plan, {}, console=terminal)
+        records: dict[str, StageRecord] = {}
+        cluster, logs = Cluster(num_cpus=given.cpus), folder / "logs"
+        with RayExecutor(cluster, NoStore(), work="scripts.sleeping:sleep", logs=logs) as executor, progress:
+            started = time.perf_counter()
+            _warm_up(executor, given.cpus)
+            clock, used = time.perf_counter(), time.process_time()
+            tracker.start(info, plan, {})
+            first = 0.0
+            for event in executor.run(plan):
+                first = first or time.perf_counter()
+                tracker.record(event)
+                if not given.executor_only:
+                    progress.event(event)
+                if event.record is not None:
+                    records[event.key] = event.record
+            took, used = time.perf_counter() - clock, time.process_time() - used
+        if len(records) != len(plan.stages):
+            raise SystemExit(f"{len(records)} of {len(plan.stages)} stages finished: what was measured is no sweep")
+        reporting, viewing = _conclude(tracker, store, info, plan, records)
+        note = folder / "logging"
+        return Measurement(
+            trials=trials,
+            cpus=given.cpus,
+            planning=planned - began,
+            start=started - planned,
+            first_event=first - clock,
+            ideal=ideal,
+            time=took,
+            efficiency=ideal / took,
+            driver_ms_per_trial=1000 * used / trials,
+            logging_ms_per_trial=1000 * float(note.read_text()) / trials if note.exists() else 0.0,
+            report=reporting,
+            view=viewing,
+            overhead_ms_per_trial=1000 * (took + reporting + viewing - ideal) / trials,
+            driver_peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        )
 
 
 def main() -> None:
     """Run the sweeps asked for and print a line each."""
+    given = _arguments()
+    if given.peers:
+        from scripts.peers.race import race
+
+        found = race(given.seconds, given.repeats)
+    else:
+        found = [asdict(each) for each in _measured(given)]
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2))
+
+
+def _measured(given: argparse.Namespace) -> Iterable[Measurement]:
+    for trials in given.trials:
+        found = measure(trials, given)
+        print(f"{found.trials} trials")
+        for name, value in islice(asdict(found).items(), 1, None):
+            print(f"  {value:10.4g}  {name}")
+        cost = found.driver_ms_per_trial + found.logging_ms_per_trial
+        print(f"  efficiency {found.efficiency:.3f} (bar {LEAST_EFFICIENCY})")
+        print(f"  a trial: {found.overhead_ms_per_trial:.1f} ms on the clock, {cost:.1f} ms of CPU (bar {MOST_MS})")
+        print(f"  driver {found.driver_peak_mb:.0f} MB (bar {MOST_MB})", flush=True)
+        yield found
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--cpus", type=int, default=8, help="CPUs that the Ray of the sweep declares")
     parser.add_argument("--shortest", type=float, default=0.1, help="seconds of the shortest trial")
     parser.add_argument("--longest", type=float, default=1.0, help="seconds of the longest trial")
+    parser.add_argument("--executor-only", action="store_true", help="neither MLflow nor a display")
+    parser.add_argument("--peers", action="store_true", help="race eight real trials against peers instead")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[10, 0.5], help="with --peers: length of a trial")
+    parser.add_argument("--repeats", type=int, default=1, help="with --peers: rounds, of which the medians are shown")
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
-    given = parser.parse_args()
-    found = [measure(trials, given.cpus, given.shortest, given.longest) for trials in given.trials]
-    names = list(asdict(found[0]))
-    print("  ".join(names))
-    for one in found:
-        print("  ".join(f"{value:>{len(name)}.4g}" for name, value in asdict(one).items()))
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(one) for one in found], indent=2))
+    return parser.parse_args()
+
+
+def _tracker(store: NoStore, folder: Path) -> TrackerProcess:
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    return TrackerProcess(partial(MeasuredTracker, store.read, folder / "logging", uri=uri))
+
+
+def _conclude(
+    tracker: Tracker, store: NoStore, info: SweepInfo, plan: Plan, records: dict[str, StageRecord]
+) -> tuple[float, float]:
+    """Do what a sweep does after its last trial; return the seconds of the report and of the view."""
+    if isinstance(tracker, NoTracker):
+        return 0.0, 0.0
+    clock = time.perf_counter()
+    files = report(info, plan, records, compare(plan, records, {}), store.read)
+    reported = time.perf_counter()
+    tracker.finish("finished", files)
+    if isinstance(tracker, TrackerProcess) and not tracker.complete:
+        raise SystemExit("MLflow does not hold the sweep: what was measured is no logging")
+    return reported - clock, time.perf_counter() - reported
 
 
 def _warm_up(executor: RayExecutor, cpus: int) -> None:
     """Have every worker process started before the clock is."""
-    for _ in executor.run(make_plan(2 * cpus, 0.5, 0.5)):
+    for _ in executor.run(make_sleeping_plan(2 * cpus, 0.5, 0.5)):
         pass
-
-
-def _record(spec: StageSpec) -> StageRecord:
-    return StageRecord(
-        key=spec.key,
-        kind=spec.kind,
-        round=0,
-        before={},
-        after={"val/accuracy": 0.5},
-        curve=(),
-        requested_sparsity=None,
-        sparsity=0.0,
-        tensor_sparsity={},
-        tensor_sizes={},
-        parameters=0,
-        macs=0,
-        macs_remaining=0.0,
-        weights_digest="",
-        mask_digest="",
-        steps=0,
-        best_step=0,
-        seconds=spec.fields["seconds"],
-        started=0.0,
-    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""A sweep whose trials only sleep, though its plan, its records and its view are those of a real one.
+
+What is measured with it is everything but training and the store. In a module of its own: workers and the tracker's
+process import it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from orchestrator import config
+from orchestrator.__main__ import CONF
+from orchestrator.compose import compose_jobs
+from orchestrator.plan import make_plan
+from orchestrator.records import CurvePoint, Plan, StageRecord, StageSpec, SweepInfo
+from orchestrator.tracking import MlflowTracker, ReadFile
+from orchestrator.work import WorkOrder
+
+STEPS = {"dense": 15, "round": 6}
+"""Points of each stage's curve: the epochs of the presets. A trial sleeps in the same proportion."""
+SHAPES = {"fc1.weight": (256, 64), "fc2.weight": (128, 256), "fc3.weight": (10, 128)}
+SIZES = {name: prod(shape) for name, shape in SHAPES.items()}
+BIASES = 256 + 128 + 10
+
+
+@dataclass(frozen=True)
+class NoStore:
+    """A store that keeps nothing: what it costs is not measured here."""
+
+    masks: bytes = b""
+    """What every stage's masks are."""
+
+    def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
+        """Nothing is finished."""
+        del keys
+        return {}
+
+    def read(self, key: str, name: str) -> bytes:
+        """Every stage has the same masks, and nothing else."""
+        del key, name
+        return self.masks
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        """Take the record as it is."""
+        del files
+        return record
+
+
+class MeasuredTracker(MlflowTracker):
+    """Keeps the view in MLflow, and writes into `note` the CPU seconds that this process takes for it.
+
+    They count from `start`, so that importing MLflow does not; creating the database may.
+    """
+
+    def __init__(self, read: ReadFile, note: Path, *, uri: str, warn: Callable[[str], None]) -> None:
+        super().__init__(read, uri=uri, warn=warn)
+        self._note = note
+        self._before = 0.0
+
+    def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
+        """Open the view, with what is finished already."""
+        self._before = time.process_time()
+        super().start(sweep, plan, finished)
+
+    def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
+        """Close the view."""
+        super().finish(status, report)
+        self._note.write_text(str(time.process_time() - self._before))
+
+
+def masks() -> bytes:
+    """Return the file of masks that prune half of the network."""
+    import torch
+
+    from pruning.masks import MaskSet
+
+    draw = torch.Generator().manual_seed(0)
+    return MaskSet({name: torch.rand(shape, generator=draw) < 0.5 for name, shape in SHAPES.items()}).to_bytes()
+
+
+def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
+    """Compose and plan trials as the command line does: a dense training and a round each, nothing shared.
+
+    Their lengths, drawn uniformly, travel to the workers as the stages' `location`, which is not part of their keys.
+    """
+    config.register()
+    fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", [], RunMode.MULTIRUN)
+        plan = make_plan(list(compose_jobs(loader, master, [[*fixed, f"seed={seed}"] for seed in range(trials)])))
+    draw = random.Random(0)
+    lengths = {key: draw.uniform(shortest, longest) for trial in plan.trials for key in trial.stages[:1]}
+    naps = {
+        key: lengths[spec.parent or key] * STEPS[spec.kind] / sum(STEPS.values()) for key, spec in plan.stages.items()
+    }
+    stages = {key: replace(spec, location={"seconds": naps[key]}) for key, spec in plan.stages.items()}
+    return Plan(stages, plan.trials)
+
+
+def sleep(order: WorkOrder) -> Iterator[StageRecord]:
+    """Sleep as long as each stage says."""
+    for spec in order.specs:
+        seconds, started = spec.location["seconds"], time.time()
+        time.sleep(seconds)
+        yield _record(spec, seconds, started)
+
+
+def _record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
+    """Return a record as long as a real one."""
+    steps, dense = STEPS[spec.kind], spec.kind == "dense"
+    target = 0.0 if dense else spec.fields["target"]
+    val, test = ({f"{split}/loss": 0.25, f"{split}/accuracy": 0.95} for split in ("val", "test"))
+    curve = [
+        CurvePoint(step, float(step), started + seconds * step / steps, {"train/loss": 1 / step, **val, "lr": 0.01})
+        for step in range(1, steps + 1)
+    ]
+    return StageRecord(
+        key=spec.key,
+        kind=spec.kind,
+        round=spec.round,
+        before={} if dense else val,
+        after=val | test,
+        curve=tuple(curve),
+        requested_sparsity=None if dense else target,
+        sparsity=target,
+        tensor_sparsity={} if dense else dict.fromkeys(SIZES, target),
+        tensor_sizes={} if dense else SIZES,
+        parameters=sum(SIZES.values()) + BIASES,
+        macs=sum(SIZES.values()),
+        macs_remaining=(1 - target) * sum(SIZES.values()),
+        weights_digest=spec.key,
+        mask_digest="" if dense else spec.key,
+        steps=steps,
+        best_step=steps,
+        seconds=seconds,
+        started=started,
+        host="localhost",
+        environment={"python": "3", "torch": "2", "numpy": "2", "platform": "any", "orchestrator": "0"},
+        spec=spec.to_json(),
+    )
