@@ -66,12 +66,12 @@ class Engine(ABC):
 
     label: ClassVar[EngineName]
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self._module: weakref.ref[nn.Module] | None = weakref.ref(module)
+    def __init__(self, name: str) -> None:
         self.name = name
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # several: shallow copies share their hooks
 
     @abstractmethod
-    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+    def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:
         """Return the first value of the parameter under `mask`."""
 
     @abstractmethod
@@ -98,24 +98,29 @@ class Engine(ABC):
         value = self.read(module)
         if is_capturing():
             publish(module, self.name, value)
-            return
-        if module.__dict__.get(self.name) is not value:
-            publish(module, self.name, value)
-        if self._module is None:  # the engine was unpickled
-            self._module = weakref.ref(module)
+        elif module.__dict__.get(self.name) is not value:
+            self.publish(module, value)
+
+    def publish(self, module: nn.Module, value: Tensor) -> None:
+        """Make `value` what the parameter reads in `module`."""
+        publish(module, self.name, value)
+        self._modules.add(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_module": None}
+        return {key: value for key, value in vars(self).items() if key != "_modules"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _modules=weakref.WeakSet())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
         # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
-        vars(copied).update({key: copy.deepcopy(value, memo) for key, value in self.__getstate__().items()})
-        module = self._module() if self._module is not None else None
-        if module is not None and id(module) in memo:
-            copied._module = weakref.ref(memo[id(module)])
+        copied.__setstate__({key: copy.deepcopy(value, memo) for key, value in self.__getstate__().items()})
+        for module in self._modules:
+            if id(module) in memo:
+                copied._modules.add(memo[id(module)])
             value = module.__dict__.get(self.name)
             if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
                 memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in stored(module, self.name)))
@@ -127,15 +132,13 @@ class Reparam(Engine):
 
     label = "reparam"
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__(module, name)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # in the last round, and where it lies
 
-    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+    def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:
         """Return the masked tensor, in the memory of the last one if only the module can see that."""
-        module = self._module() if self._module is not None else None
-        free = module is not None and self._is_free(module)
-        value = first_masked(orig, mask, module.__dict__[self.name] if module is not None and free else None)
+        value = first_masked(orig, mask, module.__dict__[self.name] if self._is_free(module) else None)
         made = {self.name: value, mask_name(self.name): mask}
         self._made = {name: (weakref.ref(tensor), tensor.data_ptr()) for name, tensor in made.items()}
         return value
@@ -184,12 +187,12 @@ class InPlace(Engine):
 
     label = "inplace"
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__(module, name)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self._owned: Tensor | None = None  # may be written; any other is a caller's (functional_call)
         self._seen: tuple[int, ...] = ()
 
-    def start(self, orig: Tensor, mask: Tensor) -> Tensor:
+    def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         """Zero the pruned entries of `orig`, own it from now on, and return it."""
         seen, now = self._seen, _fingerprint(orig, mask)
         dropped = None
@@ -226,7 +229,7 @@ class InPlace(Engine):
         orig, mask = stored(module, self.name)
         survivors.verify(mask)  # it, too, may have been written through `.data`
         self._seen = ()
-        publish(module, self.name, self.start(orig, mask))
+        self.publish(module, self.start(module, orig, mask))
 
     def finish(self, orig: Tensor, mask: Tensor) -> None:
         """Zero the pruned entries in the parameter's own storage."""

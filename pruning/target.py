@@ -14,7 +14,7 @@ from pruning import survivors
 from pruning.attention import make_live, make_plain
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
 from pruning.container import appended, prune_survivors
-from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, orig_name, publish, stored
+from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, orig_name, stored
 from pruning.masking import masked
 
 
@@ -125,8 +125,8 @@ class Target:
         module, name = self.module, self.name
         held = self._engine
         label: EngineName = self.engine or self._engine_label
-        engine = held if held is not None and held.label == label else ENGINES[label](module, name)
-        value = engine.start(self.orig, mask)
+        engine = held if held is not None and held.label == label else ENGINES[label](name)
+        value = engine.start(module, self.orig, mask)
         if self.hook is not None:
             self.hook._engine = None  # it may become one method among others
         hook = appended(self.hook, method)
@@ -139,7 +139,7 @@ class Target:
         else:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
-        publish(module, name, value)
+        engine.publish(module, value)
         method.forget()
         return hook
 
@@ -148,7 +148,7 @@ class Target:
         if self.key is None or self.mask is None:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
-        (self._engine or ENGINES["reparam"](module, name)).finish(self.orig, self.mask)
+        (self._engine or ENGINES["reparam"](name)).finish(self.orig, self.mask)
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)

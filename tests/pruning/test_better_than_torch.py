@@ -101,6 +101,26 @@ def test_03_deepcopy_of_a_pruned_module(library: Any) -> None:
     assert layer.weight_orig.tolist() == [[1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda layer: pickle.loads(pickle.dumps(layer)),
+        lambda layer: pruning.l1_unstructured(pickle.loads(pickle.dumps(layer)), "weight", 0.5),
+        lambda layer: copy.copy(layer),
+        lambda layer: [other := copy.copy(layer), other(torch.ones(1, 3))][0],
+        lambda layer: [copy.copy(layer)(torch.ones(1, 3)), layer][1],
+    ],
+    ids=["unpickled", "unpickled and pruned", "shallow copy", "shallow copy in use", "copied"],
+)
+def test_03_deepcopy_whatever_was_copied_before(between: Any) -> None:
+    original = pruning.l1_unstructured(nn.Linear(3, 4), "weight", 0.5)
+    layer = between(original)
+    copied = copy.deepcopy(layer)
+    assert torch.equal(copied.weight, layer.weight)
+    copied.weight.sum().backward()
+    assert layer.weight_orig.grad is None
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "duplicate",
