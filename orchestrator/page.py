@@ -28,21 +28,31 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; }
 p { margin: .4rem 0; } .quiet { color: #595959; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-table { font-size: .87rem; }
-th, td { padding: .2rem .55rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
-th { border-bottom: 2px solid #8c8c8c; font-weight: 600; vertical-align: bottom; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem; }
+th, td { padding: .2rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
+th { border-bottom: 2px solid #8c8c8c; font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
 td.text { white-space: normal; }
 tr.line td { border-top: 2px solid #c4c4c4; } tr.best td { font-weight: 700; }
 .pass::before { content: "✓ "; color: #00694d; } .fail::before { content: "✗ "; color: #a33c00; }
 .na::before { content: "– "; } .fail { font-weight: 600; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(30rem, 1fr)); gap: 1rem 2rem; }
-figure { margin: 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; }
+figure { margin: 0; } figure.wide { grid-column: 1 / -1; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }
+td { overflow-wrap: anywhere; }
+@media (max-width: 40rem) { body { padding: 0 .8rem; margin: 1rem auto; } }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
-@media print { details > * { display: block; } figure { break-inside: avoid; } }
+@media print {
+  @page { margin: 12mm; }
+  body { max-width: none; margin: 0; padding: 0; font-size: 12px; }
+  .scroll { overflow: visible; } table { font-size: 8px; } th, td { padding: .1rem .25rem; }
+  pre { white-space: pre-wrap; } details::details-content { content-visibility: visible; display: block; }
+  .figures { grid-template-columns: 1fr 1fr; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
+}
 """
+
+HALF_PAGE = 480.0
+"""Points of width beyond which a figure has a row to itself."""
 
 HEADINGS = (
     ("method", "line of the plots"),
@@ -109,18 +119,18 @@ def _tables(comparison: Comparison) -> Iterator[str]:
 
 
 def _cells(point: Point, *, named: bool) -> tuple[str, ...]:
-    sparsity, accuracy, difference, match, size, macs, seeds = tables.cells(point)
+    _, accuracy, difference, match, size, macs, seeds = tables.cells(point)
     return (
         point.line if named else "",
-        sparsity,
+        tables.percent(point.sparsity),
         seeds,
-        accuracy,
+        accuracy.replace(" ", "\u00a0"),  # the last one stands where others have a star
         tables.interval(point.accuracy),
-        difference,
+        difference.replace("-", "−"),
         match,
         tables.spread(point.val_accuracy_before) if point.val_accuracy_before else "",
-        size,
-        macs,
+        size.replace("x", "×"),
+        macs.replace("x", "×"),
         f"{point.total_steps:,.0f}",
         f"{point.own_steps:,.0f}",
         f"{point.total_seconds:,.1f}",
@@ -133,8 +143,14 @@ def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:
     yield '<h2>Figures</h2><div class="figures">'
     for name, content in svgs.items():
         caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>"
-        yield f'<figure id="{name}">{_inlined(content.decode(), name)}{caption}</figure>'
+        kind = ' class="wide"' if _width(content) > HALF_PAGE else ""
+        yield f'<figure id="{name}"{kind}>{_inlined(content.decode(), name)}{caption}</figure>'
     yield "</div>"
+
+
+def _width(svg: bytes) -> float:
+    found = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
+    return float(found[1]) if found else 0.0
 
 
 def _inlined(svg: str, name: str) -> str:

@@ -26,7 +26,8 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.3,
-    "legend.frameon": False,
+    "legend.framealpha": 0.75,
+    "legend.edgecolor": "none",
     "svg.hashsalt": "pruning-orchestrator",
     "svg.fonttype": "path",
 }

@@ -76,6 +76,12 @@ class Browser:
             assert time.monotonic() < deadline, f"{wanted} did not appear in any frame"
             time.sleep(0.25)
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Show pages in a viewport of this size, smaller than a window can be if need be."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
+        _call("POST", f"{self._url}/goog/cdp/execute", command)
+
     def errors(self) -> list[str]:
         """Return the messages of level SEVERE since the last call."""
         entries = _call("POST", f"{self._url}/se/log", {"type": "browser"})

@@ -12,12 +12,13 @@ from factories import SIZES, make_plan, make_records, sweep_info
 
 from orchestrator.compare import compare
 from orchestrator.compare import main as compare_main
+from orchestrator.figures import overlapping
+from orchestrator.mlflow_runs import load_from_mlflow
 from orchestrator.records import Plan, StageRecord
 from orchestrator.report import kept, report, write
 from orchestrator.saved import load, manifest
 from orchestrator.store import Store
 from orchestrator.sync import main as sync_main
-from orchestrator.tracking import load_from_mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -258,6 +259,9 @@ def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_
         assert len(sizes) == 6
         assert min(sizes) > 100
         assert window.script("return performance.getEntriesByType('resource').length") == 0
+        for width in (1280, 800, 400):
+            window.resize(width)
+            assert window.script("return document.documentElement.scrollWidth") == width, "the page is wider than it"
 
 
 def test_a_report_is_kept_only_while_it_is_of_the_same_comparison(files: dict[str, bytes], tmp_path: Path) -> None:
@@ -270,3 +274,40 @@ def test_a_report_is_kept_only_while_it_is_of_the_same_comparison(files: dict[st
     assert kept(tmp_path, comparison) == files
     assert kept(tmp_path, fewer) == {}
     assert list(files)[-1] == "comparison/comparison.json", "written last, so a report that was cut off is not kept"
+
+
+def test_only_files_that_changed_are_written(tmp_path: Path) -> None:
+    write(tmp_path, {"comparison/same.csv": b"same", "comparison/other.csv": b"old"})
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "comparison").iterdir()}
+    write(tmp_path, {"comparison/same.csv": b"same", "comparison/other.csv": b"new", "new/one.csv": b"1"})
+
+    assert (tmp_path / "comparison/same.csv").stat().st_mtime_ns == before["same.csv"]
+    assert (tmp_path / "comparison/other.csv").read_bytes() == b"new"
+    assert (tmp_path / "new/one.csv").read_bytes() == b"1"
+
+
+def test_masks_damaged_in_the_store_are_left_out_and_told(
+    files: dict[str, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    commit(store, PLAN, RECORDS)
+    chosen = overlapping(compare(PLAN, RECORDS))
+    path = next((tmp_path / "store").rglob(f"{chosen[0]}/**/masks.npz"))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
+    found = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), store.read)
+
+    assert set(found) == set(files)
+    assert found["comparison/figures/overlap.svg"] != files["comparison/figures/overlap.svg"]
+    assert found["comparison/report.html"].count(b"<figure id=") == 6
+    (told,) = caplog.messages
+    assert chosen[0][:12] in told
+    assert "\n" not in told
+
+
+def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptureFixture) -> None:
+    found = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), lambda key, name: b"nonsense")
+
+    assert "comparison/figures/overlap.svg" not in found
+    assert "comparison/figures/accuracy.svg" in found
+    assert len(caplog.messages) == 6
