@@ -7,10 +7,11 @@
 `inplace` stores the zeros in `name_orig` itself, and `name` is `name_orig`: a training step costs what a dense one
 does. An optimizer may move pruned entries; whatever has changed is masked again before it is used:
 
-    name_orig <- 0 where name_mask == 0                     (only if the version of either has changed)
+    name_orig <- 0 where name_mask == 0      (only if the version of either has changed, or any optimizer has stepped)
 
 Gradients are those of the dense parameter: call `mask_gradients` before clipping by norm. A loop that reads the weights
-itself, compiles the model, or writes through `.data` calls `enforce_masks` after its optimizer's step.
+itself, compiles the model, or writes the parameter in a way that torch does not count (`.data`, a collective of
+`torch.distributed`, another process) calls `enforce_masks` afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import copy
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pruning import memory, survivors
 from pruning.attention import LiveOutProj
@@ -190,20 +193,20 @@ class InPlace(Engine):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._owned: Tensor | None = None  # may be written; any other is a caller's (functional_call)
-        self._seen: tuple[int, ...] = ()
+        self._seen: _State | None = None  # when last masked
 
     def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         """Zero the pruned entries of `orig`, own it from now on, and return it."""
-        seen, now = self._seen, _fingerprint(orig, mask)
+        seen, now = self._seen, _state(orig, mask)
         dropped = None
-        if orig is self._owned and orig.is_contiguous() and now and seen[:2] == now[:2]:
-            dropped = survivors.dropped_since(mask, (seen[2], seen[3]))
+        if orig is self._owned and orig.is_contiguous() and seen and now and seen.of_orig == now.of_orig:
+            dropped = survivors.dropped_since(mask, seen.mask)
         if dropped is None:
             mask_(orig, mask)
         else:
             orig.detach().view(-1).index_fill_(0, torch.from_numpy(dropped), 0)
         self._owned = orig
-        self._seen = _fingerprint(orig, mask)
+        self._seen = _state(orig, mask)
         return orig
 
     def read(self, module: nn.Module) -> Tensor:
@@ -211,13 +214,14 @@ class InPlace(Engine):
         orig, mask = stored(module, self.name)
         if orig is not self._owned or is_capturing():
             return masked(orig, mask)
-        current = _fingerprint(orig, mask)
-        if current != self._seen or not current:
-            # A mask that was only rewritten with its old values (DDP does so before each forward) must not touch
-            # `orig`, which an unfinished backward may need.
-            if current[:2] != self._seen[:2] or not torch.equal(masked(orig.detach(), mask), orig.detach()):
+        now, seen = _state(orig, mask), self._seen
+        if now != seen or now is None:
+            # A mask that was only rewritten with its old values (DDP does so before each forward) and the step of
+            # another optimizer must not touch `orig`, which an unfinished backward may need.
+            written = now is None or seen is None or now.orig != seen.orig
+            if written or not torch.equal(masked(orig.detach(), mask), orig.detach()):
                 mask_(orig, mask)
-            self._seen = _fingerprint(orig, mask)
+            self._seen = _state(orig, mask)
         return orig
 
     def may_overwrite_mask(self, module: nn.Module) -> bool:  # noqa: ARG002
@@ -228,7 +232,7 @@ class InPlace(Engine):
         """Zero the pruned entries, also those of a parameter put in place of the old one, which is taken over."""
         orig, mask = stored(module, self.name)
         survivors.verify(mask)  # it, too, may have been written through `.data`
-        self._seen = ()
+        self._seen = None
         self.publish(module, self.start(module, orig, mask))
 
     def finish(self, orig: Tensor, mask: Tensor) -> None:
@@ -236,14 +240,41 @@ class InPlace(Engine):
         mask_(orig, mask)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_seen": ()}  # versions start anew in a copy
+        return {**super().__getstate__(), "_seen": None}  # versions start anew in a copy
 
 
-def _fingerprint(orig: Tensor, mask: Tensor) -> tuple[int, ...]:
-    """Return what changes when either is written or replaced; nothing for tensors made in inference mode."""
-    if orig.is_inference() or mask.is_inference():
-        return ()
-    return orig._version, orig.data_ptr(), mask._version, mask.data_ptr()
+class _State(NamedTuple):
+    """What changes when the parameter or its mask is written or replaced."""
+
+    orig: survivors.Stamp
+    steps: int
+    mask: survivors.Stamp
+
+    @property
+    def of_orig(self) -> tuple[survivors.Stamp, int]:
+        return self[:2]
+
+
+def _state(orig: Tensor, mask: Tensor) -> _State | None:
+    """Return the state of both; None for tensors made in inference mode, which have no versions."""
+    stamps = survivors.stamp(orig), survivors.stamp(mask)
+    return None if None in stamps else _State(stamps[0], _steps().count, stamps[1])
+
+
+class _Steps:
+    """Counts the steps of all optimizers: fused ones write their parameters without changing their versions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        register_optimizer_step_post_hook(self._add)
+
+    def _add(self, *_: object) -> None:
+        self.count += 1
+
+
+@cache
+def _steps() -> _Steps:
+    return _Steps()
 
 
 ENGINES: dict[str, type[Engine]] = {"reparam": Reparam, "inplace": InPlace}

@@ -116,6 +116,8 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
     "rmsprop, one by one": lambda p: torch.optim.RMSprop(p, lr=0.05, foreach=False),
+    "sgd, fused": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
+    "adam, fused": lambda p: torch.optim.Adam(p, lr=0.05, fused=True),
 }
 
 
@@ -243,6 +245,13 @@ def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
     layer.weight_mask.copy_(layer.weight_mask.clone())  # as DDP does before each forward
+    (first + layer(torch.ones(1, 6))).square().sum().backward()
+
+
+def test_a_step_of_another_optimizer_leaves_an_unfinished_backward_alone() -> None:
+    layer, other = pruned("inplace"), nn.Linear(2, 2)
+    first = layer(torch.ones(1, 6))
+    torch.optim.SGD(other.parameters()).step()
     (first + layer(torch.ones(1, 6))).square().sum().backward()
 
 
