@@ -148,7 +148,10 @@ class Reparam(Engine):
 
     def read(self, module: nn.Module) -> Tensor:
         """Return a new masked tensor."""
-        return masked(*stored(module, self.name))
+        orig, mask = stored(module, self.name)
+        if getattr(module, "sparse", False) and not is_capturing():  # an embedding that has sparse gradients
+            return same_masked(masked(orig.detach(), mask), orig, mask)
+        return masked(orig, mask)
 
     def may_overwrite_mask(self, module: nn.Module) -> bool:
         """Say whether nobody else can see the mask, nor a loss needs it; the masked tensor's own history is ended."""

@@ -17,8 +17,15 @@ _select_into = torch.ops.aten.threshold_backward.grad_input
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `tensor` where `mask` is 1 and exactly 0 where it is 0, NaN and inf included; differentiable."""
+    """Return `tensor` where `mask` is 1 and exactly 0 where it is 0, NaN and inf included; differentiable.
+
+    `tensor` may be sparse (a gradient of an embedding), the mask not.
+    """
     mask = mask.to(tensor.dtype)
+    if tensor.is_sparse:
+        at, size, once = tensor._indices(), tensor.shape, tensor.is_coalesced()
+        values = masked(tensor._values(), mask[tuple(at)])
+        return torch.sparse_coo_tensor(at, values, size, is_coalesced=once, check_invariants=False)
     if tensor.is_complex():
         return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
     if is_capturing():
@@ -31,7 +38,9 @@ def mask_(tensor: Tensor, mask: Tensor) -> None:
     values = tensor.detach()  # cheaper than `no_grad`: this runs in every training step
     if mask.dtype != values.dtype:
         mask = mask.to(values.dtype)
-    if values.is_complex():
+    if values.is_sparse:
+        mask_(values._values(), mask[tuple(values._indices())])
+    elif values.is_complex():
         values.masked_fill_(mask == 0, 0)
     else:
         _select_into(values, mask, 0, grad_input=values)
@@ -62,7 +71,7 @@ def first_masked(tensor: Tensor, mask: Tensor, last: Tensor | None) -> Tensor:
 
 
 def same_masked(value: Tensor, tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `value`, which is `tensor` under `mask`, with that for its history."""
+    """Return `value`, which is `tensor` under `mask`, with that for its history; its gradient may be sparse."""
     return cast(Tensor, _Masked.apply(tensor, mask, lambda *_: memory.same(value)))  # type: ignore[no-untyped-call]
 
 

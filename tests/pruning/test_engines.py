@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -253,6 +254,24 @@ def test_a_step_of_another_optimizer_leaves_an_unfinished_backward_alone() -> No
     first = layer(torch.ones(1, 6))
     torch.optim.SGD(other.parameters()).step()
     (first + layer(torch.ones(1, 6))).square().sum().backward()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [nn.Embedding, partial(nn.EmbeddingBag, mode="sum")])
+def test_an_embedding_with_sparse_gradients_trains(engine: Any, kind: Any) -> None:
+    torch.manual_seed(0)
+    table = kind(50, 4, sparse=True)
+    pruning.l1_unstructured(table, "weight", 0.5, engine=engine)
+    before = table.weight.detach().clone()
+    rows = torch.tensor([[1, 2, 1], [7, 2, 3]])
+    table(rows).sum().backward()
+    pruning.mask_gradients(table)
+    assert table.weight_orig.grad.is_sparse
+    seen = torch.zeros(50, 1).index_add_(0, rows.view(-1), torch.ones(6, 1))
+    assert torch.equal(table.weight_orig.grad.to_dense(), seen * table.weight_mask)
+    torch.optim.SparseAdam([table.weight_orig], lr=0.1).step()
+    table(rows)
+    assert torch.equal(table.weight != before, (seen * table.weight_mask).bool())
 
 
 def test_gradients_are_dense_until_masked() -> None:
