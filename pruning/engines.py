@@ -45,7 +45,12 @@ def mask_name(name: str) -> str:
 
 
 def publish(module: nn.Module, name: str, value: Tensor) -> None:
-    """Make `value` what `module.name` reads, without registering it."""
+    """Make `value` what `module.name` reads, without registering it; refuse to hide a parameter."""
+    if name in module._parameters:
+        raise TypeError(
+            f"`{name}` of {type(module).__name__} was assigned a parameter while `{orig_name(name)}` is held pruned; "
+            "assign that one, or call `remove` before."
+        )
     if isinstance(module, LiveOutProj):  # computes `name` when it is read
         module.__dict__.pop(name, None)
     elif isinstance(value, nn.Parameter):

@@ -242,6 +242,19 @@ def test_a_mask_written_by_hand_holds_from_the_next_forward(engine: Any) -> None
     assert not layer.weight[0].any()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_assigned_over_the_pruned_one_is_refused(engine: Any) -> None:
+    layer = pruned(engine)
+    layer.weight = nn.Parameter(torch.ones(4, 6))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="assign that one, or call `remove` before"):
+            layer(torch.ones(1, 6))
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    pruning.l1_unstructured(conv[0], "weight", 0.5, engine=engine)
+    with pytest.raises(TypeError):  # as torch's; before, the fused layer would have used the old weight
+        nn.utils.fusion.fuse_conv_bn_eval(*conv)(torch.ones(1, 3, 5, 5))
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
