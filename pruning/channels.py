@@ -104,7 +104,7 @@ def _is_tall(t: Tensor) -> bool:
 
 def _norms_by_rows(t: Tensor, n: int, dims: list[int]) -> Tensor:
     """Return the norms of channels that lie across the rows of memory: row blocks are read as they lie, and added."""
-    total = torch.zeros(t.shape[1:], dtype=torch.float64)
+    total = torch.zeros(t.shape[1:], dtype=torch.float64, device=t.device)
     for rows in t.split(max(1, AT_ONCE * t.shape[0] // t.numel())):  # type: ignore[no-untyped-call]
         total += (rows.abs() if n == 1 else rows * rows).sum(0)
     total = total.sum(dims) if dims else total

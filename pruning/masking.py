@@ -23,9 +23,15 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     """
     mask = mask.to(tensor.dtype)
     if tensor.is_sparse:
-        at, size, once = tensor._indices(), tensor.shape, tensor.is_coalesced()
-        values = masked(tensor._values(), mask[tuple(at)])
-        return torch.sparse_coo_tensor(at, values, size, is_coalesced=once, check_invariants=False)
+        indices = tensor._indices()
+        return torch.sparse_coo_tensor(
+            indices,
+            masked(tensor._values(), mask[tuple(indices)]),
+            tensor.shape,
+            device=tensor.device,
+            is_coalesced=tensor.is_coalesced(),
+            check_invariants=False,
+        )
     if tensor.is_complex():
         return torch.where(mask == 0, torch.zeros_like(tensor), tensor)
     if is_capturing():

@@ -206,7 +206,7 @@ def _threshold(chunks: Sequence[Chunk], count: int, magnitude: bool, bracket: tu
 
 def _draw(count: int, generator: Generator | None) -> NDArray[np.uint64]:
     """Return `count` uniform 64-bit integers."""
-    drawn = torch.empty(count, dtype=torch.int64).random_(-(1 << 63), None, generator=generator)
+    drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(-(1 << 63), None, generator=generator)
     return np.asarray(drawn.numpy()).view(np.uint64)
 
 

@@ -74,7 +74,7 @@ class Survivors:
 
 
 def _bits_of_one(mask: Tensor) -> int:
-    return int(torch.ones((), dtype=mask.dtype).view(_INTEGERS[mask.element_size()]))
+    return int(torch.ones((), dtype=mask.dtype, device="cpu").view(_INTEGERS[mask.element_size()]))
 
 
 @dataclass(frozen=True, slots=True)

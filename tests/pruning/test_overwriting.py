@@ -206,6 +206,18 @@ def test_a_round_that_fails_has_overwritten_nothing(again: Callable[[nn.Linear],
     assert torch.equal(layer.weight_orig.grad, mask)
 
 
+def test_another_default_device_has_no_say(rounds: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer, other = nn.Linear(60, 70), nn.Linear(60, 70)
+    other.load_state_dict(layer.state_dict())
+    for which in ("first", "then"):
+        prune(other, rounds, which)
+        with torch.device("meta"):  # stands for "cuda", which not every machine has
+            prune(layer, rounds, which)
+    assert torch.equal(layer.weight_mask, other.weight_mask)
+    assert torch.equal(layer.weight, other.weight)
+
+
 def test_a_global_round_overwrites_too_but_not_what_two_modules_share() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40), nn.Linear(40, 40))
