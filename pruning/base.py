@@ -11,7 +11,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.engines import Engine, EngineName, mask_name, orig_name
+from pruning.engines import Engine, EngineName, engine_of, mask_name, orig_name
 from pruning.masking import masked
 
 
@@ -35,9 +35,11 @@ class BasePruningMethod(ABC):
 
     def __call__(self, module: nn.Module, _inputs: object) -> None:
         """Bring `module.name` up to date before a forward."""
-        if self._engine is None:
+        # A forward that was under way when a later round began still calls the hook of the round before.
+        engine = self._engine or engine_of(module, self._tensor_name)
+        if engine is None:
             raise RuntimeError(f"{type(self).__name__} is called as a hook but has not been applied to a module.")
-        self._engine.refresh(module)
+        engine.refresh(module)
 
     @abstractmethod
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:

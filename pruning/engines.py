@@ -285,6 +285,11 @@ def _steps() -> _Steps:
     return _Steps()
 
 
+def engine_of(module: nn.Module, name: str | None) -> Engine | None:
+    """Return what holds the parameter `name` of `module`, if it is pruned by this package."""
+    return next((engine for _, held, engine in _held_by(module) if held == name), None)
+
+
 ENGINES: dict[str, type[Engine]] = {"reparam": Reparam, "inplace": InPlace}
 
 
@@ -296,10 +301,14 @@ def check_engine(engine: str | None) -> None:
 
 def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
     for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            engine = getattr(hook, "_engine", None)
-            if isinstance(engine, Engine):
-                yield module, engine.name, engine
+        yield from _held_by(module)
+
+
+def _held_by(module: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
+    for hook in module._forward_pre_hooks.values():
+        engine = getattr(hook, "_engine", None)
+        if isinstance(engine, Engine):
+            yield module, engine.name, engine
 
 
 def enforce_masks(model: nn.Module) -> None:

@@ -255,6 +255,21 @@ def test_a_parameter_assigned_over_the_pruned_one_is_refused(engine: Any) -> Non
         nn.utils.fusion.fuse_conv_bn_eval(*conv)(torch.ones(1, 3, 5, 5))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pruning_in_an_older_hook_of_the_forward(engine: Any) -> None:
+    layer = nn.Linear(6, 4)
+
+    def prune(module: nn.Module, _inputs: object) -> None:
+        pruning.l1_unstructured(module, "weight", 5, engine=engine)
+
+    layer.register_forward_pre_hook(prune)
+    for round_ in (1, 2, 3):
+        outputs = layer(torch.ones(1, 6))
+        assert int((layer.weight_mask == 0).sum()) == 5 * round_
+        assert torch.allclose(outputs, (layer.weight_orig * layer.weight_mask).sum(1) + layer.bias)
+        outputs.sum().backward()
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
