@@ -11,7 +11,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.engines import Engine, EngineName, engine_of, mask_name, orig_name
+from pruning.engines import Engine, EngineName, engine_of, mask_name, orig_name, publish
 from pruning.masking import masked
 
 
@@ -40,6 +40,12 @@ class BasePruningMethod(ABC):
         if engine is None:
             raise RuntimeError(f"{type(self).__name__} is called as a hook but has not been applied to a module.")
         engine.refresh(module)
+        self.publish_own(module)
+
+    def publish_own(self, module: nn.Module) -> None:
+        """Let a subclass's own `apply_mask` say what the parameter reads, straight-through or softly masked, say."""
+        if applies_own_mask(self):
+            publish(module, self._name_of(module), self.apply_mask(module))
 
     @abstractmethod
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
@@ -90,7 +96,7 @@ class BasePruningMethod(ABC):
         return target.commit(method, target.compute_mask(method, importance_scores, generator))
 
     def apply_mask(self, module: nn.Module) -> Tensor:
-        """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0."""
+        """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0; a subclass may return another."""
         name = self._name_of(module)
         return masked(getattr(module, orig_name(name)), getattr(module, mask_name(name)))
 
@@ -169,6 +175,11 @@ class BuiltinMethod(BasePruningMethod):
 def is_builtin(method: object) -> TypeGuard[BuiltinMethod]:
     """Say whether `method.prune_` decides, nobody having replaced `compute_mask` in a subclass (or patched it)."""
     return isinstance(method, BuiltinMethod) and type(method).compute_mask is BuiltinMethod.compute_mask
+
+
+def applies_own_mask(hook: BasePruningMethod | None) -> TypeGuard[BasePruningMethod]:
+    """Say whether `hook` is of a subclass that replaces `apply_mask`."""
+    return isinstance(hook, BasePruningMethod) and type(hook).apply_mask is not BasePruningMethod.apply_mask
 
 
 def is_pruning_hook(hook: object) -> TypeGuard[BasePruningMethod]:

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from pruning import survivors
 from pruning.attention import make_live, make_plain
-from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin, is_pruning_hook
+from pruning.base import (
+    BasePruningMethod,
+    applies_own_mask,
+    check_same_shape,
+    drawing_from,
+    is_builtin,
+    is_pruning_hook,
+)
 from pruning.container import appended, prune_survivors
 from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, orig_name, stored
 from pruning.masking import masked
@@ -140,6 +147,7 @@ class Target:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
         engine.publish(module, value)
+        hook.publish_own(module)
         method.forget()
         return hook
 
@@ -148,7 +156,10 @@ class Target:
         if self.key is None or self.mask is None:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
+        own = self.hook.apply_mask(module).detach() if applies_own_mask(self.hook) else None
         (self._engine or ENGINES["reparam"](name)).finish(self.orig, self.mask)
+        if own is not None:
+            self.orig.data = own
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)

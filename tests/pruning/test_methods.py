@@ -344,3 +344,28 @@ def test_channels_are_dropped_alike_on_every_device(device: str, dim: int) -> No
     assert int(channels_left.sum()) == t.shape[dim] - 3
     masked = torch.ones(6, 5, 4, device="meta")
     channels.drop_channels(masked, torch.ones(t.shape[dim], dtype=torch.bool, device="meta"), dim)  # waits for nothing
+
+
+@pytest.mark.parametrize("engine", [None, *ENGINES])
+def test_a_subclass_may_apply_its_mask_in_its_own_way(engine: Any) -> None:
+    """Straight through: pruned in the forward, trained as if it were not; `None` is torch's own method."""
+    library: Any = torch_prune if engine is None else pruning
+
+    class StraightThrough(library.L1Unstructured):  # type: ignore[misc]
+        def apply_mask(self, module: nn.Module) -> Tensor:
+            orig = getattr(module, f"{self._tensor_name}_orig")
+            return 2 * (orig + (super().apply_mask(module) - orig).detach())
+
+    layer = linear([[1.0, -2.0, 3.0, -4.0]])
+    parameter = layer.weight
+    StraightThrough.apply(layer, "weight", 2, **({} if engine is None else {"engine": engine}))
+    assert layer.weight.tolist() == [[0, 0, 6, -8]]
+    for _ in range(2):
+        outputs = layer(torch.ones(1, 4))
+        assert outputs.item() == pytest.approx(layer.bias.item() - 2)
+    outputs.sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [[2, 2, 2, 2]]
+    library.remove(layer, "weight")
+    assert layer.weight is parameter
+    assert layer.weight.tolist() == [[0, 0, 6, -8]]
