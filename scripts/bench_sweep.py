@@ -37,7 +37,7 @@ from orchestrator.compare import compare
 from orchestrator.environment import environment
 from orchestrator.execute import RayExecutor
 from orchestrator.progress import Progress
-from orchestrator.records import Plan, StageRecord, SweepInfo, Tracker
+from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo, Tracker
 from orchestrator.report import report
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import NoTracker
@@ -83,21 +83,13 @@ def measure(trials: int, given: argparse.Namespace) -> Measurement:
         tracker = NoTracker() if given.executor_only else stack.enter_context(_tracker(store, folder))
         terminal = Console(file=StringIO(), force_terminal=not given.executor_only, width=120, highlight=False)
         progress = Progress(plan, {}, console=terminal)
-        records: dict[str, StageRecord] = {}
         cluster, logs = Cluster(num_cpus=given.cpus), folder / "logs"
         with RayExecutor(cluster, NoStore(), work="scripts.sleeping:sleep", logs=logs) as executor, progress:
             started = time.perf_counter()
             _warm_up(executor, given.cpus)
             clock, used = time.perf_counter(), time.process_time()
             tracker.start(info, plan, {})
-            first = 0.0
-            for event in executor.run(plan):
-                first = first or time.perf_counter()
-                tracker.record(event)
-                if not given.executor_only:
-                    progress.event(event)
-                if event.record is not None:
-                    records[event.key] = event.record
+            first, records = _follow(executor.run(plan), tracker, None if given.executor_only else progress)
             took, used = time.perf_counter() - clock, time.process_time() - used
         if len(records) != len(plan.stages):
             raise SystemExit(f"{len(records)} of {len(plan.stages)} stages finished: what was measured is no sweep")
@@ -141,10 +133,25 @@ def _measured(given: argparse.Namespace) -> Iterable[Measurement]:
         for name, value in islice(asdict(found).items(), 1, None):
             print(f"  {value:10.4g}  {name}")
         cost = found.driver_ms_per_trial + found.logging_ms_per_trial
-        print(f"  efficiency {found.efficiency:.3f} (bar {LEAST_EFFICIENCY})")
+        print(f"  efficiency {found.efficiency:.3f} (bar {LEAST_EFFICIENCY}, for trials of a second)")
         print(f"  a trial: {found.overhead_ms_per_trial:.1f} ms on the clock, {cost:.1f} ms of CPU (bar {MOST_MS})")
         print(f"  driver {found.driver_peak_mb:.0f} MB (bar {MOST_MB})", flush=True)
         yield found
+
+
+def _follow(
+    events: Iterable[StageEvent], tracker: Tracker, progress: Progress | None
+) -> tuple[float, dict[str, StageRecord]]:
+    """Tell the views what happens; return when the first event came, and the records."""
+    first, records = 0.0, {}
+    for event in events:
+        first = first or time.perf_counter()
+        tracker.record(event)
+        if progress is not None:
+            progress.event(event)
+        if event.record is not None:
+            records[event.key] = event.record
+    return first, records
 
 
 def _arguments() -> argparse.Namespace:
