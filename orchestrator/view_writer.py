@@ -17,7 +17,10 @@ OPENING, CLOSING = -2, -1
 """Stand for the parent run among the indices of trials: when it is opened, when it is closed."""
 
 REFUSALS = 3
-"""Attempts at a run that the view's keeper refuses, after which the run is left out."""
+"""Attempts in a row at a run that the view's keeper refuses, after which the run is left out."""
+
+SETTLING = 1.0
+"""Seconds in which further events for a run are awaited: to write many costs little more than to write one."""
 
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts while the keeper is away."""
@@ -55,6 +58,9 @@ class ViewWriter:
         self._view: SweepView | None = None
         self._changed = threading.Condition()
         self._to_write: dict[int, None] = {}
+        """Runs to be looked at when nothing else is to be done, and the parent."""
+        self._settling: dict[int, float] = {}
+        """Runs that events have changed -> when the first of these came, in order."""
         self._refusals: Counter[int] = Counter()
         self._closing = False
         self._abandoned = threading.Event()
@@ -73,7 +79,9 @@ class ViewWriter:
         """Take one event and return at once."""
         with self._changed:
             if self._view is not None and not self._closing:
-                self._to_write.update(dict.fromkeys(self._view.take(event)))
+                for index in self._view.take(event):
+                    self._to_write.pop(index, None)
+                    self._settling.setdefault(index, time.monotonic())
                 self._changed.notify()
 
     def close(self, patience: float, limit: float = math.inf) -> bool:
@@ -82,10 +90,9 @@ class ViewWriter:
         Give up when nothing has been written for `patience` seconds, and `limit` seconds from now in any case.
         """
         with self._changed:
+            self._closing = True
             if self._view is not None:
                 self._all_changed(self._view)
-                self._to_write[CLOSING] = None
-            self._closing = True
             self._changed.notify()
         begun = self._progress = time.monotonic()
         while self._thread.is_alive() and time.monotonic() < min(self._progress + patience, begun + limit):
@@ -109,6 +116,7 @@ class ViewWriter:
                 if keeper.write(view, index):
                     self._progress = time.monotonic()
                     troubles = 0
+                self._refusals.pop(index, None)  # a run that another driver withdrew is refused once
             except Exception as error:
                 keeper = None
                 troubles += 1
@@ -119,13 +127,28 @@ class ViewWriter:
     def _next(self) -> tuple[int, SweepView] | None:
         """Wait for a run to write; return None when the view is closed and nothing is left."""
         with self._changed:
-            while not self._to_write or self._view is None:
+            while True:
+                index, pause = self._choose()
+                if index is not None and self._view is not None:
+                    self._to_write.pop(index, None)
+                    self._settling.pop(index, None)
+                    return index, self._view
                 if self._closing:
                     return None
-                self._changed.wait()
-            index = next((index for index in self._to_write if index != CLOSING), CLOSING)
-            del self._to_write[index]
-            return index, self._view
+                self._changed.wait(pause)
+
+    def _choose(self) -> tuple[int | None, float | None]:
+        """Return the run to write next: the parent first, then what has settled, then the rest; else how long to wait.
+
+        A run that events change before its turn has come is created with what they brought, in one go.
+        """
+        if OPENING in self._to_write:
+            return OPENING, None
+        first = next(iter(self._settling), None)
+        pause = None if first is None else self._settling[first] + SETTLING - time.monotonic()
+        if pause is not None and pause <= 0:
+            return first, None
+        return next(iter(self._to_write), None), pause
 
     def _may_go_on(self, error: Exception, index: int, troubles: int) -> bool:
         """Note a trouble, and say whether trying again can help."""
@@ -141,13 +164,13 @@ class ViewWriter:
                     return False
             if self._view is not None:
                 self._all_changed(self._view)
-            if self._closing:
-                self._to_write[CLOSING] = None
         return True
 
     def _all_changed(self, view: SweepView) -> None:
-        everything = (OPENING, *range(len(view.plan.trials)))
-        self._to_write.update(dict.fromkeys(index for index in everything if self._refusals[index] < REFUSALS))
+        """Look at every run again, the parent's close last."""
+        everything = (OPENING, *range(len(view.plan.trials)), *([CLOSING] if self._closing else []))
+        self._to_write = dict.fromkeys(index for index in everything if self._refusals[index] < REFUSALS)
+        self._settling.clear()
 
 
 def _sentence(error: Exception) -> str:

@@ -152,6 +152,43 @@ def test_a_run_that_is_refused_does_not_hold_up_the_others() -> None:
     assert "param `x` was changed" in warning
 
 
+def test_a_run_that_is_refused_once_and_then_taken_is_written() -> None:
+    refused = iter([True])
+
+    def fault(index: int) -> None:
+        if index == 1 and next(refused, False):
+            raise Refused("the run was deleted")
+
+    keeper = FakeKeeper(fault)
+
+    assert run(keeper.writer())
+    assert set(keeper.writes) == EVERYTHING
+    assert keeper.warnings == []
+
+
+def test_events_in_quick_succession_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_writer, "SETTLING", 0.3)
+    keeper = FakeKeeper()
+    writer = keeper.writer()
+    view = SweepView(sweep_info(), PLAN, {})
+    writer.open(view)
+    wait_for(lambda: len(keeper.writes) == len(EVERYTHING) - 1)
+    for record in make_records(PLAN).values():
+        writer.take(finished(record))
+    wait_for(lambda: len(keeper.writes) == len(EVERYTHING) - 1 + len(PLAN.trials))
+    view.close("FINISHED", {})
+
+    assert writer.close(10)
+    assert len(keeper.writes) == len(EVERYTHING) + len(PLAN.trials)
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_sweep_whose_parent_is_refused_is_not_tracked() -> None:
     def fault(index: int) -> None:
         raise Refused("no such experiment")
