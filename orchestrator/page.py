@@ -37,7 +37,8 @@ tr.line td { border-top: 2px solid #c4c4c4; } tr.best td { font-weight: 700; }
 .pass::before { content: "✓ "; color: #00694d; } .fail::before { content: "✗ "; color: #a33c00; }
 .na::before { content: "– "; } .fail { font-weight: 600; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; }
-figure { margin: 0; } figure.wide { grid-column: 1 / -1; } figure svg { max-width: 100%; height: auto; } figcaption { color: #595959; }
+figure { margin: 0; } figure.wide { grid-column: 1 / -1; } figcaption { color: #595959; }
+figure svg { max-width: 100%; height: auto; }
 pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }
 td { overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 0 .8rem; margin: 1rem auto; } }

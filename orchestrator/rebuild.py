@@ -11,12 +11,13 @@ from pathlib import Path
 from orchestrator import saved, tables
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
+from orchestrator.mlflow_runs import load_from_mlflow
 from orchestrator.records import Failure, OrchestratorError, StageEvent, SweepInfo
 from orchestrator.redact import redact
 from orchestrator.report import report, write
 from orchestrator.saved import SavedSweep
 from orchestrator.store import Store
-from orchestrator.tracking import MlflowTracker, load_from_mlflow
+from orchestrator.tracking import MlflowTracker
 
 
 def compare_command(arguments: Sequence[str] | None) -> int:

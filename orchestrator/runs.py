@@ -11,12 +11,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from orchestrator.mask_picture import mask_picture
 from orchestrator.records import Failure, Plan, StageEvent, StageRecord, SweepInfo, TrialSpec, canonical_json, digest
 from orchestrator.redact import redact, redact_tree
+from orchestrator.saved_views import links, saved_views
 from orchestrator.settings import as_typed, settings_of, varying
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
@@ -27,8 +29,12 @@ COMMAND_TAG = "pruning.command"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
 NOTE_TAG = "mlflow.note.content"
 
+MASKS_PICTURE = "masks/summary.svg"
 METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
 """Files of a report that the parent run also shows as its metrics and its description."""
+
+FIRST = ("test/accuracy", "val/accuracy")
+"""Metrics written first: MLflow lists them so, and plots the first one where nobody has chosen."""
 
 _ODD = re.compile(r"[^/\w.\- ]")
 
@@ -84,9 +90,16 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: as_typed(value) for name, value in settings_of(config).items()}
 
 
+def name_of(setting: str) -> str:
+    """Return the setting that names a class: `method._target_` -> `method.name`; none for any other setting."""
+    group, dot, last = setting.rpartition(".")
+    return f"{group}.name" if dot and last == "_target_" else ""
+
+
 def round_points(record: StageRecord) -> Iterator[Point]:
     """Yield a stage's figures with step = round: the same keys for every trial of one network."""
     values: dict[str, float] = {
+        **{name: record.after[name] for name in FIRST if name in record.after},
         **record.after,
         **{f"{name}_before": value for name, value in record.before.items()},
         "sparsity/overall": record.sparsity,
@@ -161,17 +174,28 @@ class SweepView:
         with self._lock:
             self._outcome, self._report = outcome, report
 
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The parameters that differ between trials; a class whose name differs too goes by that."""
+        found = varying(params_of(trial.config) for trial in self.plan.trials)
+        return tuple(name for name in found if name_of(name) not in found)
+
+    def saved_views(self, parent: str) -> dict[str, str]:
+        """Return the views of the trials below the run `parent` that the interface offers: key -> state."""
+        names = [set(params_of(trial.config)) for trial in self.plan.trials]
+        return saved_views(self.sweep.name, self.id, parent, self.axes, set.intersection(*names) if names else set())
+
     def opening(self) -> Content:
         """Return what the parent run holds from the start."""
-        shared = [params_of(trial.config) for trial in self.plan.trials]
-        axes = varying(shared)
+        settings = [params_of(trial.config) for trial in self.plan.trials]
+        differ = varying(settings)
+        params, classes = self._split({k: v for k, v in settings[0].items() if k not in differ} if settings else {})
         content = Content(
-            params={name: value for name, value in shared[0].items() if name not in axes} if shared else {},
-            tags={**self._common_tags(), AXES_TAG: ", ".join(axes), NOTE_TAG: self._note()},
+            params={**params, "sweep": self.sweep.name},
+            tags={**self._common_tags(), **classes, AXES_TAG: ", ".join(self.axes), NOTE_TAG: self._note()},
             status=self._outcome,
         )
         content.tags[PLAN_TAG] = digest(canonical_json(self.ids))[:16]
-        content.params["sweep"] = self.sweep.name
         content.files["plan.json"] = canonical_json(redact_tree(self.plan.to_json())).encode()
         content.files["config.yaml"] = as_yaml(redact_tree(self.sweep.config))
         content.files["environment.json"] = as_json(redact_tree(self.sweep.environment))
@@ -189,7 +213,7 @@ class SweepView:
         content = Content(files=report, status=outcome, end=milliseconds(max(ends, default=0.0)) or None)
         content.points = [Point(_ODD.sub("_", key), float(value), 0, content.end or 0) for key, value in values.items()]
         if NOTE_FILE in report:
-            content.tags[NOTE_TAG] = f"{report[NOTE_FILE].decode()}\n{self._note()}"
+            content.tags[NOTE_TAG] = self._note(report[NOTE_FILE].decode())
         return content
 
     def content(self, index: int, logged: str = "") -> Content | None:
@@ -205,18 +229,23 @@ class SweepView:
             return None
         content = Content(tags=self._tags(trial, chain), start=milliseconds(chain[0].started) if chain else None)
         if not held:
-            content.params = {**params_of(trial.config), "sweep": self.sweep.name}
+            params, classes = self._split(params_of(trial.config))
+            content.params = {**params, "sweep": self.sweep.name}
+            content.tags |= classes
             content.files["config.yaml"] = as_yaml(redact_tree(trial.config))
         offset = 0
         for position, record in enumerate(chain):
             if position >= held:
-                content.files[f"records/round_{record.round}.json"] = as_json(redact_tree(record.to_json()))
+                content.files[f"records/round_{record.round}.json"] = canonical_json(
+                    redact_tree(record.to_json())
+                ).encode()
                 content.points += [*round_points(record), *curve_points(record, offset)]
                 if record.kind == "round":
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
         if content.masks:
-            content.files["masks/summary.svg"] = mask_picture(chain)
+            content.files[MASKS_PICTURE] = mask_picture(chain)
+            content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"
         self._conclude(content, index, chain)
         return content
 
@@ -238,6 +267,12 @@ class SweepView:
                 return "FINISHED"
             failed = next((self._failures[key][0] for key in stages if key in self._failures), None)
             return failed or ("RUNNING" if self._outcome == "RUNNING" else "KILLED")
+
+    def _split(self, settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return settings as parameters, and the classes among them that go by a name, which are better as tags."""
+        named = {name for name in settings if settings.get(name_of(name), "null") != "null" and name not in self.axes}
+        params = {name: value for name, value in settings.items() if name not in named}
+        return params, {name: settings[name] for name in settings if name in named}
 
     def _conclude(self, content: Content, index: int, chain: list[StageRecord]) -> None:
         content.status = self.status(index)
@@ -273,11 +308,13 @@ class SweepView:
             tags["mlflow.source.git.commit"] = commit
         return tags
 
-    def _note(self) -> str:
-        return (
-            f"**{self.sweep.name}**: {len(self.plan.trials)} trials, {len(self.plan.stages)} stages.\n\n"
-            f"Run it again, or resume it, with\n\n    {redact(self.sweep.command)}\n"
-        )
+    def _note(self, results: str = "") -> str:
+        views = [f"[{label}](views/{self.id}-{view})" for view, label in links(self.axes).items()]
+        lines = [f"In this interface: {' · '.join(views)}\n"] if views else []
+        lines += [results] if results else []
+        lines += [f"**{self.sweep.name}**: {len(self.plan.trials)} trials, {len(self.plan.stages)} stages.\n"]
+        lines += [f"Run it again, or resume it, with\n\n    {redact(self.sweep.command)}\n"]
+        return "\n".join(lines)
 
 
 def failure_text(failure: Failure) -> str:

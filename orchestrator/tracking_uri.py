@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from orchestrator.redact import redact
 
@@ -42,6 +42,14 @@ def artifact_location(uri: str, experiment: str) -> str | None:
     """Return where a new experiment keeps its artifacts: beside a SQLite database, None where the server decides."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlruns" / quote(experiment, safe=" ")).as_uri()
+
+
+def local_folder(uri: str) -> Path | None:
+    """Return the directory of this machine that an artifact URI names, None for any other kind of URI."""
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else uri)
 
 
 def ui_hint(uri: str) -> str:

@@ -62,6 +62,17 @@ class Browser:
             assert time.monotonic() < deadline, f"{missing} did not appear in:\n{text[:3000]}"
             time.sleep(0.25)
 
+    def wait_for_true(self, condition: str, seconds: float = 60.0) -> None:
+        """Wait until a JavaScript expression holds."""
+        deadline = time.monotonic() + seconds
+        while not self.script(f"return {condition}"):
+            assert time.monotonic() < deadline, f"never true: {condition}"
+            time.sleep(0.25)
+
+    def links(self) -> list[str]:
+        """Return where the links of the page lead."""
+        return list(self.script("return [...document.querySelectorAll('a')].map(link => link.href)"))
+
     def wait_for_frame_text(self, *wanted: str, seconds: float = 60.0) -> None:
         """Wait until all of `wanted` can be read in the page's first frame."""
         deadline = time.monotonic() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,9 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from browser import MISSING, browser, free_port, wait_until_up
+from browser import MISSING, Browser, browser, free_port, wait_until_up
 from factories import finished, make_plan, make_records, sweep_info
 
 from orchestrator.compare import compare
@@ -27,6 +29,7 @@ pytestmark = [
 
 PLAN = make_plan(sparsities=(0.5, 0.9), seeds=(0, 1), rounds=2)
 RECORDS = make_records(PLAN)
+VIEWS = ("means", "trials")
 
 
 class Server:
@@ -169,7 +172,8 @@ def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
     tracker.finish("finished", report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS)))
     _, runs = runs_of(server.uri)
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    child = next(run for run in runs if "mlflow.parentRunId" in run.data.tags)
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    child = children[0]
     base = f"{server.uri}/#/experiments/{parent.info.experiment_id}/runs"
 
     with browser(tmp_path / "profile") as window:
@@ -188,5 +192,37 @@ def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
         window.wait_for_text("curve/train", "curve/val")
         window.open(f"{base}/{child.info.run_id}/artifacts/masks/summary.svg")
         window.wait_for_text("round_1.npz", "round_2.npz", "summary.svg")
+        window.open(f"{base}/{child.info.run_id}")
+        window.wait_for_true("[...document.images].some(image => image.src.includes('summary') && image.naturalWidth)")
         window.open(f"{base}?compareRunsMode=CHART")
         window.wait_for_text("summary", "trials")
+        groups_and_compares_without_tuning(window, base, parent, children)
+
+
+def groups_and_compares_without_tuning(window: Browser, base: str, parent: Any, children: list[Any]) -> None:
+    """Open the views that the parent's description links, and the page that compares the trials, as they come."""
+    means, trials = (f"{base}?viewStateShareKey={parent.data.tags['pruning.sweep']}-{view}" for view in VIEWS)
+    window.open(f"{base}/{parent.info.run_id}")
+    window.wait_for_text("trials", "means over seeds")
+    assert {means, trials} < set(window.links())
+
+    window.open(means)
+    text = window.wait_for_text(
+        "synthetic: means over seeds", "Group by: method.name", "(average)", "8 matching runs", "test/accuracy"
+    )
+    assert sorted(line for line in text.splitlines() if line.startswith("Group: ")) == [
+        f"Group: method.name: {method}, schedule.sparsity: {sparsity}"
+        for method in ("l1_unstructured", "random_unstructured")
+        for sparsity in (0.5, 0.9)
+    ]
+
+    window.open(f"{trials}&compareRunsMode=CHART")
+    window.wait_for_text("synthetic: trials", "Parallel Coordinates", "parameters/compression")
+    window.wait_for_true("document.querySelectorAll('.dimension').length === 4")  # method, sparsity; size, accuracy
+
+    server, _, identity = base.removesuffix("/runs").partition("/#/experiments/")
+    every = quote(json.dumps([run.info.run_id for run in children]))
+    window.open(f"{server}/#/compare-runs?runs={every}&experiments={quote(json.dumps([identity]))}")
+    text = window.wait_for_text("Comparing 8 Runs", "Parallel Coordinates Plot", "Clear All")
+    chosen = text[text.index("Parameters:") : text.index("Clear All")].split()
+    assert chosen == ["Parameters:", "method.name", "schedule.sparsity", "seed", "Metrics:", "test/accuracy"]

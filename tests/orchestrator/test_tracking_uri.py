@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking_uri import artifact_location, resolve_experiment, resolve_uri, sqlite_path, ui_hint
+from orchestrator.tracking_uri import (
+    artifact_location,
+    local_folder,
+    resolve_experiment,
+    resolve_uri,
+    sqlite_path,
+    ui_hint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +59,17 @@ def test_odd_names_of_experiments_stay_one_folder(tmp_path: Path) -> None:
 
     assert location is not None
     assert location.startswith((tmp_path / "mlruns").as_uri() + "/team%252Fa")
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("file:///a%20b/artifacts", Path("/a b/artifacts")),
+        ("/a%20b/artifacts", Path("/a%20b/artifacts")),
+        ("mlflow-artifacts:/1/artifacts", None),
+        ("s3://bucket/artifacts", None),
+        ("file://elsewhere/artifacts", None),
+    ],
+)
+def test_artifacts_in_a_directory_of_this_machine_are_found(uri: str, folder: Path | None) -> None:
+    assert local_folder(uri) == folder

@@ -1,0 +1,372 @@
+"""The runs of one sweep in MLflow: found again, created, written, read. The only importer of mlflow.
+
+Drivers that start one sweep at once come to share its runs: of several with one identity the oldest stays. Whoever
+creates another withdraws it, and a driver that writes to a run which was withdrawn is refused and looks again.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator.records import OrchestratorError, Plan, StageRecord, SweepInfo
+from orchestrator.redact import redact
+from orchestrator.runs import (
+    AXES_TAG,
+    COMMAND_TAG,
+    FAILURE_TAG,
+    LOGGED_TAG,
+    NOTE_TAG,
+    PLAN_TAG,
+    SWEEP_TAG,
+    TRIAL_TAG,
+    Content,
+    SweepView,
+    milliseconds,
+    sweep_tag,
+    trial_ids,
+)
+from orchestrator.saved import SavedSweep
+from orchestrator.tracking_uri import (
+    artifact_location,
+    local_folder,
+    resolve_experiment,
+    resolve_uri,
+    sqlite_path,
+)
+from orchestrator.view_writer import CLOSING, OPENING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+T = TypeVar("T")
+ReadFile = Callable[[str, str], bytes]
+"""(stage key, file name) -> content, from the store."""
+
+PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Makes the interface open on runs and their charts, not on traces of language models."""
+SAVED_VIEW_TAG = "mlflow.sharedViewState."
+"""How the interface names a saved view among an experiment's tags."""
+MASKS_FILE = "masks.npz"
+METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100
+"""With at most 100 tags these keep a batch within MLflow's 1000 entities."""
+LONGEST_PARAM, LONGEST_TAG = 6000, 5000
+WRITTEN_LAST = (LOGGED_TAG, PLAN_TAG, NOTE_TAG)
+"""Tags a run is not created with: two say that all else is there, one holds links to the run."""
+
+_MANNERS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""By default a client waits for minutes on a server that is away, and writes into the terminal."""
+
+_REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
+
+
+def be_brief() -> None:
+    """Bound how long MLflow's client waits, and keep it out of the terminal, where the user has not said otherwise."""
+    for name, value in _MANNERS.items():
+        os.environ.setdefault(name, value)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether MLflow answered that it will never take this, as against being away or busy."""
+    return isinstance(error, ImportError) or getattr(error, "error_code", None) in _REFUSALS
+
+
+@dataclass
+class _Found:
+    """What is known of one run in MLflow."""
+
+    run_id: str
+    folder: Path | None
+    """Where its artifacts are, if in a directory of this machine."""
+    status: str = "RUNNING"
+    params: set[str] = field(default_factory=set)
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class MlflowRuns:
+    """A connection to MLflow that knows the runs of one sweep. Lives in the writer's thread."""
+
+    def __init__(self, uri: str, experiment: str, read: ReadFile, warn: Callable[[str], None]) -> None:
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by the writer
+        if (database := sqlite_path(uri)) is not None:
+            database.parent.mkdir(parents=True, exist_ok=True)
+        self._client = MlflowClient(uri)
+        self._experiment = self._open_experiment(uri, experiment)
+        self._read = read
+        self._warn = warn
+        self._parent: _Found | None = None
+        self._children: dict[str, _Found] = {}
+        self._shared = False
+        """Whether another driver may be writing this sweep too."""
+
+    def write(self, view: SweepView, index: int) -> bool:
+        """Bring the run of trial `index`, or the parent, up to date; return whether anything had to be written."""
+        if self._parent is None:
+            self._find(view)
+        parent = self._parent
+        if parent is None or index == OPENING:
+            content = view.opening()
+            if parent is None:
+                parent = self._create_parent(view, content)
+            elif parent.tags.get(PLAN_TAG) == content.tags[PLAN_TAG] and parent.status == content.status:
+                return False
+            self._update(parent, content)
+            self._save_views(view, parent)
+            if index == OPENING:
+                return True
+        if index == CLOSING:
+            self._update(self._settle(view, parent), view.closing())
+            return True
+        return self._write_trial(view, index, parent)
+
+    def _write_trial(self, view: SweepView, index: int, parent: _Found) -> bool:
+        trial, identity = view.plan.trials[index], view.ids[index]
+        found, content = self._children.get(identity), None
+        if found is not None:
+            logged = found.tags.get(LOGGED_TAG, "")
+            if view.is_current(index, logged, found.status) and found.tags.get(PARENT_TAG) == parent.run_id:
+                return False
+            content = view.content(index, logged)
+            if content is None:
+                self._withdraw(found)
+                del self._children[identity]
+        if content is None:
+            found, content = None, view.content(index)
+        if content is None:
+            return False
+        content.tags |= {TRIAL_TAG: identity, PARENT_TAG: parent.run_id}
+        if found is None:
+            found = self._children[identity] = self._create(trial.name, content)
+        for name, key in content.masks.items():
+            try:
+                content.files[name] = self._read(key, MASKS_FILE)
+            except Exception as error:
+                self._warn(f"The masks of `{trial.name}` cannot be read for MLflow: {redact(str(error))}")
+        self._update(found, content)
+        return True
+
+    def _open_experiment(self, uri: str, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        location = artifact_location(uri, name)
+        try:
+            return str(self._client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
+        except MlflowException:
+            found = self._client.get_experiment_by_name(name)  # another driver was faster
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _find(self, view: SweepView) -> None:
+        """Find the sweep's runs again; of several with one identity keep the oldest."""
+        self._parent, self._children = None, {}
+        for run in _search(self._client, self._experiment, view.id):
+            found = _Found(
+                run.info.run_id,
+                local_folder(run.info.artifact_uri),
+                run.info.status,
+                set(run.data.params),
+                dict(run.data.tags),
+            )
+            identity = found.tags.get(TRIAL_TAG)
+            if identity is None and self._parent is None:
+                self._parent = found
+            elif identity is not None and identity not in self._children:
+                self._children[identity] = found
+            else:
+                self._withdraw(found)
+        if self._parent is not None and self._parent.status == "RUNNING":
+            self._shared = True
+
+    def _create_parent(self, view: SweepView, content: Content) -> _Found:
+        """Create the parent run, or find that another driver has done so at the same moment."""
+        created = self._parent = self._create(view.sweep.name, content)
+        rivals = _search(self._client, self._experiment, view.id, f"tags.`{AXES_TAG}` LIKE '%'")
+        if [run.info.run_id for run in rivals] != [created.run_id]:
+            self._find(view)
+            self._shared = True
+        return self._parent or created
+
+    def _withdraw(self, found: _Found) -> None:
+        from mlflow.exceptions import MlflowException
+
+        with suppress(MlflowException):  # another driver has done so
+            self._client.delete_run(found.run_id)
+
+    def _settle(self, view: SweepView, parent: _Found) -> _Found:
+        """Where another driver wrote too, see that every trial has one run, and all have one parent; return that."""
+        if not self._shared:
+            return parent
+        self._find(view)
+        parent = self._parent or self._create_parent(view, view.opening())
+        for index in range(len(view.plan.trials)):
+            self._write_trial(view, index, parent)
+        return parent
+
+    def _save_views(self, view: SweepView, parent: _Found) -> None:
+        """Offer the sweep's views in the interface; where only an administrator may, do without."""
+        from mlflow.exceptions import MlflowException
+
+        with suppress(MlflowException):
+            for key, state in view.saved_views(parent.run_id).items():
+                self._client.set_experiment_tag(self._experiment, f"{SAVED_VIEW_TAG}{key}", state)
+
+    def _create(self, name: str, content: Content) -> _Found:
+        tags = {key: value for key, value in _fitting(content.tags).items() if key not in WRITTEN_LAST}
+        tags[USER_TAG] = _user()
+        start = content.start or milliseconds(time.time())
+        run = self._client.create_run(self._experiment, start_time=start, run_name=name, tags=tags)
+        return _Found(run.info.run_id, local_folder(run.info.artifact_uri), tags=dict(run.data.tags))
+
+    def _update(self, found: _Found, content: Content) -> None:
+        """Write files first and tags last: a run says that it holds a stage when all of the stage is there."""
+        if found.folder is not None:  # where the client would copy them to, after it has asked the database for it
+            _write_files(found.folder, content)
+        elif content.files:
+            with tempfile.TemporaryDirectory() as folder:
+                _write_files(Path(folder), content)
+                self._client.log_artifacts(found.run_id, folder)
+        self._log(found, content)
+        if FAILURE_TAG in found.tags and FAILURE_TAG not in content.tags:
+            self._client.delete_tag(found.run_id, FAILURE_TAG)
+            del found.tags[FAILURE_TAG]
+        if found.status != content.status:
+            if content.status == "RUNNING":
+                self._client.update_run(found.run_id, status=content.status)
+            else:
+                self._client.set_terminated(found.run_id, status=content.status, end_time=content.end)
+            found.status = content.status
+
+    def _log(self, found: _Found, content: Content) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        params = {key: value[:LONGEST_PARAM] for key, value in content.params.items() if key not in found.params}
+        tags = _fitting(content.tags)
+        if NOTE_TAG in tags:
+            tags[NOTE_TAG] = self._linked(tags[NOTE_TAG], found.run_id)
+        changed = [RunTag(key, value) for key, value in tags.items() if found.tags.get(key) != value]
+        metrics = [Metric(point.key, point.value, point.time, point.step) for point in content.points]
+        *param_batches, last_params = _batches([Param(key, value) for key, value in params.items()], PARAMS_PER_BATCH)
+        for param_batch in param_batches:
+            self._client.log_batch(found.run_id, params=param_batch)
+        *metric_batches, last_metrics = _batches(metrics, METRICS_PER_BATCH)
+        for metric_batch in metric_batches:
+            self._client.log_batch(found.run_id, metrics=metric_batch)
+        if last_metrics or last_params or changed:
+            self._client.log_batch(found.run_id, metrics=last_metrics, params=last_params, tags=changed)
+        found.params.update(params)
+        found.tags.update(tags)
+
+    def _linked(self, note: str, run_id: str) -> str:
+        """Return a description whose links and pictures lead, in the interface, to saved views and this run's files."""
+        experiment = f"#/experiments/{self._experiment}/runs"
+        return (
+            note.replace("](views/", f"]({experiment}?viewStateShareKey=")
+            .replace("](comparison/", f"]({experiment}/{run_id}/artifacts/comparison/")
+            .replace("](masks/", f"](get-artifact?run_uuid={run_id}&path=masks/")
+        )
+
+
+def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
+    """Return a sweep as MLflow holds it: plan and configuration from the parent run, records from the children.
+
+    Raises:
+        OrchestratorError: MLflow cannot be read, or holds no such sweep
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    where = f"MLflow at {redact(resolve_uri(uri))}, experiment {resolve_experiment(experiment)!r},"
+    try:
+        client = MlflowClient(resolve_uri(uri))
+        found = client.get_experiment_by_name(resolve_experiment(experiment))
+        runs = [] if found is None else _search(client, found.experiment_id, sweep_tag(name))
+        parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
+        if parent is None:
+            raise OrchestratorError(f"{where} holds no sweep {name!r}; its full name is that of its parent run")
+        with tempfile.TemporaryDirectory() as folder:
+
+            def read(run_id: str, path: str) -> Any:
+                return json.loads(Path(client.download_artifacts(run_id, path, folder)).read_bytes())
+
+            plan = Plan.from_json(read(parent.info.run_id, "plan.json"))
+            environment = read(parent.info.run_id, "environment.json")
+            records: dict[str, StageRecord] = {}
+            for run in runs:
+                for file in client.list_artifacts(run.info.run_id, "records") if run is not parent else ():
+                    record = StageRecord.from_json(read(run.info.run_id, file.path))
+                    records.setdefault(record.key, record)
+    except (MlflowException, OSError, ValueError) as error:
+        raise OrchestratorError(f"{where} cannot be read: {redact(str(error))}") from error
+    info = SweepInfo(name, plan.trials[0].config if plan.trials else {}, parent.data.tags[COMMAND_TAG], environment)
+    reasons = {run.data.tags[TRIAL_TAG]: run.data.tags[FAILURE_TAG] for run in runs if FAILURE_TAG in run.data.tags}
+    failures = {}
+    for trial, identity in zip(plan.trials, trial_ids(info, plan.trials), strict=True):
+        key = next((key for key in trial.stages if key not in records), None)
+        if key is not None and identity in reasons:
+            failures[key] = reasons[identity]
+    return SavedSweep(info, plan, records, failures)
+
+
+def _search(client: MlflowClient, experiment: str, sweep: str, *conditions: str) -> list[Run]:
+    """Return the runs of a sweep that meet all `conditions`, the oldest first, in an order that is everyone's."""
+
+    def pages() -> Iterator[Run]:
+        token = None
+        while True:
+            page = client.search_runs(
+                [experiment],
+                filter_string=" AND ".join([f"tags.`{SWEEP_TAG}` = '{sweep}'", *conditions]),
+                max_results=1000,
+                page_token=token,
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    return sorted(pages(), key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def _write_files(folder: Path, content: Content) -> None:
+    for name, data in content.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _fitting(tags: dict[str, str]) -> dict[str, str]:
+    return {key: value[:LONGEST_TAG] for key, value in tags.items()}
+
+
+def _batches(items: list[T], size: int) -> list[list[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)] or [[]]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # no entry in the password database, as in many containers
+        return "unknown"

@@ -1,0 +1,80 @@
+"""Views of a sweep's trials that MLflow's interface offers under "Views": columns, grouping and charts set up. Pure.
+
+The interface keeps a saved view as a tag of the experiment, `mlflow.sharedViewState.KEY`, in the JSON written here.
+What another release of it does not know it leaves at its default.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+METRICS = ("test/accuracy", "val/accuracy", "sparsity/overall", "parameters/compression", "macs/speedup")
+ACCURACY, COMPRESSION = "test/accuracy", "parameters/compression"
+MOST_AXES = 6
+"""Axes shown: a tag holds 5000 characters, and a parallel plot of more cannot be read."""
+_SECTION = "sweep"
+
+
+def links(axes: Sequence[str]) -> dict[str, str]:
+    """Return the views of a sweep with these axes: end of the key -> what it shows."""
+    found = {"trials": "trials"}
+    if _points(axes) and len(_points(axes)) < len(axes):
+        found["means"] = "means over seeds"
+    return found if axes else {}
+
+
+def saved_views(
+    sweep: str, identity: str, parent: str, axes: Sequence[str], everywhere: Container[str]
+) -> dict[str, str]:
+    """Return the views of the trials below the run `parent`: key -> value of its tag.
+
+    `everywhere` are the axes that every trial has: a parallel plot leaves out trials that lack one of its axes.
+    """
+    now = round(1000 * time.time())
+    views = {}
+    for view, label in links(axes).items():
+        state = _state(parent, axes, means=view == "means")
+        if view == "trials":
+            shown = [name for name in _points(axes) if name in everywhere][:MOST_AXES]
+            parallel = _chart("PARALLEL", selectedParams=shown, selectedMetrics=[COMPRESSION, ACCURACY])
+            state["compareRunCharts"].append(parallel)
+        envelope = {"name": f"{sweep}: {label}", "createdAt": now, "updatedAt": now, "state": json.dumps(state)}
+        views[f"{identity}-{view}"] = json.dumps(envelope)
+    return views
+
+
+def _state(parent: str, axes: Sequence[str], *, means: bool) -> dict[str, Any]:
+    shown = list(_points(axes) if means else axes)[:MOST_AXES]
+    grouping = [{"mode": "param", "groupByData": name} for name in _points(axes)]
+    return {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "orderByKey": f"metrics.`{ACCURACY}`",
+        "orderByAsc": False,
+        "selectedColumns": [
+            *(f"params.`{name}`" for name in shown),
+            *(f"metrics.`{name}`" for name in METRICS),
+            "attributes.`Duration`",
+        ],
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": grouping} if means else None,
+        "runsHiddenMode": "SHOW_ALL",
+        "isAccordionReordered": True,
+        "compareRunSections": [{"uuid": _SECTION, "name": "Sweep", "display": True, "isReordered": False}],
+        "compareRunCharts": [_chart("SCATTER", xaxis=_axis(COMPRESSION), yaxis=_axis(ACCURACY))],
+    }
+
+
+def _points(axes: Sequence[str]) -> list[str]:
+    """Return the axes that tell operating points apart: all but the seeds."""
+    return [name for name in axes if not name.endswith("seed")]
+
+
+def _chart(kind: str, **settings: object) -> Mapping[str, object]:
+    common = {"uuid": kind.lower(), "metricSectionId": _SECTION, "runsCountToCompare": 100, "showAllRuns": True}
+    return {"type": kind, **common, "deleted": False, "isGenerated": False, **settings}
+
+
+def _axis(metric: str) -> Mapping[str, str]:
+    return {"key": metric, "type": "METRIC"}

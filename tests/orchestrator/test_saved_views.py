@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from factories import config, make_plan, plan_of, sweep_info
+
+from orchestrator.records import Plan
+from orchestrator.runs import SweepView
+
+
+def states(plan: Plan) -> dict[str, Any]:
+    """Return the state of each view that a sweep offers, by its name."""
+    found = SweepView(sweep_info(), plan, {}).saved_views("parent")
+    assert all(len(value) < 5000 for value in found.values()), "MLflow keeps no longer tags"
+    views = [json.loads(value) for value in found.values()]
+    return {view["name"]: json.loads(view["state"]) for view in views}
+
+
+def grouped(state: dict[str, Any]) -> list[str]:
+    return [key["groupByData"] for key in state["groupBy"]["groupByKeys"]]
+
+
+def test_trials_are_shown_one_by_one_and_averaged_over_seeds() -> None:
+    found = states(make_plan())
+    trials, means = found["synthetic: trials"], found["synthetic: means over seeds"]
+
+    assert trials["groupBy"] is None
+    assert grouped(means) == ["method.name", "schedule.sparsity"]
+    (parallel,) = [chart for chart in trials["compareRunCharts"] if chart["type"] == "PARALLEL"]
+    assert parallel["selectedParams"] == ["method.name", "schedule.sparsity"]
+    assert "test/accuracy" in parallel["selectedMetrics"]
+    assert trials["searchFilter"] == means["searchFilter"] == "tags.`mlflow.parentRunId` = 'parent'"
+
+
+def test_an_axis_that_only_some_trials_have_tells_groups_apart_but_hides_no_trial() -> None:
+    plain = config("l1_unstructured", 0.5, 0)
+    structured = [config("ln_structured", 0.5, seed) for seed in (0, 1)]
+    found = states(plan_of([plain, *({**each, "method": {**each["method"], "dim": 0}} for each in structured)]))
+
+    assert grouped(found["synthetic: means over seeds"]) == ["method.name", "method.dim"]
+    (parallel,) = [chart for chart in found["synthetic: trials"]["compareRunCharts"] if chart["type"] == "PARALLEL"]
+    assert parallel["selectedParams"] == ["method.name"]
+
+
+def test_only_views_that_show_something_are_offered() -> None:
+    assert states(make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,))) == {}
+    assert list(states(make_plan(methods=("l1_unstructured",), sparsities=(0.5,)))) == ["synthetic: trials"]
+    assert list(states(make_plan(methods=("l1_unstructured",), seeds=(0,)))) == ["synthetic: trials"]
+    assert states(Plan({}, ())) == {}
+
+
+def test_a_class_that_varies_under_one_name_is_a_parameter() -> None:
+    trials = [config("l1_unstructured", 0.5, 0) for _ in range(2)]
+    trials[1]["model"] = {**trials[1]["model"], "_target_": "mine.Net"}
+    view = SweepView(sweep_info(), plan_of(trials), {})
+    content = view.content(1)
+
+    assert view.axes == ("model._target_",)
+    assert content is not None
+    assert content.params["model._target_"] == "mine.Net"
+    assert content.tags["data._target_"] == "orchestrator.data.digits"
+    assert "data._target_" not in content.params
