@@ -45,6 +45,8 @@ def other_dims(t: Tensor, dim: int) -> list[int]:
 
 def alive_channels(mask: Tensor, dim: int) -> Tensor:
     """Return a bool for each channel along `dim`: whether any of its entries is unpruned."""
+    if not mask.numel():
+        return torch.zeros(mask.shape[dim], dtype=torch.bool, device=mask.device)
     highest = mask.real if mask.is_complex() else mask
     if dim:  # the dimensions before `dim` first: ten times as fast as all at once
         highest = highest.amax(tuple(range(dim)))

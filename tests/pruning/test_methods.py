@@ -346,6 +346,17 @@ def test_channels_are_dropped_alike_on_every_device(device: str, dim: int) -> No
     channels.drop_channels(masked, torch.ones(t.shape[dim], dtype=torch.bool, device="meta"), dim)  # waits for nothing
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (2, 0, 3)])
+def test_channels_without_entries(shape: tuple[int, ...]) -> None:
+    module = nn.ParameterDict({"weight": torch.empty(shape)})
+    for _ in range(2):
+        pruning.ln_structured(module, "weight", 0.5, n=2, dim=0)
+        pruning.global_structured([(module, "weight")], amount=0.5)
+    assert module.weight_mask.shape == shape
+    with pytest.raises(ValueError, match="0 units"):
+        pruning.random_structured(module, "weight", 1, dim=0)
+
+
 @pytest.mark.parametrize("engine", [None, *ENGINES])
 def test_a_subclass_may_apply_its_mask_in_its_own_way(engine: Any) -> None:
     """Straight through: pruned in the forward, trained as if it were not; `None` is torch's own method."""
