@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator import interrupts
 from orchestrator.records import OrchestratorError
 from orchestrator.redact import redact
+from orchestrator.streams import show_what_can_be_shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,6 +27,7 @@ CONF = next(
 def main() -> None:
     """Run the command line."""
     interrupts.leave_when_interrupted()
+    show_what_can_be_shown()
     import hydra  # now that Ctrl-C ends what follows without a traceback
 
     from orchestrator import config as schema

@@ -15,7 +15,8 @@ from statistics import fmean as mean
 from orchestrator.comparison import Comparison, Cost, Point, Row, TrialStatus
 from orchestrator.lines import Place, places
 from orchestrator.records import Plan, StageRecord, TrialSpec
-from orchestrator.statistics import estimate, paired_difference
+from orchestrator.statistics import Estimate, estimate, paired_difference
+from orchestrator.streams import show_what_can_be_shown
 
 
 def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str] | None = None) -> Comparison:
@@ -36,10 +37,13 @@ def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[st
                 dense.setdefault(place.dense, {}).setdefault(row.stage, row)
             else:
                 groups.setdefault((place.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
+    unpruned = [_point([(row, row) for row in group.values()]) for group in dense.values()]
+    intervals = {stage: point.accuracy for point in unpruned for stage in point.stages}
+    points = [_point(list(group.values()), intervals) for group in groups.values()]
     return Comparison(
         rows=tuple(rows),
-        dense=tuple(_point([(row, row) for row in group.values()]) for group in dense.values()),
-        points=_marked(sorted((_point(list(group.values())) for group in groups.values()), key=_rank(rows))),
+        dense=tuple(unpruned),
+        points=_marked(sorted(points, key=_rank(rows))),
         trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
         failures=_reasons(plan, records, failures),
         cost=_cost(plan, records),
@@ -102,13 +106,16 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, plac
         )
 
 
-def _point(samples: Sequence[tuple[Row, Row]]) -> Point:
-    """Summarise rows, each with the row of its own dense network."""
+def _point(samples: Sequence[tuple[Row, Row]], intervals: Mapping[str, Estimate | None] | None = None) -> Point:
+    """Summarise rows, each with the row of its own dense network.
+
+    `intervals` are those of the dense accuracies, by dense stage, over all their seeds, as they are shown.
+    """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
     accuracy = {row.stage: row.test_accuracy for row in rows}
     reference = {row.stage: dense.test_accuracy for row, dense in samples}
-    pruned, dense = estimate(list(accuracy.values())), estimate(list(reference.values()))
+    pruned, dense = estimate(list(accuracy.values())), (intervals or {}).get(samples[0][1].stage)
     befores = [row.val_accuracy_before for row in rows if row.val_accuracy_before is not None]
     first = rows[0]
     return Point(
@@ -196,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rebuild or merge comparisons from the store; return the exit status."""
     from orchestrator.rebuild import compare_command
 
+    show_what_can_be_shown()
     return compare_command(arguments)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from orchestrator import retention, submission
+from orchestrator.audit import audit
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
 from orchestrator.config import ConfigError
@@ -40,7 +41,7 @@ from orchestrator.redact import redact
 from orchestrator.report import kept, report, write
 from orchestrator.saved import manifest
 from orchestrator.store import Store, StoreError
-from orchestrator.tables import print_comparison
+from orchestrator.tables import print_audit, print_comparison
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MlflowTracker, NoTracker
 from orchestrator.tracking_uri import resolve_uri, ui_hint
@@ -89,6 +90,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         comparison = compare(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console)
         if not outcome.interrupted:
+            print_audit(audit(plan, outcome.records, comparison), console)
             folder = Path("outputs") / info.name
             files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.audit import Finding
 from orchestrator.comparison import Comparison, Point, Row
 from orchestrator.statistics import Estimate
 
@@ -100,21 +101,35 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
     for line in text_table(comparison):
         style = "bold" if "*" in line or not line.startswith(" ") else ""
-        console.print(Text(line, style=style, overflow="ignore", no_wrap=True), crop=False)
+        console.print(Text(line, style=style), soft_wrap=True)
     for line in notes(comparison):
+        console.print(Text(line), soft_wrap=True)
+
+
+def print_audit(findings: Sequence[Finding], console: Console) -> None:
+    """Print how the audit went, and each rule that fails with its reason."""
+    from rich.text import Text
+
+    for line in audit_notes(findings):
         console.print(Text(line), soft_wrap=True)
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the sentences below the table."""
+    if not comparison.points:
+        yield from failure_notes(comparison)
+        return
     best = " *: the highest mean at this sparsity." if any(point.best for point in comparison.points) else ""
     yield (
         f"Test accuracy: mean ± standard deviation over seeds, of the model selected on validation.{best} vs dense: "
         "percentage points, paired by seed. match: the mean lies within the 95% interval of dense, or above. "
         "size, MACs: dense / remaining."
     )
-    for (model, data, line), point in comparison.largest_matching.items():
+    for key, point in comparison.largest_matching.items():
+        model, data, line = key
         found = "none" if point is None else f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
+        if all(each.matching is None for each in comparison.points if (each.model, each.data, each.line) == key):
+            found = "not known, as an interval takes two seeds or more"
         where = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
         yield f"Largest matching sparsity of {line}{where}: {found}"
     cost = comparison.cost
@@ -124,6 +139,18 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"have taken {cost.unshared_steps:,} steps and {cost.unshared_seconds:,.1f} s."
         )
     yield from failure_notes(comparison)
+
+
+def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield how the audit went, and a line for each rule that fails."""
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    passed = sum(finding.verdict == "pass" for finding in findings)
+    idle = len(findings) - passed - len(failed)
+    yield f"Audit: {passed} of {len(findings)} rules pass, {len(failed)} fail" + (
+        f", {idle} do not apply." if idle else "."
+    )
+    for finding in failed:
+        yield f"  {finding.rule}: {finding.reason}"
 
 
 def failure_notes(comparison: Comparison) -> Iterator[str]:

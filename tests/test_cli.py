@@ -136,6 +136,16 @@ def test_a_failing_target_ends_with_1_and_says_where(run: Run, tmp_path: Path) -
     assert "Traceback" not in result.stderr
 
 
+def test_a_terminal_without_our_signs_sees_all_the_rest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    result = run(*QUICK)
+    assert result.returncode == 0, result.stderr
+    assert "1 of 1 trials done" in result.stdout
+    again = run("trial", code="import sys; from orchestrator.compare import main; sys.exit(main())")
+    assert again.returncode == 0, again.stderr
+    assert "?" in again.stdout
+
+
 def test_help_reads_well(run: Run) -> None:
     result = run("--help")
 

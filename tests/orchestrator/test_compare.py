@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
+from orchestrator.audit import Finding
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Point
 from orchestrator.records import Plan, StageRecord
-from orchestrator.tables import as_json, points_csv, rows_csv, text_table
+from orchestrator.tables import as_json, audit_notes, failure_notes, notes, points_csv, rows_csv, text_table
 
 
 def with_accuracy(record: StageRecord, accuracy: float) -> StageRecord:
@@ -189,6 +190,31 @@ def test_merging_adds_seeds_and_counts_no_stage_twice() -> None:
 
     assert {point.seeds for point in merged.points} == {(0, 1, 2)}
     assert merged.cost == compare(whole, records).cost
+
+
+def test_a_point_without_all_seeds_is_held_to_the_interval_shown() -> None:
+    # Dense 0.98 0.97 0.96: low end 0.9452. Of seeds 0 and 1 alone it would be 0.911, and 0.93 would match.
+    plan, records = golden()
+    for trial in plan.trials:
+        seed = trial.config["seed"]
+        dense, last = trial.stages
+        records[dense] = with_accuracy(records[dense], 0.98 - 0.01 * seed)
+        records[last] = with_accuracy(records[last], 0.93)
+        if seed == 2:
+            del records[last]
+    assert only(compare(plan, records).points, 0.5).matching is False
+
+
+def test_what_one_seed_cannot_tell_is_not_denied() -> None:
+    plan = make_plan(methods=("l1_unstructured",), seeds=(0,), rounds=1)
+    found = list(notes(compare(plan, make_records(plan))))
+    assert any("l1_unstructured: not known, as an interval takes two seeds" in line for line in found)
+    assert list(notes(compare(plan, {}))) == list(failure_notes(compare(plan, {})))
+
+
+def test_the_terminal_hears_of_each_rule_that_fails() -> None:
+    findings = (Finding("a", "pass", "because"), Finding("b", "fail", "2 of 3"), Finding("c", "not applicable", "x"))
+    assert list(audit_notes(findings)) == ["Audit: 1 of 3 rules pass, 1 fail, 1 do not apply.", "  b: 2 of 3"]
 
 
 def test_the_text_table_fits_a_terminal_and_says_what_it_knows() -> None:
