@@ -24,7 +24,8 @@ class Eta:
 
     def __init__(self, plan: Plan, finished: Iterable[str], slots: int | None = None) -> None:
         self._plan = plan
-        self._left: dict[str, None] = dict.fromkeys(key for key in plan.stages if key not in set(finished))
+        known = set(finished)
+        self._left: dict[str, None] = dict.fromkeys(key for key in plan.stages if key not in known)
         self._slots = slots
         self._kinds = {key: _kind(spec) for key, spec in plan.stages.items()}
         self._units = {self._kinds[key]: _units(spec) for key, spec in plan.stages.items()}
@@ -54,12 +55,13 @@ class Eta:
         """Return the estimate at time `now`; None as long as nothing has finished."""
         if not self._seen:
             return None
-        per_unit = fmean(fmean(seen) / self._units[kind] for kind, seen in self._seen.items())
+        means = {kind: fmean(seen) for kind, seen in self._seen.items()}
+        per_unit = fmean(mean / self._units[kind] for kind, mean in means.items())
         expected: dict[str, float] = {}
         chain: dict[str, float] = {}
         for key in self._left:
             kind = self._kinds[key]
-            whole = fmean(self._seen[kind]) if kind in self._seen else per_unit * self._units[kind]
+            whole = means[kind] if kind in means else per_unit * self._units[kind]
             begun = self._started.get(key)
             expected[key] = whole if begun is None else max(whole - (now - begun), 0.05 * whole)
             parent = self._plan.stages[key].parent
