@@ -388,5 +388,6 @@ def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
 
 
 def _modules(work: Work | str) -> list[str]:
-    """Modules that workers import while nothing else can be done yet: torch takes seconds."""
-    return [work.partition(":")[0]] if isinstance(work, str) else []
+    """Modules that workers import while nothing else can be done yet: torch, and what its first optimizer needs."""
+    found = [work.partition(":")[0]] if isinstance(work, str) else []
+    return [*found, "torch._dynamo"] if work == DEFAULT_WORK else found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:
             progress.opening(info.name, _places(config, store, info.name))
-            _train(outcome, info, store, config, (tracker, progress), interrupt)
+            _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
             retention.prune_sweep(store, plan, outcome.records)
@@ -113,8 +114,9 @@ def _train(
     config: Mapping[str, Any],
     views: tuple[Tracker, Progress],
     interrupt: Interruptible,
+    later: ExitStack,
 ) -> None:
-    """Run what is not durable yet, and tell the views of it."""
+    """Run what is not durable yet, and tell the views of it; `later` waits for what may end beside the report."""
     tracker, progress = views
     todo = outcome.plan.without(set(outcome.records))
     if not todo.stages:
@@ -124,7 +126,7 @@ def _train(
         executor = _executor(config["cluster"], store, info.name, stack.enter_context(store.leases()))
         executor.prestart()
         store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
-        stack.enter_context(executor)
+        stack.enter_context(_running(executor, outcome, later))
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
@@ -139,6 +141,22 @@ def _train(
         outcome.interrupted = interrupt.worked()
         if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
             tracker.finish(outcome.status, {})
+
+
+@contextmanager
+def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: ExitStack) -> Iterator[None]:
+    """Start the executor, and end it when all is done: aside, since Ray takes a second, and `later` waits for it."""
+    closing = threading.Thread(target=executor.close, name="closing")
+    try:
+        executor.start()
+        yield
+    except BaseException:
+        executor.close()
+        raise
+    closing.start()
+    if outcome.interrupted:  # a stage that was killed may still live, and its lease with it
+        closing.join()
+    later.callback(closing.join)
 
 
 def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Leases) -> RayExecutor | InlineExecutor:
