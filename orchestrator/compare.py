@@ -28,6 +28,7 @@ def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[st
     failures = failures or {}
     rows: list[Row] = []
     dense: dict[str, dict[str, Row]] = {}
+    called: dict[str, str] = {}
     groups: dict[tuple[str, int], dict[str, tuple[Row, Row]]] = {}
     for trial, place in zip(plan.trials, places(plan), strict=True):
         chain = list(_rows(plan, records, trial, place))
@@ -35,9 +36,10 @@ def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[st
         for row in chain:
             if row.round == 0:
                 dense.setdefault(place.dense, {}).setdefault(row.stage, row)
+                called[place.dense] = place.dense_label
             else:
                 groups.setdefault((place.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
-    unpruned = [_point([(row, row) for row in group.values()]) for group in dense.values()]
+    unpruned = [_point([(row, row) for row in group.values()], {}, called[key]) for key, group in dense.items()]
     intervals = {stage: point.accuracy for point in unpruned for stage in point.stages}
     points = [_point(list(group.values()), intervals) for group in groups.values()]
     return Comparison(
@@ -106,22 +108,23 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, plac
         )
 
 
-def _point(samples: Sequence[tuple[Row, Row]], intervals: Mapping[str, Estimate | None] | None = None) -> Point:
+def _point(samples: Sequence[tuple[Row, Row]], intervals: Mapping[str, Estimate | None], label: str = "") -> Point:
     """Summarise rows, each with the row of its own dense network.
 
-    `intervals` are those of the dense accuracies, by dense stage, over all their seeds, as they are shown.
+    `intervals` are those of the dense accuracies, by dense stage, over all their seeds, as they are shown; `label` is
+    what to call a dense point.
     """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
     accuracy = {row.stage: row.test_accuracy for row in rows}
     reference = {row.stage: dense.test_accuracy for row, dense in samples}
-    pruned, dense = estimate(list(accuracy.values())), (intervals or {}).get(samples[0][1].stage)
+    pruned, dense = estimate(list(accuracy.values())), intervals.get(samples[0][1].stage)
     befores = [row.val_accuracy_before for row in rows if row.val_accuracy_before is not None]
     first = rows[0]
     return Point(
         model=first.model,
         data=first.data,
-        line=first.line if first.round else "dense",
+        line=first.line if first.round else label,
         method=first.method if first.round else "dense",
         schedule=first.schedule if first.round else "",
         round=first.round,

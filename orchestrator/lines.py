@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from orchestrator.settings import as_typed, settings_of, varying
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
 """What moves a trial along its line."""
 
+_DENSE = ("model.", "data.", "train.", "device", "threads")
+"""What a dense network depends on, but its seed."""
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
@@ -29,6 +32,8 @@ class Place:
     """Identity of the point: equal for trials that differ in nothing but the seed."""
     dense: str
     """Identity of the dense configuration: equal for trials whose dense networks differ in nothing but the seed."""
+    dense_label: str
+    """What to call it: "dense", and as much as it takes to tell the dense networks of a panel apart."""
     seed: int
 
 
@@ -39,13 +44,20 @@ def places(plan: Plan) -> tuple[Place, ...]:
     amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
     """
     found = [_identify(plan, trial) for trial in plan.trials]
+    dense = [canonical_json({k: v for k, v in _fields(plan, trial).items() if k != "seed"}) for trial in plan.trials]
     labels: dict[tuple[str, str], dict[str, str]] = {}
+    dense_labels: dict[tuple[str, str], dict[str, str]] = {}
     for panel in dict.fromkeys(panel for panel, _, _ in found):
         lines: dict[str, Mapping[str, Any]] = {}
-        for other, line, settings in found:
+        networks: dict[str, Mapping[str, Any]] = {}
+        for (other, line, settings), network in zip(found, dense, strict=True):
             if other == panel:
                 lines.setdefault(line, settings)
-        labels[panel] = dict(zip(lines, _labels(list(lines.values())), strict=True))
+                networks.setdefault(network, {k: v for k, v in settings.items() if k.startswith(_DENSE)})
+        methods = [str(each.get("method.name", each.get("method._target_", "trial"))) for each in lines.values()]
+        labels[panel] = dict(zip(lines, _labels(methods, list(lines.values())), strict=True))
+        unpruned = _labels(["dense"] * len(networks), list(networks.values()))
+        dense_labels[panel] = dict(zip(networks, unpruned, strict=True))
     return tuple(
         Place(
             panel=panel,
@@ -53,10 +65,11 @@ def places(plan: Plan) -> tuple[Place, ...]:
             method=str(settings.get("method.name", settings.get("method._target_", ""))),
             schedule=str(settings.get("schedule.kind", "")),
             point=canonical_json([line, [as_typed(settings.get(name)) for name in POINT_SETTINGS]]),
-            dense=canonical_json({k: v for k, v in _fields(plan, trial).items() if k != "seed"}),
+            dense=network,
+            dense_label=dense_labels[panel][network],
             seed=int(trial.config.get("seed", 0)),
         )
-        for trial, (panel, line, settings) in zip(plan.trials, found, strict=True)
+        for trial, (panel, line, settings), network in zip(plan.trials, found, dense, strict=True)
     )
 
 
@@ -74,18 +87,20 @@ def _fields(plan: Plan, trial: TrialSpec) -> Mapping[str, Any]:
     return plan.stages[trial.stages[0]].fields
 
 
-def _labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name each line by its method, and lines that are named alike by the settings in which they differ as well."""
-    names = varying(lines)
+def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the labels of lines, those that are alike made longer by the settings in which the lines differ."""
+    names = [name for name in varying(lines) if name not in ("seed", *POINT_SETTINGS)]
+    named = {name.rpartition(".")[0] for name in names if name.endswith(".name")}
     order = [name for name in _NAMES if name in names]
-    order += [name for name in names if name not in (*order, "seed", *POINT_SETTINGS) and not name.endswith("_target_")]
-    labels = [str(line.get("method.name", line.get("method._target_", "trial"))) for line in lines]
+    order += [name for name in names if name.endswith("._target_") and name.removesuffix("._target_") not in named]
+    order += [name for name in names if name not in order and not name.endswith("_target_")]
+    told = _short(order)
     for name in order:
         values: dict[str, set[str]] = {}
         for label, line in zip(labels, lines, strict=True):
             values.setdefault(label, set()).add(as_typed(line.get(name)))
         labels = [
-            f"{label}, {_told(name, line)}" if len(values[label]) > 1 else label
+            f"{label}, {_told(name, told[name], line)}" if len(values[label]) > 1 else label
             for label, line in zip(labels, lines, strict=True)
         ]
     seen: dict[str, int] = {}
@@ -96,6 +111,15 @@ def _labels(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _told(name: str, line: Mapping[str, Any]) -> str:
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """Return a word for each setting: `lr`, but `train.optimizer.lr` where that of `finetune` differs as well."""
+    words = {name: name.removesuffix("._target_").rpartition(".")[2] for name in names}
+    counts = Counter(words.values())
+    return {name: word if counts[word] == 1 else name.removesuffix("._target_") for name, word in words.items()}
+
+
+def _told(name: str, word: str, line: Mapping[str, Any]) -> str:
     value = as_typed(line.get(name))
-    return value if name == "schedule.kind" else f"{name.rpartition('.')[2]}={value}"
+    if name.endswith("._target_"):
+        return f"{word}={value.rpartition('.')[2]}"
+    return value if name == "schedule.kind" else f"{word}={value}"

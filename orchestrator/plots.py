@@ -33,6 +33,10 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH, HEIGHT = 5.2, 3.8
 """Inches of one pair of axes."""
+LETTER = 0.08
+"""Inches of a letter of a label."""
+LONGEST = 48
+"""Letters shown of a label."""
 
 
 def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
@@ -102,14 +106,23 @@ def matrices(found: Sequence[Matrix], label: str) -> Figure:
     from matplotlib.figure import Figure
 
     shown = [matrix for matrix in found if matrix.rows and matrix.columns]
-    heights = [max(2.8, 1.6 + 0.26 * len(matrix.rows)) for matrix in shown] or [1.0]
-    width = 3.6 + 0.55 * max((len(matrix.columns) for matrix in shown), default=4)
-    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    heights = [max(2.8, 1.2 + 0.26 * len(matrix.rows) + 0.7 * LETTER * _longest(matrix.columns)) for matrix in shown]
+    widths = [2.4 + 0.55 * len(matrix.columns) + LETTER * _longest(matrix.rows) for matrix in shown]
+    figure = Figure(figsize=(max(widths, default=5.0), sum(heights) or 1.0), layout="constrained")
     for index, matrix in enumerate(shown):
         axes = figure.add_subplot(len(shown), 1, index + 1)
         image = _matrix(axes, matrix)
         figure.colorbar(image, ax=axes, label=label, fraction=0.04, pad=0.02)
     return figure
+
+
+def _longest(labels: Sequence[str]) -> int:
+    return max(map(len, map(_shortened, labels)), default=0)
+
+
+def _shortened(label: str) -> str:
+    """Leave the middle out of a label that would need more room than the matrix."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
 
 def _panels(
@@ -184,8 +197,10 @@ def _compression_axis(axes: Axes, plot: Plot) -> None:
 def _matrix(axes: Axes, matrix: Matrix) -> Any:
     values = [[math.nan if value is None else value for value in row] for row in matrix.values]
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(matrix.columns)), matrix.columns, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(len(matrix.rows)), matrix.rows)
+    axes.set_xticks(
+        range(len(matrix.columns)), [*map(_shortened, matrix.columns)], rotation=45, ha="right", rotation_mode="anchor"
+    )
+    axes.set_yticks(range(len(matrix.rows)), [*map(_shortened, matrix.rows)])
     axes.grid(False)
     axes.set_title(matrix.title)
     if len(matrix.columns) <= 12:

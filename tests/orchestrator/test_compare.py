@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
@@ -132,6 +133,30 @@ def test_lines_are_named_by_what_tells_them_apart() -> None:
         'l1_unstructured, rounds=3, include=["fc*"]',
         "random_unstructured",
     }
+
+
+def test_optimizers_and_dense_networks_are_told_apart() -> None:
+    def trained(optimizer: str, lr: float, epochs: int) -> dict[str, Any]:
+        train = {"epochs": epochs, "optimizer": {"_target_": f"torch.optim.{optimizer}", "lr": lr}}
+        tuned = {"epochs": epochs, "optimizer": {"_target_": "torch.optim.Adam", "lr": lr}}
+        return config("l1_unstructured", 0.9, 0, train=train, finetune=tuned)
+
+    plan = plan_of([trained("Adam", 0.1, 2), trained("SGD", 0.1, 2), trained("SGD", 0.2, 2), trained("SGD", 0.2, 3)])
+    found = compare(plan, make_records(plan))
+
+    assert [point.line for point in found.dense] == [
+        "dense, optimizer=Adam",
+        "dense, optimizer=SGD, epochs=2, lr=0.1",
+        "dense, optimizer=SGD, epochs=2, lr=0.2",
+        "dense, optimizer=SGD, epochs=3",
+    ]
+    assert {point.line for point in found.points} == {
+        "l1_unstructured, optimizer=Adam",
+        "l1_unstructured, optimizer=SGD, train.epochs=2, train.optimizer.lr=0.1",
+        "l1_unstructured, optimizer=SGD, train.epochs=2, train.optimizer.lr=0.2",
+        "l1_unstructured, optimizer=SGD, train.epochs=3",
+    }
+    assert sum(line in [point.line for point in found.dense] for line in text_table(found)) == 4
 
 
 def test_networks_and_data_sets_are_compared_apart() -> None:

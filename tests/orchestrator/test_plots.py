@@ -137,3 +137,16 @@ def test_no_global_state_is_touched() -> None:
     plots.render(lambda: plots.tradeoff(figures.tradeoff(FOUND)))
 
     assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("letters", [8, 60, 200])
+def test_long_labels_leave_room_for_the_matrix(letters: int) -> None:
+    names = tuple(f"{number} {'l1_unstructured, lr=0.1 ' * 9}"[:letters] for number in range(5))
+    figure = plots.matrices((figures.Matrix("title", names, names, ((0.5,) * 5,) * 5),), "IoU")
+    figure.draw_without_rendering()  # warns where no room is left
+    axes = figure.axes[0]
+    box = axes.get_window_extent()
+    assert box.width > 100
+    assert box.height > 50
+    assert all(label.get_window_extent().x0 >= 0 for label in axes.get_yticklabels())
+    assert all(label.get_window_extent().y0 >= 0 for label in axes.get_xticklabels())
