@@ -6,8 +6,9 @@ where few survive the work is that of the survivors. Elsewhere (CUDA) the choice
 transfer to the host a call.
 
 Smallest: a strided sample brackets the threshold, one pass counts what lies outside the bracket and collects the few
-scores inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Of several
-entries equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
+scores inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Scores equal to
+an end of the bracket are only counted; where too many lie inside, a part of them brackets the threshold anew. Of
+several entries equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
 
 Random: each survivor is dropped when a 16-bit random integer is below a threshold that drops a few too many; as many
 of the dropped as are too many, drawn uniformly, are spared. Both steps treat all survivors alike, so every subset of
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ SIGMAS = 5.0
 """Half the width of a bracket in standard deviations: a miss costs a second pass, never the result."""
 FEW = 1 / 64
 """Up to this fraction the work is done entry by entry: scores are ranked without a sample, positions drawn singly."""
+ROOM = 1 / 20
+"""Of all entries that many scores may be collected; a good bracket holds fewer, and of a bad one they are a sample."""
 
 
 def prune_smallest_(mask: Tensor, scores: Tensor, count: Count, *, magnitude: bool = False) -> Tensor:
@@ -80,10 +83,7 @@ def prune_smallest_across_(
     survivors = sum(chunk.alive for chunk in chunks)
     if (count := _resolved(count, survivors)) == 0:
         return
-    bracket = (-math.inf, math.inf)
-    if survivors > max(SAMPLE, FEW * sum(mask.numel() for mask in masks)):
-        bracket = _bracket(chunks, survivors, count, magnitude)
-    threshold, ties = _threshold(chunks, count, magnitude, bracket)
+    threshold, ties = _threshold(chunks, survivors, count, magnitude)
     few = survivors - count <= SPARSE * sum(mask.numel() for mask in masks)
     for chunk in chunks:
         if chunk.alive:
@@ -146,8 +146,34 @@ def _resolved(count: Count, survivors: int) -> int:
 # --- the k smallest on the CPU ----------------------------------------------------------------------------------------
 
 
-def _bracket(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: bool) -> tuple[Any, Any]:
-    """Return two scores that almost surely enclose the `count`-th smallest, from a sample."""
+def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: bool) -> tuple[Any, int]:
+    """Return the `count`-th smallest surviving score, and how many of the entries equal to it are to go."""
+    entries = sum(chunk.mask.numel() for chunk in chunks)
+    outer = low, high = (-math.inf, math.inf)
+    if survivors > max(SAMPLE, FEW * entries):
+        low, high = _bracket(_sample(chunks, survivors, magnitude), count / survivors, outer)
+    while True:
+        found = _look(chunks, low, high, magnitude, limit=max(SAMPLE, int(ROOM * entries)))
+        rank = count - found.below
+        if rank <= 0:  # the sample was not like the rest
+            outer = low, high = outer[0], low
+        elif rank <= found.at_low:
+            return low, rank
+        elif (rank := rank - found.at_low) > found.between:
+            if (rank := rank - found.between) <= found.at_high:
+                return high, rank
+            outer = low, high = high, outer[1]
+        elif found.between > found.scores.size:
+            outer = low, high
+            low, high = _bracket(found.scores, rank / found.between, outer)
+        else:
+            found.scores.partition(rank - 1)
+            threshold = found.scores[rank - 1]
+            return threshold, rank - int(np.count_nonzero(found.scores < threshold))
+
+
+def _sample(chunks: Sequence[Chunk], survivors: int, magnitude: bool) -> NDArray[Any]:
+    """Return some `SAMPLE` surviving scores."""
     stride = max(1, survivors // SAMPLE)
     sampled = []
     for number, chunk in enumerate(chunks):
@@ -163,42 +189,65 @@ def _bracket(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: boo
             else:
                 sampled.append(scores[start::stride][array_of(chunk.mask)[start::stride] != 0])
     sample = np.concatenate(sampled)
-    sample = np.sort(np.abs(sample) if magnitude else sample)
-    fraction = count / survivors
+    return np.abs(sample) if magnitude else sample
+
+
+def _bracket(sample: NDArray[Any], fraction: float, outer: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return two scores within `outer` that almost surely enclose the lowest `fraction` of what was sampled."""
+    sample = np.sort(sample)
     rank = fraction * sample.size
     margin = SIGMAS * math.sqrt(sample.size * fraction * (1 - fraction)) + 2
     low, high = math.floor(rank - margin), math.ceil(rank + margin)
-    return (sample[low] if low >= 0 else -math.inf), (sample[high] if high < sample.size else math.inf)
+    return (sample[low] if low >= 0 else outer[0]), (sample[high] if high < sample.size else outer[1])
 
 
-def _threshold(chunks: Sequence[Chunk], count: int, magnitude: bool, bracket: tuple[Any, Any]) -> tuple[Any, int]:
-    """Return the `count`-th smallest surviving score, and how many of the entries equal to it are to go."""
-    low, high = bracket
-    below = 0
-    collected = []
+class _Found(NamedTuple):
+    """How many surviving scores lie where; and those strictly between, or an evenly spaced part of them."""
+
+    below: int
+    at_low: int
+    between: int
+    at_high: int
+    scores: NDArray[Any]
+
+
+def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: int) -> _Found:
+    """Count the survivors below, at and between two scores, and collect at most `limit` of those between."""
+    below = at_low = between = at_high = kept = 0
+    stride = 1
+    collected: list[NDArray[Any]] = []
     for chunk in chunks:
         if chunk.alive:
             keys, alive = chunk.keys(magnitude)
             under = keys < low
-            # Neither below nor above the bracket: what lies inside, and NaN.
+            # Neither below nor above: what lies inside or at an end, and NaN.
             inside = under == (keys > high)
             if alive is not None:
                 under &= alive
                 inside &= alive
             below += int(np.count_nonzero(under))
-            collected.append(keys[inside])
-            if np.isnan(collected[-1]).any():
+            within = keys[inside]
+            if np.isnan(within).any():
                 raise ValueError(
                     f"`{chunk.name}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries."
                 )
-    between = np.concatenate(collected)
-    if count <= below:
-        return _threshold(chunks, count, magnitude, (-math.inf, low))
-    if count > below + between.size:
-        return _threshold(chunks, count, magnitude, (high, math.inf))
-    rank = count - below
-    threshold = np.partition(between, rank - 1)[rank - 1]
-    return threshold, rank - int(np.count_nonzero(between < threshold))
+            # Ends are counted, not collected: of many equal scores one is an end.
+            lows, highs = within == low, within == high
+            ends = lows | highs
+            if ends.any():
+                at_low += int(np.count_nonzero(lows))
+                at_high += 0 if low == high else int(np.count_nonzero(highs))
+                within = within[~ends]
+            collected.append(within[-between % stride :: stride].copy())
+            between += within.size
+            kept += collected[-1].size
+            while kept > limit:
+                start = 0
+                for number, piece in enumerate(collected):
+                    collected[number] = piece[start % 2 :: 2].copy()
+                    start += piece.size
+                kept, stride = (kept + 1) // 2, 2 * stride
+    return _Found(below, at_low, between, at_high, np.concatenate(collected))
 
 
 # --- k at random on the CPU -------------------------------------------------------------------------------------------

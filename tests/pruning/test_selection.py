@@ -4,6 +4,7 @@ import itertools
 import math
 import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -152,10 +153,11 @@ def test_equal_scores_go_from_the_front(value):
 
 @pytest.mark.parametrize("count", [1, 40, 2960, 2999])
 @pytest.mark.parametrize("way", [1, -1])
-def test_a_bracket_that_misses_costs_no_exactness(count, way, monkeypatch):
+@pytest.mark.parametrize("sampled", ["beyond", "from end to end"])
+def test_a_sample_that_misleads_costs_no_exactness(count, way, sampled, monkeypatch):
     scores = torch.randn(3000, generator=torch.Generator().manual_seed(2))
-    wrong = (way * 5.0, way * 5.0 + 0.1)
-    monkeypatch.setattr(selection, "_bracket", lambda *_: wrong)
+    wrong = np.full(4096, way * 5.0) if sampled == "beyond" else np.linspace(-5.0, 5.0, 4096) ** 9
+    monkeypatch.setattr(selection, "_sample", lambda *_: wrong)
     mask = torch.ones(3000)
     assert torch.equal(prune_smallest_(mask, scores, count), reference(torch.ones(3000), scores, count, False))
 
@@ -319,3 +321,36 @@ def test_working_memory_is_under_half_a_byte_an_entry(kept, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 0.5 * size
+
+
+def misleading(size: int) -> Tensor:
+    """Outliers wherever the sample is taken."""
+    scores = torch.randn(size, generator=torch.Generator().manual_seed(17))
+    stride = size // selection.SAMPLE
+    for number in range(-(-size // chunks.CHUNK)):
+        start = number * chunks.CHUNK
+        scores[start : start + chunks.CHUNK][number * 40503 % stride :: stride] = 1e9
+    return scores
+
+
+@pytest.mark.parametrize("count", [800_000, 3_400_000])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size: torch.full((size,), 0.5),
+        lambda size: torch.randn(size).clamp_min_(1.28),  # 90% are equal
+        lambda size: torch.randint(-1, 2, (size,)).float(),
+        misleading,
+    ],
+    ids=["equal", "mostly equal", "three values", "misleading"],
+)
+def test_working_memory_whatever_the_scores(make, count, monkeypatch):
+    monkeypatch.undo()
+    scores, mask = make(4_000_000), torch.ones(4_000_000)
+    tracemalloc.start()
+    prune_smallest_(mask, scores, count)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * scores.numel()
+    assert torch.count_nonzero(mask) == scores.numel() - count
+    assert scores[mask == 0].max() <= scores[mask == 1].min()
