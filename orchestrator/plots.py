@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,29 @@ LETTER = 0.08
 LONGEST = 48
 """Letters shown of a label."""
 
+_one_at_a_time = threading.Lock()
+"""matplotlib's settings are those of the whole process."""
+
 
 def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
     """Return what `draw` draws as `{"svg": ..., "png": ...}`."""
+    with _one_at_a_time:
+        return _rendered(draw)
+
+
+def prepare() -> None:
+    """Import what drawing needs, and find the fonts: a second that may pass while others work."""
+    from matplotlib.figure import Figure
+
+    def words() -> Figure:
+        figure = Figure(figsize=(1, 1))
+        figure.text(0, 0, "0")
+        return figure
+
+    render(words)
+
+
+def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

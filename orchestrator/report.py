@@ -19,7 +19,10 @@ from orchestrator.redact import redact
 from orchestrator.runs import METRICS_FILE, NOTE_FILE
 
 if TYPE_CHECKING:
-    from pruning.masks import MaskSet
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Masks = Mapping[str, NDArray[np.bool_]]
 
 _LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
@@ -96,7 +99,7 @@ def draw(
     }
     if read is not None:
         masks = _masks(read, figures.overlapping(comparison))
-        overlap = figures.overlap(comparison, masks, lambda a, b: masks[a].iou(masks[b]))
+        overlap = figures.overlap(comparison, masks, lambda a, b: _iou(masks[a], masks[b]))
         if any(len(matrix.rows) > 1 for matrix in overlap):
             drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "IoU"))
     return drawn
@@ -131,14 +134,22 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     return "\n".join(lines)
 
 
-def _masks(read: ReadFile, keys: Iterable[str]) -> dict[str, MaskSet]:
+def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     """Return the masks of these stages; where some cannot be read, say so and do without."""
-    from pruning.masks import MaskSet
+    from pruning import mask_files  # which, unlike the masks of a model, needs no torch: two seconds for the driver
 
-    found = {}
+    found: dict[str, Masks] = {}
     for key in keys:
         try:
-            found[key] = MaskSet.from_bytes(read(key, MASKS_FILE))
+            masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS_FILE)))
+            found[key] = masks
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], redact(str(error)))
     return found
+
+
+def _iou(one: Masks, other: Masks) -> float:
+    """Intersection over union of the entries that two networks of one shape keep: 1 for equal masks."""
+    both = sum(int((mask & other[name]).sum()) for name, mask in one.items())
+    either = sum(int((mask | other[name]).sum()) for name, mask in one.items())
+    return both / either if either else 1.0

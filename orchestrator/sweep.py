@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator import retention, submission
+from orchestrator import plots, retention, submission
 from orchestrator.audit import audit
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
@@ -130,6 +130,7 @@ def _train(
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
+        threading.Thread(target=plots.prepare, name="drawing", daemon=True).start()
         try:
             for event in executor.run(todo):
                 outcome.take(event)

@@ -1,4 +1,4 @@
-"""The files that masks are stored in: npz or safetensors, read without pickle, equal for equal masks.
+"""The files that masks are stored in: npz or safetensors, read without pickle (or torch), equal for equal masks.
 
 A file has one member a tensor, named as the parameter, that holds the packed mask (`pruning.packing`) as uint8, and
 the member `HEADER`: JSON with the format's name and version, each tensor's shape and the CRC-32 of its member, and
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from pruning.packing import Bytes, pack, unpack
 
@@ -37,17 +36,17 @@ Writer = Callable[[Mapping[str, Bytes]], bytes]
 Reader = Callable[[bytes], Mapping[str, Bytes]]
 
 
-def encode(masks: Mapping[str, Tensor], digest: str) -> dict[str, Bytes]:
+def encode(masks: Mapping[str, NDArray[np.bool_]], digest: str) -> dict[str, Bytes]:
     """Return the members of a file: the header first, then the packed masks."""
-    packed = {name: pack(mask.flatten().numpy()) for name, mask in masks.items()}
+    packed = {name: pack(mask.reshape(-1)) for name, mask in masks.items()}
     tensors = {name: {"shape": list(masks[name].shape), "crc": zlib.crc32(data)} for name, data in packed.items()}
     header = {"format": FORMAT, "version": VERSION, "digest": digest, "tensors": tensors}
     members = {HEADER: json.dumps(header, separators=(",", ":")).encode(), **packed}
     return {name: np.frombuffer(data, np.uint8) for name, data in members.items()}
 
 
-def decode(members: Mapping[str, Bytes]) -> tuple[dict[str, Tensor], str]:
-    """Return the masks (bool, on the CPU) and the digest that `encode` was given.
+def decode(members: Mapping[str, Bytes]) -> tuple[dict[str, NDArray[np.bool_]], str]:
+    """Return the masks and the digest that `encode` was given.
 
     Raises:
         ValueError: a member is missing or damaged, and then it is named; or the header is not one of ours.
@@ -59,7 +58,7 @@ def decode(members: Mapping[str, Bytes]) -> tuple[dict[str, Tensor], str]:
             packed = members[name].tobytes()
             if zlib.crc32(packed) != crc:
                 raise ValueError("its checksum is wrong")
-            masks[name] = torch.from_numpy(unpack(packed, math.prod(shape))).view(shape)
+            masks[name] = unpack(packed, math.prod(shape)).reshape(shape)
         except DAMAGE as error:
             raise ValueError(f"The mask of `{name}` is damaged: {error}.") from error
     return masks, digest
@@ -103,7 +102,7 @@ def read_safetensors(data: bytes) -> Mapping[str, Bytes]:
 
     try:
         members: dict[str, Bytes] = load(data)
-    except SafetensorError as error:
+    except (SafetensorError, *DAMAGE) as error:  # a dtype that NumPy lacks, among others
         raise ValueError(f"These masks are no safetensors file, or a damaged one: {error}.") from error
     return members
 

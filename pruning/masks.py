@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pruning import mask_files
@@ -159,7 +160,7 @@ class MaskSet(Mapping[str, Tensor]):
 
     def to_bytes(self) -> bytes:
         """Return the npz file: the same masks in the same order always give the same bytes."""
-        return mask_files.write_npz(mask_files.encode(self, self.digest()))
+        return mask_files.write_npz(mask_files.encode(self._arrays(), self.digest()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MaskSet:
@@ -177,7 +178,7 @@ class MaskSet(Mapping[str, Tensor]):
             ValueError: any other suffix.
         """
         write, _ = mask_files.format_of(path)
-        Path(path).write_bytes(write(mask_files.encode(self, self.digest())))
+        Path(path).write_bytes(write(mask_files.encode(self._arrays(), self.digest())))
 
     @classmethod
     def load(cls, path: str | Path) -> MaskSet:
@@ -189,9 +190,12 @@ class MaskSet(Mapping[str, Tensor]):
         _, read = mask_files.format_of(path)
         return cls._checked(*mask_files.decode(read(Path(path).read_bytes())))
 
+    def _arrays(self) -> dict[str, NDArray[np.bool_]]:
+        return {name: mask.numpy() for name, mask in self.items()}
+
     @classmethod
-    def _checked(cls, masks: Mapping[str, Tensor], digest: str) -> MaskSet:
-        found = cls(masks)
+    def _checked(cls, masks: Mapping[str, NDArray[np.bool_]], digest: str) -> MaskSet:
+        found = cls({name: torch.from_numpy(mask) for name, mask in masks.items()})
         if found.digest() != digest:
             raise ValueError("These masks are damaged: they have not the digest that their file says.")
         return found

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -311,3 +314,21 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
     assert "comparison/figures/overlap.svg" not in found
     assert "comparison/figures/accuracy.svg" in found
     assert len(caplog.messages) == 6
+
+
+def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "sweep").write_bytes(
+        pickle.dumps((sweep_info(), PLAN, RECORDS, {key: masks(key, "") for key in RECORDS}))
+    )
+    code = """
+import pickle, sys
+from orchestrator.compare import compare
+from orchestrator.report import report
+info, plan, records, masks = pickle.load(open(sys.argv[1], "rb"))
+files = report(info, plan, records, compare(plan, records), lambda key, name: masks[key])
+print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "sweep")], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split("\n")[0] == "True set()"
