@@ -287,7 +287,7 @@ def _steps() -> _Steps:
 
 def engine_of(module: nn.Module, name: str | None) -> Engine | None:
     """Return what holds the parameter `name` of `module`, if it is pruned by this package."""
-    return next((engine for _, held, engine in _held_by(module) if held == name), None)
+    return next((engine for _, own, engine in _held_by(module) if own == name), None)
 
 
 ENGINES: dict[str, type[Engine]] = {"reparam": Reparam, "inplace": InPlace}
@@ -299,7 +299,8 @@ def check_engine(engine: str | None) -> None:
         raise ValueError(f"`engine` (={engine!r}) must be one of {', '.join(map(repr, ENGINES))}.")
 
 
-def _held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
+def held(model: nn.Module) -> Iterator[tuple[nn.Module, str, Engine]]:
+    """Yield (module, name, engine) of every parameter in `model` that this package holds pruned."""
     for module in model.modules():
         yield from _held_by(module)
 
@@ -317,13 +318,13 @@ def enforce_masks(model: nn.Module) -> None:
     Call it after the optimizer's step where no forward follows that would do it (before weights are saved or read),
     where the model is compiled, and after `load_state_dict(assign=True)`. Parameters held by `reparam` are left alone.
     """
-    for module, _, engine in _held(model):
+    for module, _, engine in held(model):
         engine.enforce(module)
 
 
 def mask_gradients(model: nn.Module) -> None:
     """Set the gradients of pruned entries to zero, as `reparam` has them: call it before clipping them by norm."""
-    for module, name, _ in _held(model):
+    for module, name, _ in held(model):
         orig, mask = stored(module, name)
         if orig.grad is not None:
             mask_(orig.grad, mask)

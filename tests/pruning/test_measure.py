@@ -204,3 +204,11 @@ def test_the_report_says_it_all_and_honestly():
 
 def test_no_layers_no_macs():
     assert measure.macs(nn.ReLU(), torch.zeros(3)) == Macs({})
+
+
+def test_a_pruned_weight_keeps_its_history():
+    model = lenet()
+    l1_unstructured(model[1], "weight", 0.5)
+    measure.macs(model, torch.zeros(1, 1, 28, 28))
+    model[1].weight.sum().backward()
+    assert torch.equal(model[1].weight_orig.grad, model[1].weight_mask)
