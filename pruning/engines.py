@@ -213,6 +213,7 @@ class InPlace(Engine):
             mask_(orig, mask)
         else:
             orig.detach().view(-1).index_fill_(0, torch.from_numpy(dropped), 0)
+        torch.clear_autocast_cache()  # it may hold the values of before
         self._owned = orig
         self._seen = _state(orig, mask)
         return orig

@@ -270,6 +270,15 @@ def test_pruning_in_an_older_hook_of_the_forward(engine: Any) -> None:
         outputs.sum().backward()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pruning_within_autocast_holds_at_once(engine: Any) -> None:
+    layer = pruning.identity(nn.Linear(6, 4, bias=False), "weight", engine=engine)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.ones(1, 6)).any()
+        pruning.l1_unstructured(layer, "weight", 1.0)
+        assert not layer(torch.ones(1, 6)).any()
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
