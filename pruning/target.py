@@ -40,6 +40,14 @@ class Target:
     key: int | None
     engine: EngineName | None = None
 
+    def __post_init__(self) -> None:
+        overlaps = any(step == 0 < size - 1 for step, size in zip(self.orig.stride(), self.orig.shape, strict=True))
+        if overlaps and (self.engine or self._engine_label) == "inplace":
+            raise ValueError(
+                f"`engine` (='inplace') cannot hold {self.label}, which is expanded: several of its entries are one in "
+                "memory. Clone the parameter, or pass engine='reparam'."
+            )
+
     @classmethod
     def of(cls, module: nn.Module, name: str, engine: EngineName | None = None) -> Target:
         """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned (again)."""

@@ -279,6 +279,18 @@ def test_pruning_within_autocast_holds_at_once(engine: Any) -> None:
         assert not layer(torch.ones(1, 6)).any()
 
 
+def test_an_expanded_parameter_is_not_held_in_place() -> None:
+    layer = nn.Linear(5, 4)
+    layer.weight = nn.Parameter(torch.arange(1.0, 6.0).expand(4, 5))
+    mask = torch.ones(4, 5)
+    mask[0, 0] = 0
+    with pytest.raises(ValueError, match="Clone the parameter, or pass engine='reparam'"):
+        pruning.custom_from_mask(layer, "weight", mask, engine="inplace")
+    assert not pruning.is_pruned(layer)
+    pruning.custom_from_mask(layer, "weight", mask, engine="reparam")
+    assert layer.weight.tolist() == [[0, 2, 3, 4, 5], *[[1, 2, 3, 4, 5]] * 3]
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
