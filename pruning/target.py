@@ -83,6 +83,8 @@ class Target:
         """Return the mask after `method`; a new tensor unless the `inplace` engine holds the parameter already."""
         if importance_scores is not None:
             check_same_shape(importance_scores, self.orig, self.label)
+        if self.orig.is_meta:  # no entry has a value yet: as after a first call of torch's, the mask will be loaded
+            return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.clone()
         try:
             if is_builtin(method):
                 scores = self.orig if importance_scores is None else importance_scores

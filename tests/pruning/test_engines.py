@@ -291,6 +291,22 @@ def test_an_expanded_parameter_is_not_held_in_place() -> None:
     assert layer.weight.tolist() == [[0, 2, 3, 4, 5], *[[1, 2, 3, 4, 5]] * 3]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_structure_made_on_meta_takes_a_pruned_state(engine: Any) -> None:
+    layer, loaded = nn.Linear(6, 4, device="meta"), pruned(engine)
+    for prune in (
+        lambda: pruning.l1_unstructured(layer, "weight", 0.5, engine=engine),
+        lambda: pruning.ln_structured(layer, "weight", 1, n=2, dim=0),
+        lambda: pruning.custom_from_mask(layer, "weight", torch.ones(4, 6, device="meta")),
+    ):
+        prune()
+        assert layer.weight_mask.shape == (4, 6)
+        assert layer.weight_mask.is_meta
+    layer.load_state_dict(loaded.state_dict(), assign=True)
+    pruning.enforce_masks(layer)
+    assert torch.equal(layer(torch.ones(1, 6)), loaded(torch.ones(1, 6)))
+
+
 def test_gradients_can_be_accumulated_over_forwards() -> None:
     layer = pruned("inplace")
     first = layer(torch.ones(1, 6))
