@@ -7,6 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.utils.prune as torch_prune
 from hypothesis import given
@@ -183,6 +184,13 @@ def test_equality_and_digest_are_of_names_shapes_and_bits():
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_no_file_of_masks(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(3, dtype=torch.bfloat16)}, path)
+    with pytest.raises(ValueError, match="no safetensors file, or a damaged one"):
+        MaskSet.load(path)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
