@@ -131,6 +131,18 @@ def global_structured(
         each.commit(mask)
 
 
+def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor], engine: EngineName | None = None) -> None:
+    """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
+    shared = _gather(masks, None, engine)
+    with all_or_nothing([target for each in shared for target in each.targets]):
+        pruned = [each.writable_mask() for each in shared]
+        for each, mask in zip(shared, pruned, strict=True):
+            for target in each.targets:
+                CustomFromMask(masks[target.module, target.name]).prune_(mask, mask)
+    for each, mask in zip(shared, pruned, strict=True):
+        each.commit(mask)
+
+
 def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
     """Return the power mean of order `n` of each channel's magnitudes: shape (t.shape[dim],), float32 or wider."""
     size = t.numel() // max(t.shape[dim], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pruning import mask_files
+from pruning.across_modules import prune_by_masks
 from pruning.base import is_pruning_hook
 from pruning.engines import EngineName, mask_name, orig_name
-from pruning.functional import custom_from_mask
+from pruning.target import Target
 
 
 class MaskSet(Mapping[str, Tensor]):
@@ -51,17 +52,15 @@ class MaskSet(Mapping[str, Tensor]):
         Raises:
             ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
         """
-        targets = []
+        masks = {}
         for name, mask in self.items():
-            module, leaf, parameter = _parameter(model, name)
-            if parameter.shape != mask.shape:
-                raise ValueError(
-                    f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(mask.shape)} in the "
-                    "masks; they belong to another model."
-                )
-            targets.append((module, leaf, mask.to(parameter.device)))
-        for module, leaf, mask in targets:
-            custom_from_mask(module, leaf, mask, engine=engine)
+            module, leaf = _place(model, name, mask.shape)
+            try:
+                Target.of(module, leaf, engine)
+            except (AttributeError, ValueError) as error:
+                raise ValueError(f"`{name}` cannot be pruned: {error}") from error
+            masks[module, leaf] = mask
+        prune_by_masks(masks, engine)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masks[name]
@@ -201,7 +200,8 @@ class MaskSet(Mapping[str, Tensor]):
         return found
 
 
-def _parameter(model: nn.Module, name: str) -> tuple[nn.Module, str, Tensor]:
+def _place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
+    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape."""
     path, _, leaf = name.rpartition(".")
     try:
         module = model.get_submodule(path)
@@ -210,7 +210,12 @@ def _parameter(model: nn.Module, name: str) -> tuple[nn.Module, str, Tensor]:
         parameter = None
     if parameter is None:
         raise ValueError(f"`{name}` is in the masks, but {type(model).__name__} has no such parameter.")
-    return module, leaf, parameter
+    if parameter.shape != torch.Size(shape):
+        raise ValueError(
+            f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; "
+            "they belong to another model."
+        )
+    return module, leaf
 
 
 def _fraction(part: int, whole: int, empty: float = 0.0) -> float:

@@ -186,6 +186,31 @@ def test_equality_and_digest_are_of_names_shapes_and_bits():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["reparam", "inplace"])
+def test_all_masks_apply_or_none(engine):
+    plain = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    plain[1].weight_mask = "mine"
+    masks = MaskSet({"0.weight": torch.zeros(4, 5), "1.weight": torch.zeros(3, 4)})
+    with pytest.raises(
+        ValueError, match=r"`1\.weight` cannot be pruned: Linear already has an attribute 'weight_mask'"
+    ):
+        masks.apply(plain, engine)
+    assert list(plain.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert plain[0].weight.all()
+
+
+@pytest.mark.parametrize("engine", ["reparam", "inplace"])
+def test_tied_parameters_get_one_mask(engine):
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    rows, columns = torch.ones(4, 4), torch.ones(4, 4)
+    rows[0], columns[:, 0] = 0, 0
+    MaskSet({"0.weight": rows, "1.weight": columns}).apply(tied, engine)
+    assert tied[0].weight_mask is tied[1].weight_mask
+    assert torch.equal(tied[0].weight_mask, rows * columns)
+    assert torch.equal(tied[0].weight, tied[1].weight)
+
+
 def test_a_checkpoint_is_no_file_of_masks(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(3, dtype=torch.bfloat16)}, path)
