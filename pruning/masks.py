@@ -29,7 +29,7 @@ class MaskSet(Mapping[str, Tensor]):
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
-        self._masks = {name: (mask.detach() != 0).cpu().contiguous() for name, mask in masks.items()}
+        self._masks = {name: _copied(mask) for name, mask in masks.items()}
 
     @classmethod
     def collect(cls, model: nn.Module) -> MaskSet:
@@ -194,7 +194,8 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def _checked(cls, masks: Mapping[str, NDArray[np.bool_]], digest: str) -> MaskSet:
-        found = cls({name: torch.from_numpy(mask) for name, mask in masks.items()})
+        found = cls({})
+        found._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
         if found.digest() != digest:
             raise ValueError("These masks are damaged: they have not the digest that their file says.")
         return found
@@ -216,6 +217,10 @@ def _place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module
             "they belong to another model."
         )
     return module, leaf
+
+
+def _copied(mask: Tensor) -> Tensor:
+    return mask.detach().to("cpu", torch.bool, copy=True, memory_format=torch.contiguous_format)
 
 
 def _fraction(part: int, whole: int, empty: float = 0.0) -> float:

@@ -13,6 +13,7 @@ import torch.nn.utils.prune as torch_prune
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from pruning import custom_from_mask, l1_unstructured
 from pruning.masks import MaskSet
@@ -209,6 +210,13 @@ def test_tied_parameters_get_one_mask(engine):
     assert tied[0].weight_mask is tied[1].weight_mask
     assert torch.equal(tied[0].weight_mask, rows * columns)
     assert torch.equal(tied[0].weight, tied[1].weight)
+
+
+def test_masks_of_bools_cost_a_copy_of_them():
+    mask = torch.ones(1 << 20, dtype=torch.bool)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        MaskSet({"weight": mask})
+    assert sum(max(0, event.self_cpu_memory_usage) for event in profiler.events()) < 1.1 * mask.numel()
 
 
 def test_a_checkpoint_is_no_file_of_masks(tmp_path):
