@@ -13,7 +13,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,23 @@ def encode(masks: Mapping[str, NDArray[np.bool_]], digest: str) -> dict[str, Byt
     return {name: np.frombuffer(data, np.uint8) for name, data in members.items()}
 
 
-def decode(members: Mapping[str, Bytes]) -> tuple[dict[str, NDArray[np.bool_]], str]:
+def decode(
+    members: Mapping[str, Bytes], check: Callable[[str, Sequence[int]], object] | None = None
+) -> tuple[dict[str, NDArray[np.bool_]], str]:
     """Return the masks and the digest that `encode` was given.
+
+    Args:
+        members: of a file.
+        check: is called with the name and the shape of every mask before memory is taken for any, and raises
+            `ValueError` if it is not the one expected.
 
     Raises:
         ValueError: a member is missing or damaged, and then it is named; or the header is not one of ours.
     """
     tensors, digest = _header(members)
+    for name, (shape, _) in tensors.items():
+        if check is not None:
+            check(name, shape)
     masks = {}
     for name, (shape, crc) in tensors.items():
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pruning import mask_files
 from pruning.across_modules import prune_by_masks
 from pruning.base import is_pruning_hook
 from pruning.engines import EngineName, mask_name, orig_name
+from pruning.packing import Bytes
 from pruning.target import Target
 
 
@@ -162,13 +164,17 @@ class MaskSet(Mapping[str, Tensor]):
         return mask_files.write_npz(mask_files.encode(self._arrays(), self.digest()))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> MaskSet:
+    def from_bytes(cls, data: bytes, model: nn.Module | None = None) -> MaskSet:
         """Read what `to_bytes` wrote.
 
+        Args:
+            data: the file. A few bytes may say that a mask is as large as memory, and be right.
+            model: what the masks must fit, checked before memory is taken: give it where the file is not your own.
+
         Raises:
-            ValueError: the file is damaged or none of ours; the tensor is named where there is one to blame.
+            ValueError: the file is damaged or none of ours, or does not fit; the tensor is named if one is to blame.
         """
-        return cls._checked(*mask_files.decode(mask_files.read_npz(data)))
+        return cls._read(mask_files.read_npz(data), model)
 
     def save(self, path: str | Path) -> None:
         """Write a file in the format of its suffix: .npz, or .safetensors (needs the package safetensors).
@@ -180,20 +186,25 @@ class MaskSet(Mapping[str, Tensor]):
         Path(path).write_bytes(write(mask_files.encode(self._arrays(), self.digest())))
 
     @classmethod
-    def load(cls, path: str | Path) -> MaskSet:
+    def load(cls, path: str | Path, model: nn.Module | None = None) -> MaskSet:
         """Read what `save` wrote.
 
+        Args:
+            path: of the file.
+            model: what the masks must fit, see `from_bytes`.
+
         Raises:
-            ValueError: the suffix is another, or the file is damaged or none of ours.
+            ValueError: the suffix is another, or the file is damaged or none of ours, or does not fit.
         """
         _, read = mask_files.format_of(path)
-        return cls._checked(*mask_files.decode(read(Path(path).read_bytes())))
+        return cls._read(read(Path(path).read_bytes()), model)
 
     def _arrays(self) -> dict[str, NDArray[np.bool_]]:
         return {name: mask.numpy() for name, mask in self.items()}
 
     @classmethod
-    def _checked(cls, masks: Mapping[str, NDArray[np.bool_]], digest: str) -> MaskSet:
+    def _read(cls, members: Mapping[str, Bytes], model: nn.Module | None) -> MaskSet:
+        masks, digest = mask_files.decode(members, None if model is None else partial(_place, model))
         found = cls({})
         found._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
         if found.digest() != digest:

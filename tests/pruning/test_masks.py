@@ -3,6 +3,7 @@
 import io
 import math
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from pruning import custom_from_mask, l1_unstructured
+from pruning import custom_from_mask, l1_unstructured, mask_files
+from pruning.mask_files import HEADER
 from pruning.masks import MaskSet
 from pruning.packing import pack, unpack
 
@@ -210,6 +212,24 @@ def test_tied_parameters_get_one_mask(engine):
     assert tied[0].weight_mask is tied[1].weight_mask
     assert torch.equal(tied[0].weight_mask, rows * columns)
     assert torch.equal(tied[0].weight, tied[1].weight)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_forged_file_takes_no_memory(tmp_path, suffix):
+    plain, path = nn.Linear(5, 4), tmp_path / f"masks{suffix}"
+    good = MaskSet({"weight": torch.eye(4, 5)})
+    good.save(path)
+    assert MaskSet.load(path, plain) == good
+    write, _ = mask_files.format_of(path)
+    gaps = {"weight": np.broadcast_to(np.ones((), bool), (1 << 20,))}
+    members = mask_files.encode(gaps, "0" * 64)
+    header = members[HEADER].tobytes().replace(b"[1048576]", b"[900000000000000]")
+    path.write_bytes(write({**members, HEADER: np.frombuffer(header, np.uint8)}))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"`weight` has the shape \(4, 5\) in the model but \(900000000000000,\)"):
+        MaskSet.load(path, plain)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_masks_of_bools_cost_a_copy_of_them():
