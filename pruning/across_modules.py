@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,8 @@ def global_unstructured(
         AttributeError: a module has no such parameter.
         ValueError: scores of another shape, with NaN, or for a parameter that is not pruned; an amount that is too big.
     """
+    if not isinstance(cast(object, pruning_method), type):
+        raise TypeError(f"`pruning_method` (={pruning_method!r}) must be a class, say `L1Unstructured`.")
     method = pruning_method(**kwargs)
     if method.PRUNING_TYPE != "unstructured":
         raise TypeError(
@@ -107,7 +109,7 @@ def global_structured(
         IndexError: a parameter has no dimension `dim`.
         ValueError: a parameter has fewer than 2 dimensions; `n` is 'nuc'; and as `global_unstructured`.
     """
-    if not issubclass(pruning_method, LnStructured | RandomStructured):
+    if not (isinstance(pruning_method, type) and issubclass(pruning_method, LnStructured | RandomStructured)):
         raise TypeError(f"`pruning_method` (={pruning_method!r}) must be LnStructured or RandomStructured.")
     if n == "nuc":
         raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
@@ -198,7 +200,7 @@ def _gather(
     given = {} if importance_scores is None else importance_scores
     if not isinstance(given, Mapping):
         raise TypeError("`importance_scores` must map (module, name) to a tensor of scores.")
-    pairs = list(dict.fromkeys((module, name) for module, name in parameters))
+    pairs = list(dict.fromkeys(map(_pair, parameters)))
     if unknown := [f"{type(module).__name__}.{name}" for module, name in given if (module, name) not in pairs]:
         raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
     shared: dict[int, _Shared] = {}
@@ -211,6 +213,12 @@ def _gather(
         each.targets.append(target)
         each.given = scores if each.given is None else each.given
     return list(shared.values())
+
+
+def _pair(item: object) -> tuple[nn.Module, str]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise TypeError(f"`parameters` must hold pairs (module, name of its parameter), not {item!r}.")
+    return item[0], item[1]
 
 
 def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> list[Tensor]:

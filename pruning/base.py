@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard, cast
 
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -193,6 +193,8 @@ def drawing_from(method: BasePruningMethod, generator: torch.Generator | None) -
     if generator is None:
         yield
         return
+    if not isinstance(cast(object, generator), torch.Generator):
+        raise TypeError(f"`generator` (={generator!r}) must be a torch.Generator; make one by `manual_seed`.")
     before = vars(method).get("generator")
     method.generator = generator
     try:
@@ -204,8 +206,15 @@ def drawing_from(method: BasePruningMethod, generator: torch.Generator | None) -
             method.generator = before
 
 
+def check_tensor(value: object, name: str) -> None:
+    """Raise `TypeError` unless the argument `name` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it by `torch.as_tensor`.")
+
+
 def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:
-    """Raise `ValueError` unless `scores` have the shape of `tensor`."""
+    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they have the shape of `tensor`."""
+    check_tensor(scores, "importance_scores")
     if scores.shape != tensor.shape:
         raise ValueError(
             f"`importance_scores` (of shape {tuple(scores.shape)}) must have the shape of `{name}`, "

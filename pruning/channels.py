@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, cast
+import math
+from numbers import Real
+from typing import Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,7 +32,9 @@ def check_structured(t: Tensor) -> None:
 
 
 def check_dim(t: Tensor, dim: int) -> int:
-    """Return `dim` counted from the front; raise `IndexError` when `t` has no such dimension."""
+    """Return `dim` counted from the front; raise `TypeError` if it is no int, `IndexError` if `t` has no such one."""
+    if not isinstance(cast(object, dim), SupportsIndex):
+        raise TypeError(f"`dim` (={dim!r}) must be an int, not {type(dim).__name__}.")
     if not -t.dim() <= dim < t.dim():
         raise IndexError(
             f"`dim` (={dim}) must lie in [{-t.dim()}, {t.dim() - 1}] for a tensor of shape {tuple(t.shape)}."
@@ -73,6 +77,13 @@ def drop_channels(mask: Tensor, channels: Tensor, dim: int) -> None:
         mask.masked_fill_(channels.view(-1, *[1] * (mask.dim() - dim - 1)), 0)
 
 
+def check_norm(n: Norm) -> None:
+    """Raise `ValueError` unless `n` is the order of a norm."""
+    order = cast(object, n)
+    if order not in ("fro", "nuc") and (not isinstance(order, Real) or math.isnan(order)):
+        raise ValueError(f"`n` (={n!r}) must be a number, inf, -inf, 'fro' or 'nuc'.")
+
+
 def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
     """Return the L_n norm of each channel of `t` along `dim`: shape (t.shape[dim],).
 
@@ -83,6 +94,7 @@ def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
     Raises:
         ValueError: `n` is none of these, or 'nuc' for a tensor of other than 3 dimensions.
     """
+    check_norm(n)
     values = t.detach()
     if values.dtype in (torch.float16, torch.bfloat16) or not (values.is_floating_point() or values.is_complex()):
         values = values.float()  # a sum of squares overflows in half precision
@@ -91,10 +103,7 @@ def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
         if len(dims) != 2:
             raise ValueError(f"`n` (='nuc') needs channels that are matrices, not of {len(dims)} dimensions; use n=2.")
         return cast(Tensor, torch.linalg.matrix_norm(values, "nuc", (dims[0], dims[1])))
-    if isinstance(n, str):
-        if n != "fro":
-            raise ValueError(f"`n` (={n!r}) must be a number, inf, -inf, 'fro' or 'nuc'.")
-        n = 2
+    n = 2 if isinstance(n, str) else n
     if dims[0] == 0 and n in (1, 2) and values.is_contiguous() and _is_tall(values):
         return _norms_by_rows(values, int(n), [d - 1 for d in dims[1:]])
     return cast(Tensor, torch.linalg.vector_norm(values, n, dims))

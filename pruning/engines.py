@@ -296,7 +296,7 @@ ENGINES: dict[str, type[Engine]] = {"reparam": Reparam, "inplace": InPlace}
 
 def check_engine(engine: str | None) -> None:
     """Raise `ValueError` unless `engine` names one, or is None."""
-    if engine is not None and engine not in ENGINES:
+    if engine is not None and engine not in [*ENGINES]:
         raise ValueError(f"`engine` (={engine!r}) must be one of {', '.join(map(repr, ENGINES))}.")
 
 

@@ -17,6 +17,7 @@ from pruning.channels import (
     alive_channels,
     channel_norms,
     check_dim,
+    check_norm,
     check_structured,
     drop_channels,
     mask_of_channels,
@@ -100,6 +101,7 @@ class LnStructured(_Structured):
 
     def __init__(self, amount: Amount, n: Norm, dim: int = -1) -> None:
         validate_amount(amount)
+        check_norm(n)
         self.amount = amount
         self.n = n
         self.dim = dim

@@ -52,6 +52,8 @@ class Target:
     def of(cls, module: nn.Module, name: str, engine: EngineName | None = None) -> Target:
         """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned (again)."""
         check_engine(engine)
+        if not isinstance(cast(object, module), nn.Module):
+            raise TypeError(f"`module` (={module!r}) must be an nn.Module, not {type(module).__name__}.")
         key = hook_key(module, name)
         if key is not None:
             orig, mask = stored(module, name)

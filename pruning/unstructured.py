@@ -11,7 +11,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
-from pruning.base import BasePruningMethod, BuiltinMethod
+from pruning.base import BasePruningMethod, BuiltinMethod, check_tensor
 from pruning.engines import EngineName
 from pruning.selection import prune_random_across_, prune_smallest_across_
 
@@ -99,12 +99,14 @@ class CustomFromMask(BuiltinMethod):
             module's own mask.
 
     Raises:
+        TypeError: `mask` is no tensor.
         ValueError: on use, for a mask of another shape or with other values than 0 and 1.
     """
 
     PRUNING_TYPE: ClassVar[str] = "global"
 
     def __init__(self, mask: Tensor) -> None:
+        check_tensor(mask, "mask")
         self.mask: Tensor | None = mask
 
     def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002

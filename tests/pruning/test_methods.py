@@ -380,3 +380,46 @@ def test_a_subclass_may_apply_its_mask_in_its_own_way(engine: Any) -> None:
     library.remove(layer, "weight")
     assert layer.weight is parameter
     assert layer.weight.tolist() == [[0, 0, 6, -8]]
+
+
+WRONG: dict[str, tuple[type[Exception], str, Any]] = {
+    "mask": (TypeError, "`mask` must be a tensor, not None", lambda m: pruning.custom_from_mask(m, "weight", None)),
+    "scores": (
+        *(TypeError, "`importance_scores` must be a tensor, not list"),
+        lambda m: pruning.l1_unstructured(m, "weight", 0.5, importance_scores=[1]),
+    ),
+    "dim": (TypeError, r"`dim` \(='0'\) must be an int", lambda m: pruning.ln_structured(m, "weight", 0.5, 2, "0")),
+    "n": (ValueError, r"`n` \(=None\) must be", lambda m: pruning.ln_structured(m, "weight", 0.5, None, 0)),
+    "n is NaN": (ValueError, r"`n` \(=nan\)", lambda m: pruning.ln_structured(m, "weight", 0.5, float("nan"), 0)),
+    "n of all": (ValueError, r"`n` \(=None\)", lambda m: pruning.global_structured([(m, "weight")], amount=1, n=None)),
+    "generator": (
+        *(TypeError, r"`generator` \(=42\) must be a torch.Generator"),
+        lambda m: pruning.random_unstructured(m, "weight", 0.5, generator=42),
+    ),
+    "module": (TypeError, "`module`", lambda _: pruning.l1_unstructured(None, "weight", 0.5)),
+    "engine": (ValueError, r"`engine` \(=\['x'\]\)", lambda m: pruning.identity(m, "weight", engine=["x"])),
+    "modules": (
+        *(TypeError, "`parameters` must hold pairs"),
+        lambda m: pruning.global_unstructured([m], pruning.L1Unstructured, amount=1),
+    ),
+    "names": (
+        *(TypeError, "`parameters` must hold pairs"),
+        lambda _: pruning.global_unstructured(["ab"], pruning.L1Unstructured, amount=1),
+    ),
+    "method": (
+        *(TypeError, r"`pruning_method` \(='l1'\) must be"),
+        lambda m: pruning.global_unstructured([(m, "weight")], "l1", amount=1),
+    ),
+    "structured method": (
+        *(TypeError, r"`pruning_method` \(='l1'\) must be"),
+        lambda m: pruning.global_structured([(m, "weight")], "l1", amount=1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "words", "call"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_named(error: type[Exception], words: str, call: Any) -> None:
+    layer = nn.Linear(4, 3)
+    with pytest.raises(error, match=words):
+        call(layer)
+    assert not pruning.is_pruned(layer)
