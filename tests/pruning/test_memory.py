@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_the_first_product_is_differentiable_like_the_others(sparse: bool) -> No
     if sparse:
         pruning.l1_unstructured(layer, "weight", 0.9)
         pruning.l1_unstructured(layer, "weight", 0)
-    start, mask = Reparam(layer, "weight").start, layer.weight_mask
+    start, mask = partial(Reparam("weight").start, layer), layer.weight_mask
     assert (survivors.recall(mask) is not None) == sparse
     for act in (lambda t: t, torch.sin, lambda t: functional.linear(orig, t) ** 2):
         found, expected = act(start(orig, mask)), act(masked(orig, mask))
