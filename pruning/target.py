@@ -123,9 +123,10 @@ class Target:
         """Return a mask to prune further in place: that of the module only where its engine can spare it."""
         if self.mask is None:
             return torch.ones_like(self.orig.detach())
-        held, known = self._engine, survivors.verify(self.mask)
+        held = self._engine
         if held is not None and held.label == "inplace":
             return self.mask
+        known = survivors.verify(self.mask)
         if held is not None and held.may_overwrite_mask(self.module):
             return self.mask
         return self.mask.detach().clone() if known is None else survivors.new_mask(self.mask, known)

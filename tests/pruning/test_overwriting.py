@@ -159,17 +159,6 @@ def test_a_mask_written_behind_torchs_back_counts(rounds: dict[str, Any]) -> Non
     assert torch.equal(layer.weight, layer.weight_orig * layer.weight_mask)
 
 
-def test_a_mask_written_behind_torchs_back_counts_in_place_too(rounds: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    layer = pruning.identity(nn.Linear(60, 70), "weight", engine="inplace")
-    prune(layer, rounds, "first")
-    layer.weight_mask.data[:3] = 1
-    other = copy.deepcopy(layer)  # of whose mask nothing is known
-    for each in (layer, other):
-        prune(each, rounds, "then")
-    assert torch.equal(layer.weight_mask, other.weight_mask)
-
-
 def test_a_mask_in_an_array_of_somebodys_stays_as_it_was(rounds: dict[str, Any]) -> None:
     layer = pruned_once(rounds)
     array = layer.weight_mask.numpy().copy()
