@@ -7,22 +7,25 @@ creates another withdraws it, and a driver that writes to a run which was withdr
 from __future__ import annotations
 
 import getpass
-import json
 import logging
 import os
+import sqlite3
 import tempfile
 import time
+import uuid
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator.records import OrchestratorError, Plan, StageRecord, SweepInfo
+from orchestrator import view_database
+from orchestrator.mlflow_troubles import lasting_told
+from orchestrator.records import OrchestratorError
 from orchestrator.redact import redact
 from orchestrator.runs import (
     AXES_TAG,
-    COMMAND_TAG,
     FAILURE_TAG,
     LOGGED_TAG,
     NOTE_TAG,
@@ -33,9 +36,7 @@ from orchestrator.runs import (
     SweepView,
     milliseconds,
     sweep_tag,
-    trial_ids,
 )
-from orchestrator.saved import SavedSweep
 from orchestrator.tracking_uri import (
     artifact_location,
     local_folder,
@@ -62,6 +63,8 @@ MASKS_FILE = "masks.npz"
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100
 """With at most 100 tags these keep a batch within MLflow's 1000 entities."""
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
+PARENTS = f"tags.`{AXES_TAG}` LIKE '%'"
+"""The condition that the parent runs of sweeps meet."""
 WRITTEN_LAST = (LOGGED_TAG, PLAN_TAG, NOTE_TAG)
 """Tags a run is not created with: two say that all else is there, one holds links to the run."""
 
@@ -73,18 +76,11 @@ _MANNERS = {
 }
 """By default a client waits for minutes on a server that is away, and writes into the terminal."""
 
-_REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
-
 
 def be_brief() -> None:
     """Bound how long MLflow's client waits, and keep it out of the terminal, where the user has not said otherwise."""
     for name, value in _MANNERS.items():
         os.environ.setdefault(name, value)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether MLflow answered that it will never take this, as against being away or busy."""
-    return isinstance(error, ImportError) or getattr(error, "error_code", None) in _REFUSALS
 
 
 @dataclass
@@ -103,14 +99,11 @@ class MlflowRuns:
     """A connection to MLflow that knows the runs of one sweep. Lives in the writer's thread."""
 
     def __init__(self, uri: str, experiment: str, read: ReadFile, warn: Callable[[str], None]) -> None:
-        from mlflow import MlflowClient
-
-        for name in ("mlflow", "alembic", "urllib3.connectionpool"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by the writer
-        if (database := sqlite_path(uri)) is not None:
-            database.parent.mkdir(parents=True, exist_ok=True)
-        self._client = MlflowClient(uri)
-        self._experiment = self._open_experiment(uri, experiment)
+        with lasting_told(uri):
+            if (database := sqlite_path(uri)) is not None:
+                view_database.ensure(database, _new_database)
+            self._client = _client(uri)
+            self._experiment = self._open_experiment(uri, experiment)
         self._read = read
         self._warn = warn
         self._parent: _Found | None = None
@@ -182,7 +175,7 @@ class MlflowRuns:
     def _find(self, view: SweepView) -> None:
         """Find the sweep's runs again; of several with one identity keep the oldest."""
         self._parent, self._children = None, {}
-        for run in _search(self._client, self._experiment, view.id):
+        for run in search(self._client, self._experiment, of_sweep(view.sweep.name)):
             found = _Found(
                 run.info.run_id,
                 local_folder(run.info.artifact_uri),
@@ -203,7 +196,7 @@ class MlflowRuns:
     def _create_parent(self, view: SweepView, content: Content) -> _Found:
         """Create the parent run, or find that another driver has done so at the same moment."""
         created = self._parent = self._create(view.sweep.name, content)
-        rivals = _search(self._client, self._experiment, view.id, f"tags.`{AXES_TAG}` LIKE '%'")
+        rivals = search(self._client, self._experiment, of_sweep(view.sweep.name), PARENTS)
         if [run.info.run_id for run in rivals] != [created.run_id]:
             self._find(view)
             self._shared = True
@@ -289,56 +282,66 @@ class MlflowRuns:
         )
 
 
-def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
-    """Return a sweep as MLflow holds it: plan and configuration from the parent run, records from the children.
+@contextmanager
+def reading(uri: str | None, experiment: str | None) -> Iterator[tuple[MlflowClient, str | None]]:
+    """Give a client and the identity of the experiment, if there is one; nothing is made, and no log is printed.
 
     Raises:
-        OrchestratorError: MLflow cannot be read, or holds no such sweep
+        OrchestratorError: MLflow cannot be read, also within the block
     """
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    where = f"MLflow at {redact(resolve_uri(uri))}, experiment {resolve_experiment(experiment)!r},"
+    uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
+    be_brief()
     try:
-        client = MlflowClient(resolve_uri(uri))
-        found = client.get_experiment_by_name(resolve_experiment(experiment))
-        runs = [] if found is None else _search(client, found.experiment_id, sweep_tag(name))
-        parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
-        if parent is None:
-            raise OrchestratorError(f"{where} holds no sweep {name!r}; its full name is that of its parent run")
-        with tempfile.TemporaryDirectory() as folder:
-
-            def read(run_id: str, path: str) -> Any:
-                return json.loads(Path(client.download_artifacts(run_id, path, folder)).read_bytes())
-
-            plan = Plan.from_json(read(parent.info.run_id, "plan.json"))
-            environment = read(parent.info.run_id, "environment.json")
-            records: dict[str, StageRecord] = {}
-            for run in runs:
-                for file in client.list_artifacts(run.info.run_id, "records") if run is not parent else ():
-                    record = StageRecord.from_json(read(run.info.run_id, file.path))
-                    records.setdefault(record.key, record)
-    except (MlflowException, OSError, ValueError) as error:
+        if (database := sqlite_path(uri)) is not None:
+            view_database.require(database)
+        client = _client(uri)
+        found = client.get_experiment_by_name(experiment)
+        yield client, None if found is None else str(found.experiment_id)
+    except OrchestratorError:
+        raise
+    except (MlflowException, sqlite3.Error, ImportError, OSError, ValueError) as error:
+        where = f"MLflow at {redact(uri)}, experiment {experiment!r},"
         raise OrchestratorError(f"{where} cannot be read: {redact(str(error))}") from error
-    info = SweepInfo(name, plan.trials[0].config if plan.trials else {}, parent.data.tags[COMMAND_TAG], environment)
-    reasons = {run.data.tags[TRIAL_TAG]: run.data.tags[FAILURE_TAG] for run in runs if FAILURE_TAG in run.data.tags}
-    failures = {}
-    for trial, identity in zip(plan.trials, trial_ids(info, plan.trials), strict=True):
-        key = next((key for key in trial.stages if key not in records), None)
-        if key is not None and identity in reasons:
-            failures[key] = reasons[identity]
-    return SavedSweep(info, plan, records, failures)
 
 
-def _search(client: MlflowClient, experiment: str, sweep: str, *conditions: str) -> list[Run]:
-    """Return the runs of a sweep that meet all `conditions`, the oldest first, in an order that is everyone's."""
+def _client(uri: str) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by us
+    return MlflowClient(uri)
+
+
+def _new_database() -> Iterator[str]:
+    """Yield the SQL of a database as MLflow makes it in a new file; it is made in memory, which takes half the time."""
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    name = f"file:{uuid.uuid4().hex}?mode=memory&cache=shared"
+    with closing(sqlite3.connect(name, uri=True)) as memory, warnings.catch_warnings():  # lives while one is connected
+        warnings.simplefilter("ignore")  # SQLAlchemy will pool connections to such a URI otherwise, which does as well
+        make: Callable[..., Any] = SqlAlchemyStore
+        make(f"sqlite:///{name}&uri=true", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+        statements = list(memory.iterdump())
+    yield from statements[1:-1]  # without BEGIN and COMMIT
+
+
+def of_sweep(name: str) -> str:
+    """Return the condition that the runs of a sweep meet."""
+    return f"tags.`{SWEEP_TAG}` = '{sweep_tag(name)}'"
+
+
+def search(client: MlflowClient, experiment: str, *conditions: str) -> list[Run]:
+    """Return the runs that meet all `conditions`, the oldest first, in an order that is everyone's."""
 
     def pages() -> Iterator[Run]:
         token = None
         while True:
             page = client.search_runs(
                 [experiment],
-                filter_string=" AND ".join([f"tags.`{SWEEP_TAG}` = '{sweep}'", *conditions]),
+                filter_string=" AND ".join(conditions),
                 max_results=1000,
                 page_token=token,
             )

@@ -11,11 +11,11 @@ from pathlib import Path
 from orchestrator import saved, tables
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
-from orchestrator.mlflow_runs import load_from_mlflow
 from orchestrator.records import Failure, OrchestratorError, StageEvent, SweepInfo
 from orchestrator.redact import redact
 from orchestrator.report import report, write
 from orchestrator.saved import SavedSweep
+from orchestrator.saved_mlflow import load_from_mlflow
 from orchestrator.store import Store
 from orchestrator.tracking import MlflowTracker
 

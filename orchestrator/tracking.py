@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from orchestrator.mlflow_runs import MlflowRuns, be_brief, is_refusal
-from orchestrator.mlflow_runs import ReadFile as ReadFile
+from orchestrator.mlflow_runs import MlflowRuns, ReadFile, be_brief
+from orchestrator.mlflow_troubles import is_refusal
 from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo
 from orchestrator.redact import redact
 from orchestrator.runs import Content, Status, SweepView

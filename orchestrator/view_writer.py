@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.records import StageEvent
+from orchestrator.records import OrchestratorError, StageEvent
 from orchestrator.redact import redact
 from orchestrator.runs import SweepView
 
@@ -26,6 +26,10 @@ LONGEST_PAUSE = 30.0
 """Seconds between two attempts while the keeper is away."""
 
 
+class CannotKeep(OrchestratorError):
+    """The view can never be kept there, however long it is waited for: says why and what to do."""
+
+
 class ViewKeeper(Protocol):
     """A connection to what keeps the view, such as MLflow. Made anew after every trouble."""
 
@@ -39,7 +43,7 @@ class ViewWriter:
 
     After any trouble the connection is made anew and every run is looked at again, so whatever was lost on the way,
     even the answer to a request that succeeded, is found and completed. A run that is refused, rather than unreachable,
-    is left out after `REFUSALS` attempts.
+    is left out after `REFUSALS` attempts, and a keeper that can never work is not waited for.
     """
 
     def __init__(
@@ -117,6 +121,9 @@ class ViewWriter:
                     self._progress = time.monotonic()
                     troubles = 0
                 self._refusals.pop(index, None)  # a run that another driver withdrew is refused once
+            except CannotKeep as error:
+                self._warn(f"{self._name} cannot be used: {redact(str(error))}.")
+                return
             except Exception as error:
                 keeper = None
                 troubles += 1

@@ -21,9 +21,10 @@ from hydra.types import RunMode
 from orchestrator import config
 from orchestrator.__main__ import CONF
 from orchestrator.compose import compose_jobs
+from orchestrator.mlflow_runs import ReadFile
 from orchestrator.plan import make_plan
 from orchestrator.records import CurvePoint, Plan, StageRecord, StageSpec, SweepInfo
-from orchestrator.tracking import MlflowTracker, ReadFile
+from orchestrator.tracking import MlflowTracker
 from orchestrator.work import WorkOrder
 
 STEPS = {"dense": 15, "round": 6}

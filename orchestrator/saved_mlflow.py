@@ -1,0 +1,59 @@
+"""Sweeps as MLflow holds them: listed, and read back without the store."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from orchestrator.mlflow_runs import PARENTS, of_sweep, reading, search
+from orchestrator.records import OrchestratorError, Plan, StageRecord, SweepInfo
+from orchestrator.redact import redact
+from orchestrator.runs import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
+from orchestrator.saved import SavedSweep
+from orchestrator.tracking_uri import resolve_experiment, resolve_uri
+
+
+def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
+    """Return a sweep as MLflow holds it: plan and configuration from the parent run, records from the children.
+
+    Raises:
+        OrchestratorError: MLflow cannot be read, or holds no such sweep
+    """
+    with reading(uri, experiment) as (client, place), tempfile.TemporaryDirectory() as folder:
+        runs = [] if place is None else search(client, place, of_sweep(name))
+        parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
+        if parent is None:
+            where = f"MLflow at {redact(resolve_uri(uri))}, experiment {resolve_experiment(experiment)!r},"
+            raise OrchestratorError(f"{where} holds no sweep {name!r}")
+
+        def read(run_id: str, path: str) -> Any:
+            return json.loads(Path(client.download_artifacts(run_id, path, folder)).read_bytes())
+
+        plan = Plan.from_json(read(parent.info.run_id, "plan.json"))
+        environment = read(parent.info.run_id, "environment.json")
+        records: dict[str, StageRecord] = {}
+        for run in runs:
+            for file in client.list_artifacts(run.info.run_id, "records") if run is not parent else ():
+                record = StageRecord.from_json(read(run.info.run_id, file.path))
+                records.setdefault(record.key, record)
+    info = SweepInfo(name, plan.trials[0].config if plan.trials else {}, parent.data.tags[COMMAND_TAG], environment)
+    reasons = {run.data.tags[TRIAL_TAG]: run.data.tags[FAILURE_TAG] for run in runs if FAILURE_TAG in run.data.tags}
+    failures = {}
+    for trial, identity in zip(plan.trials, trial_ids(info, plan.trials), strict=True):
+        key = next((key for key in trial.stages if key not in records), None)
+        if key is not None and identity in reasons:
+            failures[key] = reasons[identity]
+    return SavedSweep(info, plan, records, failures)
+
+
+def sweeps_in_mlflow(uri: str | None = None, experiment: str | None = None) -> list[str]:
+    """Return the names of the sweeps that MLflow holds, sorted.
+
+    Raises:
+        OrchestratorError: MLflow cannot be read
+    """
+    with reading(uri, experiment) as (client, place):
+        parents = [] if place is None else search(client, place, PARENTS)
+        return sorted({run.data.tags["sweep"] for run in parents})

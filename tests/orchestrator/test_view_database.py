@@ -1,0 +1,200 @@
+"""A new database for MLflow comes whole or not at all, and what cannot be one is told at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from factories import finished, make_plan, make_records, sweep_info
+
+from orchestrator import view_database
+from orchestrator.records import OrchestratorError
+from orchestrator.tracking import MlflowTracker
+from orchestrator.view_writer import CannotKeep
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
+
+PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,), rounds=1)
+DRIVER = """
+import sys
+from test_view_database import track
+print("ready", flush=True)
+sys.stdin.readline()
+sys.exit(0 if track(sys.argv[1]) == [] else 1)
+"""
+
+
+def masks(key: str, name: str) -> bytes:
+    return b"masks"
+
+
+def track(uri: str, patience: float = 60.0) -> list[str]:
+    """Track a sweep as a driver does; return the warnings."""
+    warnings: list[str] = []
+    tracker = MlflowTracker(masks, uri=uri, experiment="views", warn=warnings.append, patience=patience)
+    tracker.start(sweep_info(), PLAN, {})
+    for record in make_records(PLAN).values():
+        tracker.record(finished(record))
+    tracker.finish("finished", {})
+    assert tracker.complete == (not warnings)
+    return warnings
+
+
+def driver(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that imports everything, waits for a line, and tracks a sweep in `folder`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, f"sqlite:///{folder / 'mlflow.db'}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def rows(database: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def assert_whole(folder: Path) -> None:
+    assert rows(folder / "mlflow.db", "SELECT status FROM runs") == [("FINISHED",)] * 2
+    assert rows(folder / "mlflow.db", "PRAGMA integrity_check") == [("ok",)]
+    assert not [path.name for path in folder.iterdir() if path.name not in ("mlflow.db", "mlruns")]
+
+
+def test_a_new_database_is_what_mlflow_would_have_made(
+    tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.db").write_bytes(empty_database)
+    tables = "SELECT type, name, tbl_name FROM sqlite_master ORDER BY 1, 2, 3"
+
+    assert (said := track(f"sqlite:///{tmp_path / 'ours.db'}")) == [], said
+    assert rows(tmp_path / "ours.db", tables) == rows(tmp_path / "theirs.db", tables)
+    (version,) = rows(tmp_path / "theirs.db", "SELECT * FROM alembic_version")
+    assert rows(tmp_path / "ours.db", "SELECT * FROM alembic_version") == [version]
+    (default,) = rows(tmp_path / "ours.db", "SELECT name, artifact_location FROM experiments WHERE experiment_id = 0")
+    assert default == ("Default", str(tmp_path / "mlruns" / "0"))
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.3, 0.8, 1.3])
+def test_a_driver_killed_in_making_it_leaves_nothing_in_the_way(wait: float, tmp_path: Path) -> None:
+    with driver(tmp_path) as first:
+        go(first)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "mlflow.db").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(wait)
+        first.kill()
+
+    assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
+    assert_whole(tmp_path)
+
+
+def test_two_drivers_at_once_in_an_empty_folder_make_one(tmp_path: Path) -> None:
+    with driver(tmp_path) as one, driver(tmp_path) as other:
+        go(one)
+        go(other)
+
+    assert (one.returncode, other.returncode) == (0, 0)
+    assert_whole(tmp_path)
+
+
+def test_an_empty_file_counts_as_none_even_beside_the_journal_of_another(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").touch()
+    (tmp_path / "mlflow.db-journal").write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(4096))
+
+    assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
+    assert_whole(tmp_path)
+
+
+def half_made(path: Path, *, age: float) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("CREATE TABLE experiments (name); CREATE TABLE _alembic_tmp_experiments (name)")
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+def test_a_database_that_is_half_made_is_told_at_once_with_the_remedy(tmp_path: Path) -> None:
+    path = half_made(tmp_path / "mlflow.db", age=60)
+    begun = time.monotonic()
+
+    first, last = track(f"sqlite:///{path}")
+
+    assert time.monotonic() - begun < 10
+    assert f"{path} is only half made" in first
+    assert "Move that file away; `python -m orchestrator.sync` then completes the view." in first
+    assert "does not hold all of this sweep; the store does" in last
+    with pytest.raises(CannotKeep, match="half made"):
+        view_database.require(path)
+
+
+def test_a_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
+    path = half_made(tmp_path / "mlflow.db", age=0)
+
+    with pytest.raises(OrchestratorError, match="is being made by another process") as raised:
+        view_database.ensure(path, list)
+    assert not isinstance(raised.value, CannotKeep)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("folder", "it is a directory"),
+        ("text", "file is not a database"),
+        ("text/mlflow.db", "Not a directory|File exists"),
+        ("/proc/mlflow.db", "unable to open database file"),
+        ("/proc/new/mlflow.db", "No such file or directory"),
+    ],
+)
+def test_a_path_that_can_never_hold_one_is_told_at_once(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database, but a text of some length\n" * 30)
+    begun = time.monotonic()
+
+    first, _ = track(f"sqlite:///{tmp_path / name}")
+
+    assert time.monotonic() - begun < 10
+    assert "is away" not in first
+    assert re.search(reason, first)
+    assert "tracking.uri" in first
+
+
+@pytest.mark.parametrize("uri", ["foo://x", "postgresql+foo://a/b", "mssql://x", "folder"])
+def test_a_scheme_that_is_unknown_is_told_at_once(uri: str) -> None:
+    begun = time.monotonic()
+
+    first, _ = track(uri)
+
+    assert time.monotonic() - begun < 10
+    assert "cannot be used" in first
+    assert "tracking.uri" in first
+
+
+def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_database, "LOCK_SECONDS", 0.1)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+
+        first, _ = track(f"sqlite:///{tmp_path / 'mlflow.db'}", patience=1.0)
+
+    assert "is away (database is locked)" in first
+    assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
