@@ -6,6 +6,7 @@ import json
 import sqlite3
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,8 +80,13 @@ class Jobs:
         request = urllib.request.Request(
             f"{self.cluster.jobs}/api/jobs/{name}", headers={"Authorization": f"Bearer {self.cluster.token}"}
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            found: dict[str, Any] = json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                found: dict[str, Any] = json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return {"status": "PENDING"}  # submitted, and not yet known
         return found
 
 
@@ -147,7 +153,7 @@ def test_a_failed_trial_is_the_jobs_exit_status(jobs: Jobs, tmp_path: Path) -> N
 
 
 def test_a_stopped_job_leaves_killed_runs_and_a_store_to_go_on_from(jobs: Jobs, tmp_path: Path) -> None:
-    axes = ("schedule.rounds=100", "finetune.epochs=2")
+    axes = ("schedule.rounds=100", "finetune.epochs=40")  # so long that no trial ends before the job is stopped
     jobs.submit("stopped", *SWEEP, *places(tmp_path), *axes, wait=False)
     end = time.monotonic() + 90
     while not (seen := statuses(tmp_path / "mlflow.db")) or not finished(tmp_path)[1]:
