@@ -73,7 +73,7 @@ class Session:
         session = cls(dense, order)
         session._model.load_state_dict(load_tensors(order.store.read(key, WEIGHTS)))
         if parent.kind == "round":
-            session._masks = MaskSet.from_bytes(order.store.read(key, MASKS))
+            session._masks = MaskSet.from_bytes(order.store.read(key, MASKS), session._model)
             session._masks.apply(session._model, engine="inplace")
         return session
 
