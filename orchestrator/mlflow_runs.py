@@ -26,6 +26,7 @@ from orchestrator.records import OrchestratorError
 from orchestrator.redact import redact
 from orchestrator.runs import (
     AXES_TAG,
+    FAILURE_FILE,
     FAILURE_TAG,
     LOGGED_TAG,
     NOTE_TAG,
@@ -243,6 +244,7 @@ class MlflowRuns:
                 self._client.log_artifacts(found.run_id, folder)
         self._log(found, content)
         if FAILURE_TAG in found.tags and FAILURE_TAG not in content.tags:
+            self._forget_failure(found)
             self._client.delete_tag(found.run_id, FAILURE_TAG)
             del found.tags[FAILURE_TAG]
         if found.status != content.status:
@@ -251,6 +253,21 @@ class MlflowRuns:
             else:
                 self._client.set_terminated(found.run_id, status=content.status, end_time=content.end)
             found.status = content.status
+
+    def _forget_failure(self, found: _Found) -> None:
+        """Take back what was said of a run that has finished after all; empty it where artifacts cannot be deleted."""
+        from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        if found.folder is not None:
+            (found.folder / FAILURE_FILE).unlink(missing_ok=True)
+            return
+        try:
+            artifacts = self._client.get_run(found.run_id).info.artifact_uri
+            repository: Any = get_artifact_repository(artifacts, self._client.tracking_uri)
+            repository.delete_artifacts(FAILURE_FILE)
+        except (MlflowException, NotImplementedError, OSError):
+            self._client.log_text(found.run_id, "", FAILURE_FILE)
 
     def _log(self, found: _Found, content: Content) -> None:
         from mlflow.entities import Metric, Param, RunTag

@@ -30,6 +30,7 @@ ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure",
 NOTE_TAG = "mlflow.note.content"
 
 MASKS_PICTURE = "masks/summary.svg"
+FAILURE_FILE = "failure.txt"
 METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
 """Files of a report that the parent run also shows as its metrics and its description."""
 
@@ -202,7 +203,10 @@ class SweepView:
         return content
 
     def closing(self) -> Content:
-        """Return what the parent run holds at the end: the report, its headline figures, the counts of trials."""
+        """Return what the parent run holds at the end: the report, its headline figures, the counts of trials.
+
+        An interrupted sweep has no figures yet: a point of a metric cannot be taken back when it goes on.
+        """
         with self._lock:
             ends = [record.started + record.seconds for record in self._records.values()]
             ends += [time for _, _, time in self._failures.values()]
@@ -211,7 +215,9 @@ class SweepView:
         values = {f"trials/{status.lower()}": counts[status] for status in ("FINISHED", "FAILED", "KILLED")}
         values |= json.loads(report.get(METRICS_FILE, b"{}"))
         content = Content(files=report, status=outcome, end=milliseconds(max(ends, default=0.0)) or None)
-        content.points = [Point(_ODD.sub("_", key), float(value), 0, content.end or 0) for key, value in values.items()]
+        if outcome != "KILLED":
+            end = content.end or 0
+            content.points = [Point(_ODD.sub("_", key), float(value), 0, end) for key, value in values.items()]
         if NOTE_FILE in report:
             content.tags[NOTE_TAG] = self._note(report[NOTE_FILE].decode())
         return content
@@ -286,7 +292,7 @@ class SweepView:
             _, failure, time = failed
             content.end = milliseconds(time)
             content.tags[FAILURE_TAG] = redact(failure.message)
-            content.files["failure.txt"] = redact(failure_text(failure)).encode()
+            content.files[FAILURE_FILE] = redact(failure_text(failure)).encode()
 
     def _tags(self, trial: TrialSpec, chain: list[StageRecord]) -> dict[str, str]:
         tags = {**self._common_tags(), OVERRIDES_TAG: redact(" ".join(trial.overrides))}

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 from browser import MISSING, Browser, browser, free_port, wait_until_up
-from factories import finished, make_plan, make_records, sweep_info
+from factories import failed, finished, make_plan, make_records, sweep_info
 
 from orchestrator.compare import compare
 from orchestrator.records import Plan
@@ -166,6 +166,45 @@ def test_a_server_that_is_away_for_good_costs_seconds_and_can_be_completed_later
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_a_trial_that_finishes_after_all_has_no_failure(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    first, second = [trial.stages[-1] for trial in PLAN.trials[:2]]
+    others = {key: record for key, record in RECORDS.items() if key not in (first, second)}
+    texts = []
+    for finish in ((), (first,), (second,)):
+        if second in finish:  # as on a server that lets nobody delete
+            monkeypatch.setattr(HttpArtifactRepository, "delete_artifacts", refuse)
+        others |= {key: RECORDS[key] for key in finish}
+        tracker = MlflowTracker(masks, uri=server.uri)
+        tracker.start(sweep_info(), PLAN, others)
+        for key in {first, second} - others.keys():
+            tracker.record(failed(key))
+        tracker.finish("failed", {})
+        assert tracker.complete
+        texts.append([failure_of(server.uri, trial.name) for trial in PLAN.trials[:2]])
+
+    (one, two), (one_later, two_still), (_, two_later) = texts
+    assert "loss is nan" in one
+    assert "loss is nan" in two
+    assert one_later is None
+    assert two_still == two
+    assert two_later == ""
+
+
+def refuse(*_: object) -> None:
+    raise NotImplementedError
+
+
+def failure_of(uri: str, trial: str) -> Any:
+    """Return what the failure.txt of a trial's run says; None where there is none."""
+    client, runs = runs_of(uri)
+    (run,) = [run for run in runs if run.info.run_name == trial]
+    if "failure.txt" not in [file.path for file in client.list_artifacts(run.info.run_id)]:
+        return None
+    return Path(client.download_artifacts(run.info.run_id, "failure.txt")).read_text()
+
+
 def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
     tracker = MlflowTracker(masks, uri=server.uri)
     tracker.start(sweep_info(), PLAN, RECORDS)

@@ -218,6 +218,34 @@ def test_a_driver_that_dies_leaves_a_view_that_the_next_completes(kept: Kept) ->
     assert {run.status for run in kept.children().values()} == {"FINISHED"}
 
 
+def test_an_interrupted_sweep_that_went_on_looks_like_an_undisturbed_one(kept: Kept) -> None:
+    plan = make_plan(seeds=(0,))
+    half = frozenset(list(plan.stages)[: len(plan.stages) // 2])
+    records = make_records(plan)
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    for key, record in records.items():
+        killed = StageEvent("killed", key, record.started + 1)
+        tracker.record(finished(record) if key in half else killed)
+    tracker.finish("killed", {})
+    assert kept.parent().status == "KILLED"
+    assert kept.parent().points == {}
+    assert any("failure.txt" in run.files for run in kept.children().values())
+
+    run_sweep(kept, plan, without=half)
+
+    undisturbed = InMemory()
+    run_sweep(undisturbed, plan)
+    assert kept.parent().points == undisturbed.parent().points
+    assert kept.parent().files == undisturbed.parent().files
+    assert kept.children().keys() == undisturbed.children().keys()
+    for name, run in kept.children().items():
+        expected = undisturbed.children()[name]
+        assert (run.status, run.points, run.files) == (expected.status, expected.points, expected.files)
+        assert run.params == expected.params
+        assert "pruning.failure" not in run.tags
+
+
 def test_failures_are_told_where_they_happened(kept: Kept) -> None:
     plan = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
     broken = plan.trials[0].stages[1]
