@@ -121,10 +121,10 @@ def headline(comparison: Comparison) -> dict[str, float]:
 
 
 def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str]) -> str:
-    """Return the parent run's description: links, then the table, in Markdown."""
+    """Return the parent run's description: links to the files beside it, then the table, in Markdown."""
     links = [("report", "report.html"), ("summary", "summary.csv"), ("every round", "trials.csv")]
     links += [(name, f"figures/{name}.png") for name in drawn]
-    lines = [" · ".join(f"[{name}]({FOLDER}/{path})" for name, path in links), ""]
+    lines = [" · ".join(f"[{name}]({path})" for name, path in links), ""]
     failed = sum(finding.verdict == "fail" for finding in findings)
     lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
     for title, points in tables.sections(comparison):

@@ -37,6 +37,8 @@ METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
 FIRST = ("test/accuracy", "val/accuracy")
 """Metrics written first: MLflow lists them so, and plots the first one where nobody has chosen."""
 
+_OWN_LINK = re.compile(r"\]\((?!comparison/)")
+"""A link of the note to a file beside it; an older release wrote links from the folder above."""
 _ODD = re.compile(r"[^/\w.\- ]")
 
 
@@ -219,7 +221,7 @@ class SweepView:
             end = content.end or 0
             content.points = [Point(_ODD.sub("_", key), float(value), 0, end) for key, value in values.items()]
         if NOTE_FILE in report:
-            content.tags[NOTE_TAG] = self._note(report[NOTE_FILE].decode())
+            content.tags[NOTE_TAG] = self._note(_OWN_LINK.sub("](comparison/", report[NOTE_FILE].decode()))
         return content
 
     def content(self, index: int, logged: str = "") -> Content | None:

@@ -113,6 +113,11 @@ class MlflowTracker:
         """Whether MLflow holds all that was recorded; known once `finish` has returned."""
         return self._writer.complete
 
+    @property
+    def reached(self) -> bool:
+        """Whether MLflow could be opened at least once."""
+        return self._writer.reached
+
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view, with what is finished already."""
         self._view = SweepView(sweep, plan, finished)

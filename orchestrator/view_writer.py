@@ -55,6 +55,8 @@ class ViewWriter:
     ) -> None:
         self.complete = False
         """Whether all that was recorded has been written."""
+        self.reached = False
+        """Whether the keeper could be connected to at least once."""
         self._connect = connect
         self._refused = refused
         self._warn = warn
@@ -112,6 +114,7 @@ class ViewWriter:
             try:
                 if keeper is None:
                     keeper = self._connect()
+                    self.reached = True
                 following = self._next()
                 if following is None:
                     self.complete = not self._refusals

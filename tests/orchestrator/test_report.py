@@ -171,7 +171,15 @@ def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytes
     out = capsys.readouterr().out
     assert "l1_unstructured" in out
     assert re.search(r"90\.01 .* 3$", out, re.MULTILINE)
+    assert re.search(r"^Audit: \d+ of \d+ rules pass", out, re.MULTILINE)
     assert b"first-1 + second-2" in Path("out/comparison/report.html").read_bytes()
+
+
+def test_the_links_of_the_readme_lead_to_files_beside_it(files: dict[str, bytes]) -> None:
+    links = re.findall(r"\]\(([^)]*)\)", files["comparison/README.md"].decode())
+
+    assert "report.html" in links
+    assert {f"comparison/{link}" for link in links} <= files.keys()
 
 
 def test_compare_lists_what_there_is(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,7 +229,45 @@ def test_a_comparison_can_be_rebuilt_from_mlflow_alone(stored: Store, capsys: py
     assert compare_main(["first-1", "--mlflow", uri]) == 0
     assert "90.01" in capsys.readouterr().out
     assert compare_main(["nope", "--mlflow", uri]) == 2
-    assert "holds no sweep 'nope'" in capsys.readouterr().err
+    assert "`SWEEP` (='nope') is not there" in capsys.readouterr().err
+    assert compare_main(["fir", "--mlflow", uri]) == 0
+    assert "90.01" in capsys.readouterr().out
+    assert compare_main(["--mlflow", uri]) == 0
+    assert capsys.readouterr().out.split() == ["first-1"]
+
+
+@pytest.mark.parametrize("names", [[], ["first"]])
+def test_reading_from_mlflow_makes_no_database(
+    names: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert compare_main([*names, "--mlflow", f"sqlite:///{tmp_path}/typo/mlflow.db"]) == 2
+
+    out, err = capfd.readouterr()
+    assert f"{tmp_path}/typo/mlflow.db cannot be read: No such file or directory" in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_sync_without_a_name_completes_every_sweep_that_can_be_read(
+    stored: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path("store") / "sweeps" / "damaged-3.json").write_text("{")
+
+    assert sync_main(["--list"]) == 0
+    assert capsys.readouterr().out.split() == ["damaged-3", "first-1", "second-2"]
+    assert sync_main([]) == 2
+    out, err = capsys.readouterr()
+    assert "first-1: 2 trials are in MLflow" in out
+    assert "second-2: 1 trials are in MLflow" in out
+    assert "damaged-3" in err
+    assert load_from_mlflow("second-2").plan == load(stored, "second-2").plan
+
+
+def test_sync_stops_where_mlflow_cannot_be_opened(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+
+    assert sync_main(["--uri", "sqlite:///folder"]) == 1
+    assert "Not tried either: second-2" in capsys.readouterr().err
 
 
 def test_sync_tells_of_failures_and_of_what_was_never_run(stored: Store) -> None:
