@@ -12,7 +12,7 @@ from typing import get_args
 
 from orchestrator.records import OrchestratorError, Plan, StageRecord
 from orchestrator.stages import RECORD, WEIGHTS, StageDamaged
-from orchestrator.store import Keep, Store
+from orchestrator.store import Keep, Store, StoreError
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""
@@ -20,11 +20,15 @@ LEFTOVER_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `prune` removed, or would remove: stages that lost their weights, leftover files, and bytes of both."""
+    """What `prune` removed, or would remove: stages that lost their weights, leftover files, and bytes of both.
+
+    `damages` are saved sweeps that cannot be read. They might need any weights, so that none are removed then.
+    """
 
     stages: tuple[str, ...]
     leftovers: tuple[str, ...]
     bytes: int
+    damages: tuple[str, ...] = ()
 
 
 def sizes(store: Store) -> dict[str, tuple[int, int]]:
@@ -74,9 +78,10 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     keys = {path.split("/")[1] for entry in entries if (path := entry.path).startswith("stages/")}
     commits = store.stages.all_standing(keys)
     records = {key: commit.record for key, commit in commits.items()}
-    idle = set()
+    idle, damages = set(), list[str]()
     if store.keep != "all":
-        needed = needed_weights(records, [*saved_plans(store), *plans])
+        saved, damages = saved_plans(store)
+        needed = set(records) if damages else needed_weights(records, [*saved, *plans])
         idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
     belonging = {path for commit in commits.values() for path in commit.paths}
     before = time.time() - LEFTOVER_SECONDS
@@ -93,7 +98,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         for path in leftovers:
             _remove(store, path)
     freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
-    return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed)
+    return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
 
 
 def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> set[str]:
@@ -105,10 +110,16 @@ def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) ->
         store: whose `keep` is the policy, and whose other sweeps' needs count
         plan: the sweep that has ended
         records: its finished stages
+
+    Raises:
+        StoreError: a saved sweep, which might need any weights, cannot be read; nothing was removed
     """
     if store.keep == "all":
         return set()
-    needed = needed_weights(records, [plan, *saved_plans(store)])
+    saved, damages = saved_plans(store)
+    if damages:
+        raise StoreError("\n".join(damages))
+    needed = needed_weights(records, [plan, *saved])
     idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
     store.drop_weights(idle)
     return idle
@@ -133,10 +144,18 @@ def verify(store: Store) -> list[str]:
     return damages
 
 
-def saved_plans(store: Store) -> list[Plan]:
-    """Return the plans of the sweeps saved in a store."""
-    saved = [store.load_sweep(name) for name in store.sweeps()]
-    return [Plan.from_json(info["plan"]) for info in saved if "plan" in info]
+def saved_plans(store: Store) -> tuple[list[Plan], list[str]]:
+    """Return the plans of the sweeps saved in a store, and what is wrong with those that cannot be read."""
+    plans, damages = [], []
+    for name in store.sweeps():
+        try:
+            info = store.load_sweep(name)
+        except StoreError as error:
+            damages.append(str(error))
+            continue
+        if "plan" in info:
+            plans.append(Plan.from_json(info["plan"]))
+    return plans, damages
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,6 +180,7 @@ def _report(store: Store, _: argparse.Namespace) -> int:
     print(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
     idle = prune(store, dry_run=True)
     print(f"prune would free {_readable(idle.bytes)}: {_summary(idle)}")
+    _warn(idle)
     return 0
 
 
@@ -171,7 +191,14 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
         print(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
-    return 0
+    return _warn(pruned)
+
+
+def _warn(pruned: Pruned) -> int:
+    """Say which saved sweeps cannot be read, and what follows; return the exit status."""
+    for damage in pruned.damages:
+        print(f"{damage}. No weights can be dropped until then: it might need any.", file=sys.stderr)
+    return 1 if pruned.damages else 0
 
 
 def _verify(store: Store, _: argparse.Namespace) -> int:

@@ -249,3 +249,30 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert refused.stderr.startswith("`store.uri` (=nosuch://x) must be a path or an fsspec URI")
     assert "Traceback" not in refused.stderr
     assert command("report", str(tmp_path / "none")).stdout.endswith("holds nothing.\n")
+
+
+def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    store = Store(uri)
+    specs = chain(1, 2)
+    for spec in specs:
+        store.commit(record_for(spec), FILES)
+    (tmp_path / "store" / "sweeps").mkdir(exist_ok=True)
+    (tmp_path / "store" / "sweeps" / "torn.json").write_text("{")
+    leftover = tmp_path / "store" / "tmp" / "dead"
+    leftover.mkdir(parents=True)
+    (leftover / "x").write_bytes(b"12345")
+    os.utime(leftover / "x", (0, 0))
+
+    reported, pruned = command("report", uri), command("prune", uri)
+
+    assert reported.returncode == 0
+    assert "prune would free 5 B: weights that nothing starts from, 0; leftover files, 1" in reported.stdout
+    assert pruned.returncode == 1
+    assert pruned.stdout == "freed 5 B: weights that nothing starts from, 0; leftover files, 1\n"
+    for said in (reported.stderr, pruned.stderr):
+        assert "sweeps/torn.json is damaged" in said
+        assert "No weights can be dropped until then: it might need any." in said
+    assert all(with_weights(store, specs))
+    with pytest.raises(StoreError, match=r"torn\.json is damaged"):
+        retention.prune_sweep(store, plan_of(specs), store.finished([spec.key for spec in specs]))
