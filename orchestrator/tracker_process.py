@@ -37,7 +37,8 @@ class TrackerProcess:
     """The tracker that `make(warn=...)` returns, living in a process that is started at once.
 
     `make` is pickled: a class or a function that can be imported, perhaps a `functools.partial` of it. Only `finish`
-    waits for the process. As a context manager it ends the process where the sweep ends without `finish`.
+    waits for the process. As a context manager it ends the process where the sweep ends without `finish`; where an
+    error ends it, such as an output that nobody reads any more, the view is closed as killed.
     """
 
     def __init__(self, make: Callable[..., CompletableTracker], warn: Warn = _LOGGER.warning) -> None:
@@ -61,9 +62,11 @@ class TrackerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._sweep and self._process.poll() is None:
+            self._warn = lambda _: None  # the error says more, and there may be nobody to read it
+            self.finish("killed", {})
+        self._end()
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view, with what is finished already."""
@@ -81,12 +84,16 @@ class TrackerProcess:
             while self._answered.is_alive():
                 self._answered.join(0.1)
         finally:
-            self.__exit__()
+            self._end()
         if not self.complete and self._sweep and self._process.returncode != 0:
             self._warn(
                 "The process that writes to MLflow has died; the store holds everything. "
                 f"Complete the view with `python -m orchestrator.sync {self._sweep}`."
             )
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def _ask(self, request: object) -> None:
         """Pickle here, not in the sending thread: what is asked may change when this returns."""

@@ -123,6 +123,20 @@ def test_it_ends_with_the_block_that_holds_it(tmp_path: Path) -> None:
     assert not tracker.complete
 
 
+def test_an_error_closes_the_view_as_killed(tmp_path: Path) -> None:
+    def unread(text: str) -> None:
+        raise BrokenPipeError
+
+    def sweep() -> None:
+        with TrackerProcess(partial(Diary, tmp_path / "diary"), unread) as tracker:
+            tracker.start(sweep_info(), PLAN, {})
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        sweep()
+    assert (tmp_path / "diary").read_text().splitlines()[-1] == "finish killed []"
+
+
 def test_it_dies_with_its_driver(tmp_path: Path) -> None:
     import subprocess
 
