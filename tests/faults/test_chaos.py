@@ -14,7 +14,7 @@ import pytest
 from commands import SWEEP, Command, results_of, trainings
 from view import assert_complete, runs_in
 
-CHAOTIC = (*SWEEP, "train.epochs=40", "finetune.epochs=40", "train.eval_every=400", "finetune.eval_every=400")
+CHAOTIC = (*SWEEP, "train.epochs=120", "finetune.epochs=120", "train.eval_every=1200", "finetune.eval_every=1200")
 STAGES = 10
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own; where a raylet was killed with its driver they wait a minute for it before they end."""
@@ -42,11 +42,13 @@ class Kills:
 def test_killing_at_random_changes_nothing(
     start: Callable[..., Command], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    wanted, rng, total = int(request.config.getoption("--chaos", 10)), random.Random(0), 0
+    wanted, rng, total, sweeps = int(request.config.getoption("--chaos", 10)), random.Random(0), 0, 0
     quiet = start(tmp_path / "quiet", *CHAOTIC, "cluster=inline", "tracking=none")
     assert quiet.wait() == 0, quiet.stderr
     while total < wanted:
-        folder, kills = tmp_path / f"after-{total}-kills", Kills()
+        sweeps += 1
+        assert sweeps <= wanted + 3, "sweeps end before anything in them can be killed"
+        folder, kills = tmp_path / f"sweep-{sweeps}", Kills()
         commands = [disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total)]
         while commands[-1].process.returncode != 0:
             commands.append(disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total))
