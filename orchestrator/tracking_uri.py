@@ -21,7 +21,8 @@ def resolve_uri(uri: str | None = None) -> str:
     """
     found = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     path = sqlite_path(found)
-    return found if path is None else f"{_SQLITE}{path}"
+    _, mark, query = found.partition("?")
+    return found if path is None else f"{_SQLITE}{path}{mark}{query}"
 
 
 def resolve_experiment(name: str | None = None) -> str:
@@ -35,7 +36,7 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the absolute path of the database file that `uri` names, None for any other kind of URI."""
     if not uri.startswith(_SQLITE) or uri == _SQLITE:
         return None
-    return Path(uri.removeprefix(_SQLITE)).absolute()
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0]).absolute()  # what follows are options of the connection
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:

@@ -49,6 +49,12 @@ def test_a_server_decides_where_its_artifacts_are() -> None:
     assert sqlite_path("postgresql://u:p@host/db") is None
 
 
+def test_options_of_a_connection_are_no_part_of_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sqlite_path("sqlite:///mine.db?timeout=60") == tmp_path / "mine.db"
+    assert resolve_uri("sqlite:///mine.db?timeout=60") == f"sqlite:///{tmp_path / 'mine.db'}?timeout=60"
+
+
 def test_hints_hold_no_password() -> None:
     assert "hunter2" not in ui_hint("https://me:hunter2@host")
     assert "hunter2" not in ui_hint("postgresql://me:hunter2@host/db")
