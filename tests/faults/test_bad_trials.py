@@ -13,6 +13,7 @@ from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
+from orchestrator.config import ConfigError
 from orchestrator.outcome import Outcome
 from orchestrator.plan import Job
 
@@ -38,12 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["method=random_structured", "method.dim=5"], "fc1.weight has no such channels: `dim` (=5) must lie in"),
         (["method=ln_structured", "prune.parameters=[bias]"], "fc1.bias has no such channels"),
         (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels that are matrices"),
-        (["prune.types=[Conv9d]"], "leaves nothing to prune"),
-        (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
-        (["+method.depth=3"], "unexpected keyword argument 'depth'"),
         (["method._target_=torch.optim.SGD", "method.name=x"], "must be a pruning.BasePruningMethod"),
         (["+train.optimizer.speed=9"], "unexpected keyword argument 'speed'"),
         (["train.optimizer.lr=1e10"], "training diverged; lower `optimizer.lr`"),
@@ -57,6 +54,27 @@ def test_a_trial_that_cannot_run_fails_with_a_sentence(run: Run, line: list[str]
     assert said in text
     assert "Traceback" not in text
     assert outcome.status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["method=random_structured", "method.dim=5"], "`method.dim` (=5) must be a dimension of every tensor"),
+        (["prune.types=[Conv9d]"], "leaves nothing to prune"),
+        (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
+        (["prune.exclude=['fc9*']"], "`prune.exclude` (='fc9*') matches no parameter"),
+        (["+method.depth=3"], "`method.depth` (=3) is no argument of pruning.L1Unstructured"),
+        (["train.optimizer.lr=-1"], "`train.optimizer.lr` (=-1) must be a number of at least 0"),
+    ],
+)
+def test_what_does_not_fit_the_network_is_refused_before_anything_starts(
+    run: Run, line: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(line)
+
+    assert said in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_diverging_trial_fails_alone(run: Run) -> None:

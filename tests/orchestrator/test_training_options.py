@@ -218,7 +218,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
     [
         ({"optimizer": {"_target_": "torch.optim.SDG", "lr": 1}}, ["train.optimizer", "torch.optim.SDG"]),
         ({"optimizer": {"_target_": "torch.optim.SGD", "momentun": 1}}, ["train.optimizer", "momentun"]),
-        ({"optimizer": {"_target_": "torch.optim.SGD", "lr": -1}}, ["train.optimizer", "Invalid learning rate"]),
+        ({"optimizer": {"_target_": "torch.optim.SGD", "lr": -1}}, ["`train.optimizer.lr` (=-1)", "at least 0"]),
         ({"optimizer": {"lr": 1}}, ["train.optimizer", "_target_"]),
         ({"scheduler": {"_target_": f"{SCHEDULERS}.StepLR"}}, ["train.scheduler", "step_size"]),
         ({"loss": {"_target_": "torch.nn.CrossEntropy"}}, ["train.loss", "torch.nn.CrossEntropy"]),
