@@ -171,7 +171,8 @@ class _Run:
         self._restore()
 
     def _update(self, inputs: Tensor, labels: Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
+            parameter.grad = None
         with autocast(self.device, self.config.precision):
             loss = self.loss(outputs_of(self.model, inputs), labels)
         torch.autograd.backward(self.scaler.scale(loss))
