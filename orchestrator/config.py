@@ -72,7 +72,7 @@ class Schedule:
 
 @dataclass
 class Prune:
-    """Which parameters are pruned: by module type and parameter name, less what the patterns leave out."""
+    """Which parameters are pruned, by module type and name, less what the patterns leave out, and how they are held."""
 
     types: list[str] = field(
         default_factory=lambda: [
@@ -88,6 +88,8 @@ class Prune:
     parameters: list[str] = field(default_factory=lambda: ["weight"])
     include: list[str] = field(default_factory=lambda: ["*"])
     exclude: list[str] = field(default_factory=list)
+    engine: str = "inplace"
+    """What holds the masks while fine-tuning: `inplace`, or `reparam`, which is as `torch.nn.utils.prune` does it."""
 
 
 @dataclass
@@ -185,6 +187,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if not config["tracking"]["experiment"].strip():
         yield "`tracking.experiment` (='') must be a name; pass pruning for the default."
     yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
+    yield from _choice("prune.engine", config["prune"]["engine"], ("inplace", "reparam"))
     for name in ("types", "parameters", "include"):
         if not config["prune"][name]:
             yield f"`prune.{name}` (=[]) must hold a pattern, or nothing is pruned; pass ['*'] to take every one."

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from hydra.utils import get_class
-from torch import Tensor
+from torch import Tensor, nn
 
 import pruning
-from orchestrator.models import Prunable
+from orchestrator.models import Prunable, prunable
 from orchestrator.records import OrchestratorError
 from orchestrator.well_formed import INFINITIES
 from pruning import BasePruningMethod
@@ -26,12 +26,26 @@ class LawBroken(OrchestratorError):
     """A trial whose result must not be reported: what was asked for is not what came out."""
 
 
-def prune_round(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:
-    """Apply a round's method to the chosen parameters, so that each ends at the round's target.
+def prune_round(
+    model: nn.Module, fields: Mapping[str, Any], parent: MaskSet, generator: torch.Generator
+) -> tuple[list[Prunable], MaskSet]:
+    """Prune a plain model by a round's method on top of the masks so far; return what is pruned, and its masks.
 
     With target sparsity s, a tensor of n entries of which z are masked loses round(s n) - z more; structured methods
-    count channels, and global ones all entries together. A raw amount goes to the method as it is.
+    count channels, and global ones all entries together. A raw amount goes to the method as it is. The model is left
+    plain, with zeros where the masks are 0.
     """
+    chosen = prunable(model, fields["prune"])
+    parent.apply(model, engine="inplace")
+    _apply(chosen, fields, generator)
+    masks = MaskSet.collect(model)
+    for each in chosen:
+        pruning.remove(each.module, each.parameter)
+    return chosen, masks
+
+
+def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:
+    """Apply the method to the chosen parameters, so that each ends at the round's target."""
     config = fields["method"]
     method = _method(config)
     options = {key: value for key, value in config.items() if key not in RESERVED}

@@ -10,7 +10,7 @@ import hashlib
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from orchestrator.records import OrchestratorError, StageRecord, StageSpec
 from orchestrator.seeding import derive
 from orchestrator.stages import WEIGHTS
 from orchestrator.work import WorkOrder
-from pruning import enforce_masks, is_pruned, mask_gradients
+from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet
 
@@ -74,7 +74,6 @@ class Session:
         session._model.load_state_dict(load_tensors(order.store.read(key, WEIGHTS)))
         if parent.kind == "round":
             session._masks = MaskSet.from_bytes(order.store.read(key, MASKS), session._model)
-            session._masks.apply(session._model, engine="inplace")
         return session
 
     def run(self, spec: StageSpec) -> tuple[StageRecord, dict[str, bytes]]:
@@ -108,15 +107,13 @@ class Session:
 
     def _round(self, spec: StageSpec) -> StageRecord:
         config, parent = spec.fields["finetune"], self._masks
-        chosen = models.prunable(self._model, spec.fields["prune"])
         generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
-        rounds.prune_round(chosen, spec.fields, generator)
-        enforce_masks(self._model)
-        self._masks = MaskSet.collect(self._model)
+        chosen, self._masks = rounds.prune_round(self._model, spec.fields, parent, generator)
         before = training.evaluate(self._model, self._data.val, **self._evaluation(config))
         rounds.hold_finite(before)
-        fit = self._fit(spec, config, after_step=lambda: enforce_masks(self._model))
-        enforce_masks(self._model)
+        keeper = MaskKeeper(self._model, self._masks, spec.fields["prune"]["engine"])
+        fit = self._fit(spec, config, keeper)
+        keeper.release()
         after = self._final(config)
         dead = rounds.hold_laws(chosen, spec.fields, parent, self._masks, plain_state(self._model))
         count = self._macs()
@@ -130,17 +127,15 @@ class Session:
             warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in dead),
         )
 
-    def _fit(
-        self, spec: StageSpec, config: Mapping[str, Any], after_step: Callable[[], None] | None = None
-    ) -> training.FitResult:
+    def _fit(self, spec: StageSpec, config: Mapping[str, Any], keeper: MaskKeeper | None = None) -> training.FitResult:
         return training.fit(
             self._model,
             self._data,
             config,
             seed=derive(spec.fields["seed"], f"{spec.round}/fit"),
             device=self._device,
-            before_clip=lambda: mask_gradients(self._model),
-            after_step=after_step,
+            before_clip=None if keeper is None else keeper.mask_gradients,
+            after_step=None if keeper is None else keeper.enforce,
             cancelled=self._order.cancelled,
         )
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pruning.functional import random_structured as random_structured
     from pruning.functional import random_unstructured as random_unstructured
     from pruning.functional import remove as remove
+    from pruning.keeper import MaskKeeper as MaskKeeper
     from pruning.masks import MaskSet as MaskSet
     from pruning.measure import latency as latency
     from pruning.measure import remaining_parameters as remaining_parameters
@@ -60,6 +61,7 @@ _HOMES = {
     "L1Unstructured": "unstructured",
     "LnStructured": "structured",
     "METHODS": "methods",
+    "MaskKeeper": "keeper",
     "MaskSet": "masks",
     "PruningContainer": "container",
     "RandomStructured": "structured",

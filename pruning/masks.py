@@ -56,7 +56,7 @@ class MaskSet(Mapping[str, Tensor]):
         """
         masks = {}
         for name, mask in self.items():
-            module, leaf = _place(model, name, mask.shape)
+            module, leaf = place(model, name, mask.shape)
             try:
                 Target.of(module, leaf, engine)
             except (AttributeError, ValueError) as error:
@@ -204,7 +204,7 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def _read(cls, members: Mapping[str, Bytes], model: nn.Module | None) -> MaskSet:
-        masks, digest = mask_files.decode(members, None if model is None else partial(_place, model))
+        masks, digest = mask_files.decode(members, None if model is None else partial(place, model))
         found = cls({})
         found._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
         if found.digest() != digest:
@@ -212,7 +212,7 @@ class MaskSet(Mapping[str, Tensor]):
         return found
 
 
-def _place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
+def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
     """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape."""
     path, _, leaf = name.rpartition(".")
     try:

@@ -43,10 +43,19 @@ def dense(seed: int = 0, **changes: Any) -> StageSpec:
     return StageSpec("dense", {**fields, **changes})
 
 
-def chain(*targets: float, method: Mapping[str, Any] = RANDOM, **changes: Any) -> tuple[StageSpec, ...]:
+def chain(
+    *targets: float, method: Mapping[str, Any] = RANDOM, engine: str = "inplace", **changes: Any
+) -> tuple[StageSpec, ...]:
     specs = [dense(**changes)]
     for index, target in enumerate(targets, start=1):
-        fields = {"method": method, "prune": PRUNE, "finetune": TRAIN, "seed": 0, "round": index, "target": target}
+        fields = {
+            "method": method,
+            "prune": {**PRUNE, "engine": engine},
+            "finetune": TRAIN,
+            "seed": 0,
+            "round": index,
+            "target": target,
+        }
         specs.append(StageSpec("round", fields, specs[-1].key))
     return tuple(specs)
 
@@ -100,6 +109,14 @@ def test_pruned_weights_stay_zero_through_momentum_and_weight_decay(store: Store
         assert not weights[name][~mask].any()
         assert weights[name][mask].all()
     assert state_digest(weights) == record.weights_digest
+
+
+def test_either_engine_trains_to_the_same_bits(store: Store) -> None:
+    inplace, reparam = (run(store, chain(0.3, 0.6, engine=engine))[1:] for engine in ("inplace", "reparam"))
+
+    assert [each.weights_digest for each in inplace] == [each.weights_digest for each in reparam]
+    assert [each.mask_digest for each in inplace] == [each.mask_digest for each in reparam]
+    assert not {each.key for each in inplace} & {each.key for each in reparam}
 
 
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Masks kept in force by a training loop that says when, instead of by hooks that look for themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruning.engines import EngineName, check_engine
+from pruning.functional import remove
+from pruning.masking import mask_
+from pruning.masks import MaskSet, place
+
+
+class MaskKeeper:
+    """Keeps the parameters of a model under masks through a training, one after which the model is plain again.
+
+    With engine "inplace" the model stays plain, and a step costs what a dense one does and one pass over the masks:
+
+        parameter <- 0 where mask == 0          (`enforce`: after each step of the optimizer)
+        gradient <- 0 where mask == 0           (`mask_gradients`: before gradients are clipped by norm)
+
+    With engine "reparam" the hooks of `pruning.engines` do both, and what is pruned neither weighs in the optimizer's
+    state nor in a norm.
+
+    Args:
+        model: has every parameter that `masks` name, none of them held pruned, where the training will have it.
+        masks: True where the entry is kept.
+        engine: "inplace" or "reparam", see `pruning.engines`.
+
+    Raises:
+        ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
+    """
+
+    def __init__(self, model: nn.Module, masks: MaskSet, engine: EngineName = "inplace") -> None:
+        check_engine(engine)
+        self._places = [place(model, name, mask.shape) for name, mask in masks.items()]
+        self._kept: list[tuple[nn.Parameter, Tensor]] = []
+        self._hooked = engine == "reparam"
+        if self._hooked:
+            masks.apply(model, engine)
+        else:
+            for (module, leaf), mask in zip(self._places, masks.values(), strict=True):
+                if not mask.all():
+                    parameter = module.get_parameter(leaf)
+                    self._kept.append((parameter, torch.empty_like(parameter.detach()).copy_(mask)))
+        self.enforce()
+
+    def enforce(self) -> None:
+        """Set pruned entries to exactly 0, NaN and inf included."""
+        for parameter, mask in self._kept:
+            mask_(parameter, mask)
+
+    def mask_gradients(self) -> None:
+        """Set the gradients of pruned entries to 0."""
+        for parameter, mask in self._kept:
+            if parameter.grad is not None:
+                mask_(parameter.grad, mask)
+
+    def release(self) -> None:
+        """Leave the model plain, with zeros for what is pruned; the masks are not enforced any more."""
+        self.enforce()
+        self._kept.clear()
+        if self._hooked:
+            for module, leaf in self._places:
+                remove(module, leaf)
+            self._hooked = False
