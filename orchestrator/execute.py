@@ -378,7 +378,7 @@ def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
                 "num_cpus": cluster.num_cpus,
                 "include_dashboard": cluster.dashboard,
                 "object_store_memory": OBJECT_STORE,
-                "_system_config": {"preload_python_modules": _modules(work)},
+                "_system_config": {"preload_python_modules": _preloaded(work)},
             }
         try:
             ray.init(**options)
@@ -387,7 +387,8 @@ def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
     return True
 
 
-def _modules(work: Work | str) -> list[str]:
-    """Modules that workers import while nothing else can be done yet: torch, and what its first optimizer needs."""
-    found = [work.partition(":")[0]] if isinstance(work, str) else []
-    return [*found, "torch._dynamo"] if work == DEFAULT_WORK else found
+def _preloaded(work: Work | str) -> list[str]:
+    """Return the modules that workers import while nothing else can be done yet."""
+    if work == DEFAULT_WORK:
+        return ["orchestrator.preload"]
+    return [work.partition(":")[0]] if isinstance(work, str) else []

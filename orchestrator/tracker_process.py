@@ -20,6 +20,8 @@ from typing import BinaryIO, Literal, Protocol, Self
 
 from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo, Tracker
 
+NICENESS = 10
+"""Of the process: the view may lag behind, the trials may not."""
 _LOGGER = logging.getLogger("orchestrator")
 Warn = Callable[[str], None]
 
@@ -148,6 +150,7 @@ def main() -> None:
     """Serve the driver that started this process; leave at once when done, whatever other threads still do."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C and `ray job stop` also reach this process,
         signal.signal(number, signal.SIG_IGN)  # but are the driver's: it then asks for the view to be closed
+    os.nice(NICENESS)
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no answer
     serve(sys.stdin.buffer, replies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -77,6 +78,27 @@ def test_a_worker_reaches_neither_the_driver_nor_its_views() -> None:
     drivers = ("tracking", "compare", "plots", "report", "progress", "plan", "config", "compose", "sweep", "execute")
 
     assert not {f"orchestrator.{name}" for name in drivers} & reached(WORKER)
+
+
+FIRST_STEP = """
+import gc, sys
+import orchestrator.preload
+assert gc.isenabled()
+before = set(sys.modules)
+import torch
+from orchestrator import data, training
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+config = {"steps": 1, "epochs": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
+digits = data.load({"_target_": "orchestrator.data.digits"})
+training.fit(model, digits, config, seed=0, device=torch.device("cpu"))
+print(len([name for name in set(sys.modules) - before if not name.startswith("omegaconf")]))
+"""
+
+
+def test_a_worker_has_imported_what_its_first_step_needs() -> None:
+    said = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True).stdout
+
+    assert int(said) < 5, "importing torch._dynamo would be hundreds"
 
 
 def test_imports_have_no_cycle() -> None:
