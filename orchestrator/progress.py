@@ -109,6 +109,7 @@ class Progress:
             known = event.key in self._tally.lost
             reason = event.failure.message if event.failure else ""
             idle = event.kind == "killed" and event.key not in self._tally.running and reason in self._reasons
+            known = known or self._is_below_a_failure(event)
             if event.kind == "killed":
                 self._interrupted = True
                 self._reasons.add(reason)
@@ -141,7 +142,9 @@ class Progress:
         parts = [f"{duration(event.time - self._begun):>8}", f"{event.kind:<8}", self._name(event.key)]
         if event.record is not None:
             parts.append(figures(event.record))
-        if event.failure is not None:
+        if self._is_below_a_failure(event):
+            parts.append("not run, as the stage before it failed")
+        elif event.failure is not None:
             parts.append(event.failure.message.strip().partition("\n")[0])
             if event.failure.log:
                 parts.append(f"log: {event.failure.log}")
@@ -150,6 +153,11 @@ class Progress:
         if event.kind == "finished":
             parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._left()}]")
         return "  ".join(parts)
+
+    def _is_below_a_failure(self, event: StageEvent) -> bool:
+        """Whether a stage failed because the one before it did, whose reason has been told."""
+        spec = self._plan.stages.get(event.key)
+        return event.kind == "failed" and spec is not None and spec.parent in self._tally.lost
 
     def _name(self, key: str) -> str:
         """Name a stage by its trial and round; a shared one also by how many trials share it."""

@@ -91,7 +91,8 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         comparison = compare(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console)
         if not outcome.interrupted:
-            print_audit(audit(plan, outcome.records, comparison), console)
+            if outcome.records:
+                print_audit(audit(plan, outcome.records, comparison), console)
             folder = Path("outputs") / info.name
             files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.audit import Finding
@@ -160,10 +161,13 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
         return
     failed = [name for name in missing if comparison.trials[name] == "failed"]
     yield f"{len(missing)} of {len(comparison.trials)} trials did not finish, {len(failed)} of them failed:"
-    for name in (failed or missing)[:FAILURES_LISTED]:
-        yield f"  {name}: {comparison.failures.get(name, 'not run')}"
-    if len(failed or missing) > FAILURES_LISTED:
-        yield f"  and {len(failed or missing) - FAILURES_LISTED} more"
+    reasons: dict[str, list[str]] = {}
+    for name in failed or missing:
+        reasons.setdefault(comparison.failures.get(name, "not run"), []).append(name)
+    for reason, (first, *others) in islice(reasons.items(), FAILURES_LISTED):
+        yield f"  {first}{f' and {len(others)} more' if others else ''}: {reason}"
+    if len(reasons) > FAILURES_LISTED:
+        yield f"  and {len(reasons) - FAILURES_LISTED} more reasons"
 
 
 def rows_csv(comparison: Comparison) -> bytes:

@@ -237,6 +237,18 @@ def test_what_one_seed_cannot_tell_is_not_denied() -> None:
     assert list(notes(compare(plan, {}))) == list(failure_notes(compare(plan, {})))
 
 
+def test_trials_that_failed_for_one_reason_are_told_together() -> None:
+    plan = make_plan(seeds=(0, 1))
+    dense = {trial.config["seed"]: trial.stages[0] for trial in plan.trials}
+    found = list(failure_notes(compare(plan, {}, {dense[0]: "loss is nan", dense[1]: "out of memory"})))
+
+    assert found == [
+        "8 of 8 trials did not finish, 8 of them failed:",
+        f"  {plan.trials[0].name} and 3 more: loss is nan",
+        f"  {next(trial.name for trial in plan.trials if trial.config['seed'] == 1)} and 3 more: out of memory",
+    ]
+
+
 def test_the_terminal_hears_of_each_rule_that_fails() -> None:
     findings = (Finding("a", "pass", "because"), Finding("b", "fail", "2 of 3"), Finding("c", "not applicable", "x"))
     assert list(audit_notes(findings)) == ["Audit: 1 of 3 rules pass, 1 fail, 1 do not apply.", "  b: 2 of 3"]

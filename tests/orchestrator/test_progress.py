@@ -84,6 +84,16 @@ def test_a_failure_is_told_with_its_reason_and_log() -> None:
     assert "1 failed" in text
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_reason_is_told_once_however_many_stages_it_stops(terminal: bool) -> None:
+    plan = make_plan(seeds=(0,))
+    text = shown(plan, [failed(key) for key in plan.stages], terminal=terminal)
+
+    assert text.count("loss is nan") == 1
+    assert text.count("not run, as the stage before it failed") == (0 if terminal else len(plan.stages) - 1)
+    assert "0 of 4 trials done, 4 failed" in text
+
+
 def test_on_a_terminal_the_display_is_live_and_failures_stay() -> None:
     plan = make_plan(seeds=(0,))
     dense, first = plan.trials[0].stages[:2]
