@@ -57,7 +57,7 @@ class Command:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=limit and partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit)),
+                preexec_fn=partial(_as_from_a_terminal, limit),
             )
 
     @property
@@ -145,3 +145,10 @@ def results_of(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
         key: (record.result(), store.read(key, "masks.npz") if record.kind == "round" else b"")
         for key, record in records_of(folder).items()
     }
+
+
+def _as_from_a_terminal(limit: int | None) -> None:
+    """Let SIGINT interrupt, which a shell has ignored by what it starts in the background; and bound the files."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -80,7 +80,7 @@ def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -
 def test_an_optimizer_is_a_choice_that_leaves_nothing_of_another(group: str) -> None:
     config = composed(f"+{group}=default", f"optimizer@{group}.optimizer=adam", f"{group}.scheduler=null")[group]
 
-    assert config["optimizer"] == {"_target_": "torch.optim.Adam", "lr": 0.001}
+    assert config["optimizer"] == {"_target_": "torch.optim.Adam", "lr": 0.001, "fused": True}
     assert config["scheduler"] is None
 
 
