@@ -136,7 +136,7 @@ class RayExecutor:
                 for attempt, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
                     yield from dispatcher.take(attempt, item)
         finally:
-            tasks.cancel(force=True)
+            tasks.end(self._grace)
         if watch.hopeless:
             raise OrchestratorError(watch.hopeless)
 
@@ -284,14 +284,27 @@ class Tasks:
             yield attempt, item
 
     def cancel(self, *, force: bool) -> float:
-        """Cancel every task, once; return the seconds since then."""
+        """Cancel every task that has a stage left, once; return the seconds since then.
+
+        The others are about to end: Ray aborts this process where a task that it cancels ends at that moment.
+        """
         import ray
 
         if force not in self._cancelled:
             self._cancelled[force] = time.monotonic()
-            for generator in self._running:
-                ray.cancel(generator, force=force)
+            for generator, attempt in self._running.items():
+                if attempt.left:
+                    ray.cancel(generator, force=force)
         return time.monotonic() - self._cancelled[force]
+
+    def end(self, patience: float) -> None:
+        """End what still runs by force, and wait, so many seconds at most, for what is about to end by itself."""
+        self.cancel(force=True)
+        self._running = {generator: attempt for generator, attempt in self._running.items() if not attempt.left}
+        deadline = time.monotonic() + patience
+        while self._running and time.monotonic() < deadline:
+            for _ in self.receive(timeout=0.1):
+                pass
 
     def drop(self, nodes: Collection[str] | None = None) -> list[Attempt]:
         """Return the attempts, of these nodes only if given, and hear no more of them."""

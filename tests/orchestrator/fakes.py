@@ -66,6 +66,9 @@ def run_script(order: WorkOrder) -> Iterator[StageRecord]:
         if script.get("die_committed") and starts == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield stands
+        if script.get("linger"):
+            time.sleep(script["linger"])
+            (store.root / "lingered").touch()
 
 
 def _obey(script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:

@@ -323,6 +323,13 @@ def test_work_that_never_looks_is_ended_by_force(make_ray: Make) -> None:
     assert 2.0 < time.monotonic() - begun < 6.0
 
 
+def test_a_task_that_has_given_all_its_stages_ends_by_itself(make_ray: Make, store: DirectoryStore) -> None:
+    # Ray aborts the driver where a task is cancelled just as it ends: one sweep in 300.
+    plan = plan_of(chain("a", {}, {"linger": 0.3}))
+    assert of_kind(list(make_ray().run(plan)), plan, "finished") == ["a-0", "a-1"]
+    assert (store.root / "lingered").exists()
+
+
 def test_nothing_is_written_to_the_home_directory(embedded_ray: Path) -> None:
     assert not (embedded_ray / ".ray").exists()
 
