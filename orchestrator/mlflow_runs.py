@@ -58,6 +58,8 @@ ReadFile = Callable[[str, str], bytes]
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Makes the interface open on runs and their charts, not on traces of language models."""
+JOINED_TAG = "pruning.joined"
+"""Of a parent run that a driver has found in use: who created it is told so that there may be another."""
 SAVED_VIEW_TAG = "mlflow.sharedViewState."
 """How the interface names a saved view among an experiment's tags."""
 MASKS_FILE = "masks.npz"
@@ -192,7 +194,7 @@ class MlflowRuns:
             else:
                 self._withdraw(found)
         if self._parent is not None and self._parent.status == "RUNNING":
-            self._shared = True
+            self._join(self._parent)
 
     def _create_parent(self, view: SweepView, content: Content) -> _Found:
         """Create the parent run, or find that another driver has done so at the same moment."""
@@ -200,8 +202,15 @@ class MlflowRuns:
         rivals = search(self._client, self._experiment, of_sweep(view.sweep.name), PARENTS)
         if [run.info.run_id for run in rivals] != [created.run_id]:
             self._find(view)
-            self._shared = True
+            self._join(self._parent or created)
         return self._parent or created
+
+    def _join(self, parent: _Found) -> None:
+        """Note, also for the other driver, that this run may be in use by two."""
+        self._shared = True
+        if JOINED_TAG not in parent.tags:
+            self._client.set_tag(parent.run_id, JOINED_TAG, "true")
+            parent.tags[JOINED_TAG] = "true"
 
     def _withdraw(self, found: _Found) -> None:
         from mlflow.exceptions import MlflowException
@@ -211,7 +220,7 @@ class MlflowRuns:
 
     def _settle(self, view: SweepView, parent: _Found) -> _Found:
         """Where another driver wrote too, see that every trial has one run, and all have one parent; return that."""
-        if not self._shared:
+        if not self._shared and JOINED_TAG not in self._client.get_run(parent.run_id).data.tags:
             return parent
         self._find(view)
         parent = self._parent or self._create_parent(view, view.opening())

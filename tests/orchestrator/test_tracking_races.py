@@ -12,7 +12,9 @@ from factories import finished, make_plan, make_records, sweep_info
 
 from orchestrator import mlflow_runs
 from orchestrator.records import StageRecord
+from orchestrator.runs import SweepView
 from orchestrator.tracking import MlflowTracker
+from orchestrator.view_writer import CLOSING, OPENING
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -84,6 +86,20 @@ def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: 
         driver.join(120)
 
     assert [tracker.complete for tracker in trackers] == [True, True], warnings
+    assert_whole(uri)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])
+def test_a_driver_that_another_has_joined_settles_too(uri: str, order: tuple[int, int]) -> None:
+    views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]
+    drivers = [mlflow_runs.MlflowRuns(uri, "pruning", masks, print) for _ in views]
+    for driver, view in zip(drivers, views, strict=True):
+        driver.write(view, OPENING)  # the first sees no other; the second sees the first
+    for which in order:
+        views[which].close("FINISHED", {})
+        for index in (*range(len(PLAN.trials)), CLOSING):
+            drivers[which].write(views[which], index)
+
     assert_whole(uri)
 
 
