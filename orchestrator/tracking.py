@@ -22,7 +22,7 @@ from orchestrator.view_writer import ViewWriter
 _LOGGER = logging.getLogger("orchestrator")
 
 STATUSES: Mapping[str, Status] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
-PATIENCE = 30.0
+PATIENCE = 20.0
 """Seconds without a success after which `finish` leaves the rest to `orchestrator.sync`."""
 
 KILLED_LIMIT = 5.0

@@ -109,7 +109,7 @@ def test_runs_that_a_dead_driver_left_running_are_finished_by_the_next(
     start: Start, tmp_path: Path, server: Server
 ) -> None:
     folder = tmp_path / "sweep"
-    sweep = (*SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
+    sweep = (*SWEEP, "finetune.epochs=60", *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
     dead = start(folder, *sweep)
     dead.until(lambda: any(run.status == "RUNNING" for run in server.runs("dead")))
     dead.until_stages(3)
