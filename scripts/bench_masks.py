@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -186,13 +186,16 @@ def later_rounds(size: str, repeats: int) -> Iterator[Row]:
 # --- a step of training -----------------------------------------------------------------------------------------------
 
 
-def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.Optimizer], prune: Any) -> Action:
-    """Return what trains LeNet-300-100, its layers pruned by `prune`, for some steps."""
+Hold: TypeAlias = Callable[[nn.Sequential], Callable[[], object]]
+"""Prunes a model and returns what is to be called after each step of the optimizer."""
+
+
+def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.Optimizer], hold: Hold) -> Action:
+    """Return what trains LeNet-300-100, pruned by `hold`, for some steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
     images, labels = torch.randn(batch, 784), torch.randint(10, (batch,))
-    for layer in list(model)[::2]:
-        prune(layer)
+    after_step = hold(model)
     optimizer = optimizer_type(model.parameters())
 
     def run() -> None:
@@ -200,31 +203,49 @@ def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.O
             optimizer.zero_grad()
             functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            after_step()
 
     return run
 
 
+def by_hooks(package: Any, model: nn.Sequential, **engine: Any) -> Callable[[], object]:
+    """Prune the layers of `model` by hooks, which need nothing after a step."""
+    for layer in list(model)[::2]:
+        call(package, "l1_unstructured", layer, amount=AMOUNT, **engine)
+    return lambda: None
+
+
+def by_keeper(model: nn.Sequential) -> Callable[[], object]:
+    """Prune the layers of `model` and leave it plain, as trials do."""
+    by_hooks(pruning, model)
+    masks = MaskSet.collect(model)
+    for layer in list(model)[::2]:
+        pruning.remove(layer, "weight")
+    return pruning.MaskKeeper(model, masks).enforce
+
+
 def training_steps(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001 - one signature for all groups
-    """Forward, backward and optimizer at 90% sparsity against dense: our two engines and torch's hooks."""
+    """Forward, backward and optimizer at 90% sparsity against dense: our engines, a keeper, and torch's hooks."""
     steps = 20
-    ways: dict[str, Callable[[nn.Module], object]] = {
-        "dense": lambda _: None,
-        "inplace": partial(call, pruning, "l1_unstructured", amount=AMOUNT, engine="inplace"),
-        "reparam": partial(call, pruning, "l1_unstructured", amount=AMOUNT),
-        "torch's": partial(call, torch_prune, "l1_unstructured", amount=AMOUNT),
+    ways: dict[str, Hold] = {
+        "dense": lambda _: lambda: None,
+        "keeper": by_keeper,
+        "inplace": partial(by_hooks, pruning, engine="inplace"),
+        "reparam": partial(by_hooks, pruning),
+        "torch's": partial(by_hooks, torch_prune),
     }
     for name, optimizer_type, bars in (
         ("SGD momentum", partial(torch.optim.SGD, lr=0.01, momentum=0.9), {60: 1.08, 512: 1.02}),
         ("Adam", partial(torch.optim.Adam, lr=1e-3), {60: 1.12, 512: 1.02}),
     ):
         for batch, bar in bars.items():
-            runs = {way: stepping(batch, steps, optimizer_type, prune) for way, prune in ways.items()}
+            runs = {way: stepping(batch, steps, optimizer_type, hold) for way, hold in ways.items()}
             found = interleaved({way: partial(lambda run: run, run) for way, run in runs.items()}, 5 * repeats)
             milliseconds = {way: 1e3 * seconds / steps for way, seconds in found.items()}
             dense = milliseconds.pop("dense")
             for way, taken in milliseconds.items():
                 what = f"step LeNet-300-100, batch {batch}, {name}: {way} over dense"
-                yield Row(what, dense, taken, "ms", taken / dense, bar if way == "inplace" else None)
+                yield Row(what, dense, taken, "ms", taken / dense, bar if way in ("keeper", "inplace") else None)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
