@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pruning.across_modules import prune_by_masks
 from pruning.engines import EngineName, check_engine
 from pruning.functional import remove
 from pruning.masking import mask_
@@ -33,15 +34,21 @@ class MaskKeeper:
 
     def __init__(self, model: nn.Module, masks: MaskSet, engine: EngineName = "inplace") -> None:
         check_engine(engine)
-        self._places = [place(model, name, mask.shape) for name, mask in masks.items()]
+        places = [place(model, name, mask.shape) for name, mask in masks.items()]
+        wanted: dict[nn.Parameter, Tensor] = {}
+        for (module, leaf), mask in zip(places, masks.values(), strict=True):
+            parameter = module.get_parameter(leaf)
+            wanted[parameter] = wanted[parameter] & mask if parameter in wanted else mask
         self._kept: list[tuple[nn.Parameter, Tensor]] = []
-        self._hooked = engine == "reparam"
-        if self._hooked:
-            masks.apply(model, engine)
+        self._hooked: dict[tuple[nn.Module, str], Tensor] = {}
+        if engine == "reparam":
+            for module in model.modules():  # also where another module has the same parameter
+                found = {name: wanted[value] for name, value in module._parameters.items() if value in wanted}
+                self._hooked |= {(module, name): mask for name, mask in found.items()}
+            prune_by_masks(self._hooked, engine)
         else:
-            for (module, leaf), mask in zip(self._places, masks.values(), strict=True):
+            for parameter, mask in wanted.items():
                 if not mask.all():
-                    parameter = module.get_parameter(leaf)
                     self._kept.append((parameter, torch.empty_like(parameter.detach()).copy_(mask)))
         self.enforce()
 
@@ -60,7 +67,6 @@ class MaskKeeper:
         """Leave the model plain, with zeros for what is pruned; the masks are not enforced any more."""
         self.enforce()
         self._kept.clear()
-        if self._hooked:
-            for module, leaf in self._places:
-                remove(module, leaf)
-            self._hooked = False
+        for module, leaf in self._hooked:
+            remove(module, leaf)
+        self._hooked.clear()

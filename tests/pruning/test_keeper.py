@@ -104,6 +104,25 @@ def test_a_step_that_nobody_masks_is_seen_in_no_later_one() -> None:
         assert not attention.out_proj.weight[~mask].any()
 
 
+def test_a_parameter_of_two_modules_is_kept_in_both() -> None:
+    trained = []
+    for engine in ENGINES:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+        model[2].weight = model[0].weight
+        masks = MaskSet({"0.weight": torch.eye(6) == 1, "2.weight": torch.ones(6, 6).tril()})
+        keeper = MaskKeeper(model, masks, engine)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            step(model, optimizer, keeper, None)
+        keeper.release()
+        assert model[2].weight is model[0].weight
+        trained.append(model[0].weight.detach())
+
+    assert torch.equal(*trained)
+    assert int(trained[0].count_nonzero()) == 6
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_masks_of_another_model_are_refused(engine: EngineName) -> None:
     model = network()
