@@ -20,8 +20,8 @@ from typing import BinaryIO, Literal, Protocol, Self
 
 from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo, Tracker
 
-NICENESS = 10
-"""Of the process: the view may lag behind, the trials may not."""
+NICENESS = 5
+"""Of the process: the view may lag behind a little, the trials may not."""
 _LOGGER = logging.getLogger("orchestrator")
 Warn = Callable[[str], None]
 

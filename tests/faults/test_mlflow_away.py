@@ -109,10 +109,11 @@ def test_runs_that_a_dead_driver_left_running_are_finished_by_the_next(
     start: Start, tmp_path: Path, server: Server
 ) -> None:
     folder = tmp_path / "sweep"
-    sweep = (*SWEEP, "finetune.epochs=60", *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
+    sweep = (*SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
     dead = start(folder, *sweep)
-    dead.until(lambda: any(run.status == "RUNNING" for run in server.runs("dead")))
     dead.until_stages(3)
+    dead.send(signal.SIGSTOP)  # so that it cannot end while MLflow is still being written
+    dead.until(lambda: any(run.status == "RUNNING" for run in server.runs("dead")))
     dead.send(signal.SIGKILL)
     dead.wait()
     assert "RUNNING" in {run.status for run in server.runs("dead")}
