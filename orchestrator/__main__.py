@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import interrupts
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.redact import redact
 from orchestrator.streams import show_what_can_be_shown
 

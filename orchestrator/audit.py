@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.comparison import Comparison, Point
-from orchestrator.records import Plan, StageRecord
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
 
 Verdict = Literal["pass", "fail", "n/a"]
 

@@ -8,20 +8,13 @@ from __future__ import annotations
 import errno
 import getpass
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import StoreError
 from orchestrator.redact import redact
-
-_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
-
-
-class StoreError(OrchestratorError):
-    """The store cannot be used as asked; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +73,6 @@ class Backend(Protocol):
     def entries(self) -> Iterator[Entry]:
         """Yield every file of the store."""
         ...
-
-
-def component(value: str, argument: str) -> str:
-    """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
-    if not _COMPONENT.fullmatch(value):
-        raise StoreError(
-            f"`{argument}` (={value!r}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
-            "a sign; rename it"
-        )
-    return value
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from statistics import fmean as mean
 
 from orchestrator.comparison import Comparison, Cost, Point, Row, TrialStatus
 from orchestrator.lines import Place, places
-from orchestrator.records import Plan, StageRecord, TrialSpec
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan, TrialSpec
 from orchestrator.statistics import Estimate, estimate, paired_difference
 from orchestrator.streams import show_what_can_be_shown
 

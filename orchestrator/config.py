@@ -14,9 +14,9 @@ from typing import Any
 from omegaconf import MISSING
 
 from orchestrator import cluster, schema, sources, well_formed
-from orchestrator.backends import StoreError, component
+from orchestrator.errors import OrchestratorError, StoreError
+from orchestrator.file_names import component
 from orchestrator.objective import OBJECTIVES
-from orchestrator.records import OrchestratorError
 from pruning import schedule as schedules
 
 MOST_ROUNDS = 10_000

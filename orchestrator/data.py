@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator import schema
-from orchestrator.idx import DataError
+from orchestrator.canonical import canonical_json
+from orchestrator.errors import DataError
 from orchestrator.images import digits, fashion_mnist, huggingface, mnist
-from orchestrator.records import canonical_json
 from orchestrator.seeding import seeded
 from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 from orchestrator.targets import create
 
-__all__ = ["Data", "DataError", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
+__all__ = ["Data", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
 
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""

@@ -14,9 +14,12 @@ from itertools import takewhile
 from typing import Protocol
 
 from orchestrator.cluster import Cluster
-from orchestrator.records import EventKind, Failure, OrchestratorError, Plan, StageEvent, StageRecord, StageSpec
-from orchestrator.stages import WEIGHTS
-from orchestrator.work import Place
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import EventKind, Failure, StageEvent
+from orchestrator.file_names import WEIGHTS
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan, StageSpec
+from orchestrator.work_order import AttemptStart
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
 
@@ -32,7 +35,7 @@ class Attempt:
     number: int
     specs: tuple[StageSpec, ...]
     done: int = 0
-    place: Place | None = None
+    start: AttemptStart | None = None
     """Where it runs, once it does and if that is elsewhere."""
 
     @property
@@ -126,17 +129,17 @@ class Dispatcher:
         """The worker has begun `attempt`."""
         return [_event("started", attempt.left[0], attempt, when)]
 
-    def take(self, attempt: Attempt, outcome: Place | StageRecord | Failure | None) -> list[StageEvent]:
+    def take(self, attempt: Attempt, outcome: AttemptStart | StageRecord | Failure | None) -> list[StageEvent]:
         """The worker has begun, has finished the next stage of `attempt`, has failed at it, or has returned (None)."""
         if self._running.get(attempt.segment) is not attempt:
             return []
         if outcome is None:
             return self.ended(attempt)
-        if isinstance(outcome, Place):
-            attempt.place = outcome
+        if isinstance(outcome, AttemptStart):
+            attempt.start = outcome
             return self.began(attempt, outcome.time)
         if isinstance(outcome, Failure):
-            return self._fail(attempt, _located(outcome, attempt.place))
+            return self._fail(attempt, _located(outcome, attempt.start))
         if outcome.key not in attempt.left[:1]:
             return self._fail(attempt, Failure(f"the work gave the record of another stage, {outcome.key[:12]}"))
         events = self._finish(attempt, outcome)
@@ -270,11 +273,11 @@ class Dispatcher:
             self._give_back(attempt.left)
 
 
-def _located(failure: Failure, place: Place | None) -> Failure:
+def _located(failure: Failure, start: AttemptStart | None) -> Failure:
     """Return the failure with where it happened, if it does not say so itself."""
-    if place is None:
+    if start is None:
         return failure
-    return replace(failure, log=failure.log or place.log, host=failure.host or place.host)
+    return replace(failure, log=failure.log or start.log, host=failure.host or start.host)
 
 
 def _rest(attempt: Attempt) -> Attempt:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from orchestrator.records import Plan, StageRecord, StageSpec, canonical_json
+from orchestrator.canonical import canonical_json
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan, StageSpec
 
 _VARYING = ("seed", "target", "amount", "round")
 """Fields that leave the duration of a stage about as it is."""

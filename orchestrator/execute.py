@@ -23,10 +23,14 @@ from orchestrator.address import Address, ClusterError, address_of
 from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Failure, StageEvent
 from orchestrator.inline import InlineExecutor
 from orchestrator.placement import Node, Watch, cuda_device, refusal, request, slots
-from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord
-from orchestrator.work import DEFAULT_WORK, Place, StageStore, Work, WorkOrder, failure_of, perform
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
+from orchestrator.work import DEFAULT_WORK, failure_of, perform
+from orchestrator.work_order import AttemptStart, StageStore, Work, WorkOrder
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
@@ -258,7 +262,7 @@ class Tasks:
         generator = self._function.options(name=f"segment {order.specs[0].key[:12]}").remote(order, work)
         self._running[generator] = attempt
 
-    def receive(self, timeout: float) -> Iterator[tuple[Attempt, Place | StageRecord | Failure | None]]:
+    def receive(self, timeout: float) -> Iterator[tuple[Attempt, AttemptStart | StageRecord | Failure | None]]:
         """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
 
         A cancelled task gives no items any more, and its stream ends before it does.
@@ -311,20 +315,20 @@ class Tasks:
         chosen = {
             generator: attempt
             for generator, attempt in self._running.items()
-            if nodes is None or (attempt.place is not None and attempt.place.node in nodes)
+            if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
         }
         for generator in chosen:
             del self._running[generator]
         return list(chosen.values())
 
 
-def _run(order: WorkOrder, work: Work | str) -> Iterator[Place | StageRecord | Failure]:
+def _run(order: WorkOrder, work: Work | str) -> Iterator[AttemptStart | StageRecord | Failure]:
     """Perform an order in a worker: the body of a Ray task."""
     import ray
 
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag() as cancelled, captured_output(order.log) as log:
-        yield Place(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
+        yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
         yield from perform(replace(order, device=device, cancelled=cancelled, log=log), work)
         if device != "cpu" and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
@@ -339,13 +343,13 @@ def _reason(check: Callable[[], object]) -> str | None:
     return None
 
 
-def _next(generator: ObjectRefGenerator) -> Place | StageRecord | Failure | None:
+def _next(generator: ObjectRefGenerator) -> AttemptStart | StageRecord | Failure | None:
     """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
     import ray
     from ray import exceptions
 
     try:
-        item: Place | StageRecord | Failure = ray.get(next(generator))
+        item: AttemptStart | StageRecord | Failure = ray.get(next(generator))
         return item
     except StopIteration:
         return None

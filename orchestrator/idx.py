@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import DataError
 
 TIMEOUT = 60.0
 """Seconds that a mirror may be silent."""
@@ -27,10 +27,6 @@ FILES = (
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
-
-
-class DataError(OrchestratorError):
-    """A data set that is absent, damaged, or not what the configuration says."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from typing import Self
 
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Claims, Dispatcher
-from orchestrator.records import Plan, StageEvent
-from orchestrator.work import DEFAULT_WORK, StageStore, Work, WorkOrder, perform
+from orchestrator.events import StageEvent
+from orchestrator.specs import Plan
+from orchestrator.work import DEFAULT_WORK, perform
+from orchestrator.work_order import StageStore, Work, WorkOrder
 
 
 class InlineExecutor:

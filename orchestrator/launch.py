@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from orchestrator.compose import compose_jobs, plain
 from orchestrator.config import ConfigError
 from orchestrator.outcome import Outcome, SweepIncomplete
-from orchestrator.plan import Job
+from orchestrator.specs import Job
 from orchestrator.sweep import run
 
 

@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from orchestrator.backends import Entry, StoreError, explained
+from orchestrator.backends import Entry, explained
+from orchestrator.errors import StoreError
 
 
 class LocalBackend:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator import view_database
+from orchestrator.errors import OrchestratorError
 from orchestrator.mlflow_troubles import lasting_told
-from orchestrator.records import OrchestratorError
 from orchestrator.redact import redact
 from orchestrator.runs import (
     AXES_TAG,

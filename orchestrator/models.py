@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.seeding import seeded
 from orchestrator.targets import create
 

@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from orchestrator.backends import Entry, StoreError, explained
+from orchestrator.backends import Entry, explained
+from orchestrator.errors import StoreError
 from orchestrator.redact import redact
 
 

@@ -9,9 +9,10 @@ from html import escape
 from orchestrator import tables
 from orchestrator.audit import Finding
 from orchestrator.comparison import Comparison, Point
-from orchestrator.records import Plan, SweepInfo
+from orchestrator.events import SweepInfo
 from orchestrator.redact import redact, redact_tree
 from orchestrator.runs import as_yaml
+from orchestrator.specs import Plan
 
 CAPTIONS = {
     "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from orchestrator import sources
+from orchestrator.canonical import canonical_json
 from orchestrator.config import ConfigError, is_identity, violations
+from orchestrator.errors import OrchestratorError
 from orchestrator.fits import Network, misfits, needs_network
-from orchestrator.records import OrchestratorError, Plan, StageSpec, TrialSpec, canonical_json
+from orchestrator.specs import Job, Plan, StageSpec, TrialSpec
 from orchestrator.well_formed import with_written_infinities
 from pruning import schedule as schedules
 
@@ -23,15 +25,6 @@ ROUND_PARTS = ("method", "prune", "finetune")
 LOCATION = ("root", "download")
 LISTED = 20
 """Refused trials that are spelled out; the rest are counted."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One trial as it was asked for: its overrides, and its resolved configuration or why there is none."""
-
-    overrides: tuple[str, ...]
-    config: Mapping[str, Any] | None = None
-    error: str | None = None
 
 
 def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Network] | None = None) -> Plan:

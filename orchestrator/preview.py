@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.plan import device_kind, round_targets, threads
-from orchestrator.records import Plan, TrialSpec
 from orchestrator.redact import redact
+from orchestrator.specs import Plan, TrialSpec
 
 SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""

@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.eta import Eta
-from orchestrator.records import Plan, StageEvent, StageRecord
+from orchestrator.events import StageEvent
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
 from orchestrator.tally import Tally
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from orchestrator import saved, tables
 from orchestrator.audit import audit
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
-from orchestrator.records import Failure, OrchestratorError, StageEvent, SweepInfo
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Failure, StageEvent, SweepInfo
 from orchestrator.redact import redact
 from orchestrator.report import report, write
 from orchestrator.saved import SavedSweep

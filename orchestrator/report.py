@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 from orchestrator import figures, tables
 from orchestrator.audit import Finding, audit
 from orchestrator.comparison import Comparison
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import SweepInfo
+from orchestrator.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.page import page
-from orchestrator.records import OrchestratorError, Plan, StageRecord, SweepInfo
+from orchestrator.records import StageRecord
 from orchestrator.redact import redact
-from orchestrator.runs import METRICS_FILE, NOTE_FILE
+from orchestrator.specs import Plan
 
 if TYPE_CHECKING:
     import numpy as np

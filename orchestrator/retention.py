@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from orchestrator.records import OrchestratorError, Plan, StageRecord
-from orchestrator.stages import RECORD, WEIGHTS, StageDamaged
-from orchestrator.store import Keep, Store, StoreError
+from orchestrator.errors import OrchestratorError, StoreError
+from orchestrator.file_names import RECORD, WEIGHTS
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
+from orchestrator.stages import StageDamaged
+from orchestrator.store import Keep, Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""

@@ -11,8 +11,8 @@ from hydra.utils import get_class
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.errors import OrchestratorError
 from orchestrator.models import Prunable, prunable
-from orchestrator.records import OrchestratorError
 from orchestrator.well_formed import INFINITIES
 from pruning import BasePruningMethod
 from pruning.channels import check_dim, check_structured

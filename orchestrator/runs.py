@@ -15,11 +15,15 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from orchestrator.canonical import canonical_json, digest
+from orchestrator.events import Failure, StageEvent, SweepInfo
+from orchestrator.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.mask_picture import mask_picture
-from orchestrator.records import Failure, Plan, StageEvent, StageRecord, SweepInfo, TrialSpec, canonical_json, digest
+from orchestrator.records import StageRecord
 from orchestrator.redact import redact, redact_tree
 from orchestrator.saved_views import links, saved_views
 from orchestrator.settings import as_typed, settings_of, varying
+from orchestrator.specs import Plan, TrialSpec
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
@@ -31,8 +35,6 @@ NOTE_TAG = "mlflow.note.content"
 
 MASKS_PICTURE = "masks/summary.svg"
 FAILURE_FILE = "failure.txt"
-METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
-"""Files of a report that the parent run also shows as its metrics and its description."""
 
 FIRST = ("test/accuracy", "val/accuracy")
 """Metrics written first: MLflow lists them so, and plots the first one where nobody has chosen."""

@@ -9,14 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from orchestrator.backends import Backend, StoreError, component
-from orchestrator.records import FileInfo, OrchestratorError, StageRecord, canonical_json, digest
+from orchestrator.backends import Backend
+from orchestrator.canonical import canonical_json, digest
+from orchestrator.errors import OrchestratorError, StoreError
+from orchestrator.file_names import RECORD, WEIGHTS, component
+from orchestrator.records import FileInfo, StageRecord
 from orchestrator.sealed import seal, unseal
-
-WEIGHTS = "weights.safetensors"
-"""The one file that may be dropped from a finished stage; masks and records stay."""
-
-RECORD = "record.json"
 
 _REQUESTS = 32
 """Stages that are looked at side by side on an object store."""

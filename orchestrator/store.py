@@ -23,16 +23,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from orchestrator.backends import Backend, StoreError, component
+from orchestrator.backends import Backend
+from orchestrator.canonical import canonical_json
+from orchestrator.errors import StoreError
+from orchestrator.file_names import WEIGHTS, component
 from orchestrator.leases import LEASE_SECONDS, Leases
 from orchestrator.local_backend import LocalBackend
 from orchestrator.object_backend import ObjectBackend, check_protocol
-from orchestrator.records import Plan, StageRecord, canonical_json
+from orchestrator.records import StageRecord
 from orchestrator.redact import redact
 from orchestrator.sealed import seal, unseal
-from orchestrator.stages import WEIGHTS, StageDamaged, Stages, folder_of
-
-__all__ = ["WEIGHTS", "Keep", "StageDamaged", "Store", "StoreError"]
+from orchestrator.specs import Plan
+from orchestrator.stages import Stages, folder_of
 
 FORMAT = 1
 """Raised whenever the layout changes: a store of another layout is refused, never misread."""

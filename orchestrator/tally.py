@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.records import Plan, StageEvent, StageRecord
+from orchestrator.events import StageEvent
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
 
 
 class Tally:

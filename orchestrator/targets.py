@@ -8,7 +8,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import OrchestratorError
 
 
 class TargetError(OrchestratorError):

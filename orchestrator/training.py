@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator import schema
 from orchestrator.data import Data
+from orchestrator.errors import OrchestratorError
 from orchestrator.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
-from orchestrator.records import CurvePoint, OrchestratorError
+from orchestrator.records import CurvePoint
 from orchestrator.seeding import derive, seeded
 from orchestrator.splits import Batch, Batches
 from orchestrator.targets import TargetError, create, failure

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 import orchestrator
 from orchestrator import data, models, rounds, training
-from orchestrator.records import OrchestratorError, StageRecord, StageSpec
+from orchestrator.errors import OrchestratorError
+from orchestrator.file_names import MASKS, WEIGHTS
+from orchestrator.records import StageRecord
 from orchestrator.seeding import derive
-from orchestrator.stages import WEIGHTS
-from orchestrator.work import WorkOrder
+from orchestrator.specs import StageSpec
+from orchestrator.work_order import WorkOrder
 from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet
-
-MASKS = "masks.npz"
 
 
 def run_segment(order: WorkOrder) -> Iterator[StageRecord]:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
-from orchestrator.records import OrchestratorError
-from orchestrator.view_writer import CannotKeep
+from orchestrator.errors import CannotKeep, OrchestratorError
 
 MIGRATING = 5.0
 """Seconds without a change after which nobody is at work any more on a database that is half made."""

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.records import OrchestratorError, StageEvent
+from orchestrator.errors import CannotKeep
+from orchestrator.events import StageEvent
 from orchestrator.redact import redact
 from orchestrator.runs import SweepView
 
@@ -24,10 +25,6 @@ SETTLING = 1.0
 
 LONGEST_PAUSE = 30.0
 """Seconds between two attempts while the keeper is away."""
-
-
-class CannotKeep(OrchestratorError):
-    """The view can never be kept there, however long it is waited for: says why and what to do."""
 
 
 class ViewKeeper(Protocol):

@@ -7,73 +7,21 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import cast
 
-from orchestrator.backends import StoreError
-from orchestrator.records import Failure, OrchestratorError, StageRecord, StageSpec
+from orchestrator.errors import OrchestratorError, StoreError
+from orchestrator.events import Failure
+from orchestrator.records import StageRecord
+from orchestrator.work_order import Work, WorkOrder
 
 DEFAULT_WORK = "orchestrator.trial:run_segment"
 """Named, not imported: the driver needs no torch."""
 
 TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
 """Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""
-
-
-class StageStore(Protocol):
-    """What executors and their work need of a store; it must pickle."""
-
-    def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
-        """Return the records of those `keys` that are durable."""
-        ...
-
-    def read(self, key: str, name: str) -> bytes:
-        """Return one file of a finished stage."""
-        ...
-
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
-        """Make a stage durable and return the record that stands."""
-        ...
-
-
-def never() -> bool:
-    """Nobody cancels."""
-    return False
-
-
-@dataclass(frozen=True)
-class WorkOrder:
-    """A run of stages for one worker: plain data, but for `cancelled`, which the executor supplies in the worker."""
-
-    specs: tuple[StageSpec, ...]
-    """The stages, each the parent of the next; the first one's parent is in the store."""
-    store: StageStore
-    device: str = "cpu"
-    threads: int = 1
-    attempt: int = 1
-    cancelled: Callable[[], bool] = never
-    """To be asked at every batch: whether to end, by returning or raising."""
-    log: str = ""
-    """The file on the worker that takes what the work prints."""
-    check: Callable[[], object] | None = None
-    """What must not raise on a node before it works, asked once a process."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an attempt runs and since when: the first thing that a worker says of it."""
-
-    host: str
-    node: str
-    log: str
-    time: float
-
-
-Work = Callable[[WorkOrder], Iterator[StageRecord]]
-"""Runs the stages of an order in turn and yields each one's record once it is durable."""
 
 
 def resolve(work: Work | str) -> Work:

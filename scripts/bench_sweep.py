@@ -35,10 +35,12 @@ from rich.console import Console
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
 from orchestrator.environment import environment
+from orchestrator.events import StageEvent, SweepInfo, Tracker
 from orchestrator.execute import RayExecutor
 from orchestrator.progress import Progress
-from orchestrator.records import Plan, StageEvent, StageRecord, SweepInfo, Tracker
+from orchestrator.records import StageRecord
 from orchestrator.report import report
+from orchestrator.specs import Plan
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import NoTracker
 from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records import Plan, StageRecord
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
 from orchestrator.store import Store
 from pruning.masks import MaskSet
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nodes import Nodes, nodes, ray, run
 
-from orchestrator.records import Plan
+from orchestrator.specs import Plan
 from orchestrator.store import Store
 
 pytestmark = [

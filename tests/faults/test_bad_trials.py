@@ -15,7 +15,7 @@ from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
 from orchestrator.config import ConfigError
 from orchestrator.outcome import Outcome
-from orchestrator.plan import Job
+from orchestrator.specs import Job
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),

@@ -22,13 +22,15 @@ from omegaconf import DictConfig
 from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
+from orchestrator.canonical import canonical_json
 from orchestrator.cluster import Cluster
 from orchestrator.compose import compose_jobs, explain, is_refusal, plain
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import SweepInfo
 from orchestrator.execute import make_executor
-from orchestrator.plan import Job
-from orchestrator.records import OrchestratorError, SweepInfo, canonical_json
 from orchestrator.runs import SweepView
 from orchestrator.saved import manifest
+from orchestrator.specs import Job
 from orchestrator.store import Store
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))

@@ -17,7 +17,7 @@ from orchestrator import local_backend, sweep
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
 from orchestrator.outcome import Outcome
-from orchestrator.plan import Job
+from orchestrator.specs import Job
 
 SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
 LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]

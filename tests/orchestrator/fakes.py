@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records import CurvePoint, FileInfo, Plan, StageRecord, StageSpec, TrialSpec
-from orchestrator.stages import WEIGHTS
-from orchestrator.work import WorkOrder
+from orchestrator.file_names import WEIGHTS
+from orchestrator.records import CurvePoint, FileInfo, StageRecord
+from orchestrator.specs import Plan, StageSpec, TrialSpec
+from orchestrator.work_order import WorkOrder
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from omegaconf import DictConfig
 from orchestrator import compose, config
 from orchestrator.__main__ import CONF
 from orchestrator.launch import refuse_empty_axes
-from orchestrator.plan import Job, make_plan
+from orchestrator.plan import make_plan
+from orchestrator.specs import Job
 
 Hydra = tuple[ConfigLoader, DictConfig]
 

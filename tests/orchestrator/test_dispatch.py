@@ -10,8 +10,11 @@ from fakes import chain, plan_of, record_of, stage
 
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import Attempt, Dispatcher
-from orchestrator.records import Failure, OrchestratorError, Plan, StageEvent, StageRecord, StageSpec
-from orchestrator.work import WorkOrder
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Failure, StageEvent
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan, StageSpec
+from orchestrator.work_order import WorkOrder
 
 LOST = Failure("the worker died", transient=True)
 BROKEN = Failure("ValueError: boom")

@@ -9,8 +9,11 @@ from fakes import chain, plan_of, record_of, stage
 
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import LOOK_AGAIN, Attempt, Dispatcher
-from orchestrator.records import Failure, OrchestratorError, Plan, StageRecord, StageSpec
-from orchestrator.work import WorkOrder
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Failure
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan, StageSpec
+from orchestrator.work_order import WorkOrder
 
 
 @dataclass

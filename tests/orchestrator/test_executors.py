@@ -15,10 +15,13 @@ from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 from orchestrator.address import ClusterError
 from orchestrator.cluster import Cluster
 from orchestrator.dispatch import INTERRUPTED
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import StageEvent
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
-from orchestrator.records import OrchestratorError, Plan, StageEvent, StageRecord
-from orchestrator.work import WorkOrder
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
+from orchestrator.work_order import WorkOrder
 
 Make = Callable[..., RayExecutor | InlineExecutor]
 

@@ -25,7 +25,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestrator import data, idx, node_cache
-from orchestrator.idx import FILES, DataError, IdxSet
+from orchestrator.errors import DataError
+from orchestrator.idx import FILES, IdxSet
 
 SOURCE = {"from": "here"}
 MADE = {"images": torch.arange(64, dtype=torch.uint8).view(8, 8), "labels": torch.arange(3)}

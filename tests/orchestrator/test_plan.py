@@ -17,8 +17,8 @@ from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
 from orchestrator.config import ConfigError
 from orchestrator.fits import Network
-from orchestrator.plan import Job, make_plan, round_targets
-from orchestrator.records import Plan, StageSpec
+from orchestrator.plan import make_plan, round_targets
+from orchestrator.specs import Job, Plan, StageSpec
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.eta import Eta
+from orchestrator.events import StageEvent
 from orchestrator.progress import Progress, duration
-from orchestrator.records import Plan, StageEvent
+from orchestrator.specs import Plan
 from orchestrator.tally import Tally
 
 

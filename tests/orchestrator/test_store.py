@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
 
-from orchestrator.records import Plan, TrialSpec
+from orchestrator.errors import StoreError
+from orchestrator.file_names import WEIGHTS
 from orchestrator.sealed import seal
-from orchestrator.stages import WEIGHTS
-from orchestrator.store import StageDamaged, Store, StoreError
+from orchestrator.specs import Plan, TrialSpec
+from orchestrator.stages import StageDamaged
+from orchestrator.store import Store
 
 KEY = key_of(0)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, altered, fresh, key_of, record_of
 
+from orchestrator.file_names import WEIGHTS
 from orchestrator.object_backend import ObjectBackend
-from orchestrator.stages import WEIGHTS
 from orchestrator.store import Store
 
 HERE = Path(__file__).parent

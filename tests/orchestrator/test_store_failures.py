@@ -14,10 +14,13 @@ import pytest
 from store_cases import FILES, chain, fresh, key_of, record_for, record_of
 
 from orchestrator import local_backend, object_backend
-from orchestrator.records import FileInfo, Plan, digest
+from orchestrator.canonical import digest
+from orchestrator.errors import StoreError
+from orchestrator.file_names import WEIGHTS
+from orchestrator.records import FileInfo
 from orchestrator.sealed import seal
-from orchestrator.stages import WEIGHTS
-from orchestrator.store import Store, StoreError
+from orchestrator.specs import Plan
+from orchestrator.store import Store
 
 HERE = Path(__file__).parent
 KEY = key_of(0)

@@ -17,7 +17,7 @@ from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, pro
 from orchestrator import data as data_sets
 from orchestrator import models, training
 from orchestrator.data import Data
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.schema import Cnn, Digits
 from orchestrator.seeding import derive
 from orchestrator.splits import LoaderSplit, TensorSplit

@@ -16,11 +16,12 @@ from torch import nn
 import pruning
 from orchestrator import rounds
 from orchestrator.models import prunable
-from orchestrator.records import StageRecord, StageSpec
+from orchestrator.records import StageRecord
 from orchestrator.rounds import LawBroken
+from orchestrator.specs import StageSpec
 from orchestrator.store import Store
 from orchestrator.trial import plain_state, run_segment, state_digest
-from orchestrator.work import WorkOrder
+from orchestrator.work_order import WorkOrder
 from pruning.masks import MaskSet
 
 TRAIN = {

@@ -15,9 +15,8 @@ import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
 from orchestrator import view_database
-from orchestrator.records import OrchestratorError
+from orchestrator.errors import CannotKeep, OrchestratorError
 from orchestrator.tracking import MlflowTracker
-from orchestrator.view_writer import CannotKeep
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 

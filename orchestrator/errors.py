@@ -1,0 +1,22 @@
+"""What a user can mend: the base of such errors, and those that several rooms raise or catch."""
+
+from __future__ import annotations
+
+
+class OrchestratorError(Exception):
+    """Base of everything a user can mend; its text is the whole message, no traceback needed."""
+
+    exit_status = 1
+    """What the command line ends with; 2 where nothing was started."""
+
+
+class StoreError(OrchestratorError):
+    """The store cannot be used as asked; the text says why and what to do."""
+
+
+class DataError(OrchestratorError):
+    """A data set that is absent, damaged, or not what the configuration says."""
+
+
+class CannotKeep(OrchestratorError):
+    """The view can never be kept there, however long it is waited for: says why and what to do."""

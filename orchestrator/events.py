@@ -1,0 +1,79 @@
+"""What happens to the stages of a sweep, and who makes it happen or watches. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from orchestrator.records import StageRecord
+from orchestrator.specs import Plan
+
+EventKind = Literal["started", "finished", "failed", "killed", "retried"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a stage did not finish: a sentence, the remote traceback, where the log is, and whether a retry may help."""
+
+    message: str
+    traceback: str = ""
+    log: str = ""
+    host: str = ""
+    transient: bool = False
+    fatal: bool = False
+    """Whether no other trial can do better, as where the store is full: the sweep stops."""
+
+
+@dataclass(frozen=True)
+class StageEvent:
+    """Something that happened to a stage, at `time` (Unix seconds): what executors yield and trackers record.
+
+    `finished` carries the record, `failed` and `killed` the failure. A stage that fails fails the stages below it:
+    the executor yields a `failed` event for each of those too, with the cause.
+    """
+
+    kind: EventKind
+    key: str
+    time: float
+    record: StageRecord | None = None
+    failure: Failure | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class SweepInfo:
+    """What a tracker is told of the sweep as a whole."""
+
+    name: str
+    config: Mapping[str, Any]
+    command: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs the stages of a plan. `InlineExecutor` and `RayExecutor` pass one contract suite."""
+
+    def run(self, plan: Plan) -> Iterator[StageEvent]:
+        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
+        ...
+
+    def cancel(self) -> None:
+        """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
+        ...
+
+
+class Tracker(Protocol):
+    """Keeps a view of the sweep for people. `MemoryTracker` and `MlflowTracker` pass one contract suite."""
+
+    def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
+        """Open the view: one parent for the sweep, one child for each trial, stages in `finished` already filled in."""
+        ...
+
+    def record(self, event: StageEvent) -> None:
+        """Take one event; return at once, never raise for a view that is away."""
+        ...
+
+    def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
+        """Close the view: statuses, the report's files (relative path -> content), everything flushed."""
+        ...

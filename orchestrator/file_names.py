@@ -1,0 +1,34 @@
+"""Names of files that several rooms read or write, and which names are safe."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.errors import StoreError
+
+WEIGHTS = "weights.safetensors"
+"""The one file that may be dropped from a finished stage; masks and records stay."""
+
+MASKS = "masks.npz"
+"""The bit-packed masks of a round."""
+
+RECORD = "record.json"
+
+"""The commit of a stage."""
+
+METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
+"""Files of a report that the parent run also shows as its metrics and its description."""
+
+"""Of a report: what the parent run takes as metrics and as its description."""
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
+
+
+def component(value: str, argument: str) -> str:
+    """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
+    if not _COMPONENT.fullmatch(value):
+        raise StoreError(
+            f"`{argument}` (={value!r}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
+            "a sign; rename it"
+        )
+    return value

@@ -1,0 +1,63 @@
+"""What an executor hands to a worker, and what the worker first says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.records import StageRecord
+from orchestrator.specs import StageSpec
+
+
+class StageStore(Protocol):
+    """What executors and their work need of a store; it must pickle."""
+
+    def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
+        """Return the records of those `keys` that are durable."""
+        ...
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return one file of a finished stage."""
+        ...
+
+    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+        """Make a stage durable and return the record that stands."""
+        ...
+
+
+def never() -> bool:
+    """Nobody cancels."""
+    return False
+
+
+@dataclass(frozen=True)
+class WorkOrder:
+    """A run of stages for one worker: plain data, but for `cancelled`, which the executor supplies in the worker."""
+
+    specs: tuple[StageSpec, ...]
+    """The stages, each the parent of the next; the first one's parent is in the store."""
+    store: StageStore
+    device: str = "cpu"
+    threads: int = 1
+    attempt: int = 1
+    cancelled: Callable[[], bool] = never
+    """To be asked at every batch: whether to end, by returning or raising."""
+    log: str = ""
+    """The file on the worker that takes what the work prints."""
+    check: Callable[[], object] | None = None
+    """What must not raise on a node before it works, asked once a process."""
+
+
+@dataclass(frozen=True)
+class AttemptStart:
+    """Where an attempt runs and since when: the first thing that a worker says of it."""
+
+    host: str
+    node: str
+    log: str
+    time: float
+
+
+Work = Callable[[WorkOrder], Iterator[StageRecord]]
+"""Runs the stages of an order in turn and yields each one's record once it is durable."""
