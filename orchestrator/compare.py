@@ -1,7 +1,4 @@
-"""Compare the trials of a sweep: a tidy row for each trial and round, and each operating point over its seeds. Pure.
-
-`python -m orchestrator.compare SWEEP [SWEEP ...]` rebuilds or merges comparisons from the store.
-"""
+"""Compare the trials of a sweep: a tidy row for each trial and round, and each operating point over its seeds. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from orchestrator.lines import Place, places
 from orchestrator.records import StageRecord
 from orchestrator.specs import Plan, TrialSpec
 from orchestrator.statistics import Estimate, estimate, paired_difference
-from orchestrator.streams import show_what_can_be_shown
 
 
 def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str] | None = None) -> Comparison:
@@ -203,13 +199,7 @@ def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rebuild or merge comparisons from the store; return the exit status."""
-    from orchestrator.rebuild import compare_command
-
-    show_what_can_be_shown()
-    return compare_command(arguments)
-
-
 if __name__ == "__main__":
+    from orchestrator.compare_main import main
+
     sys.exit(main())

@@ -237,6 +237,6 @@ def _probe_path(token: str) -> str:
 
 
 if __name__ == "__main__":
-    from orchestrator.retention import main
+    from orchestrator.store_main import main
 
     sys.exit(main())

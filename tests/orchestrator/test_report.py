@@ -14,7 +14,7 @@ from browser import MISSING, browser
 from factories import SIZES, make_plan, make_records, sweep_info
 
 from orchestrator.compare import compare
-from orchestrator.compare import main as compare_main
+from orchestrator.compare_main import main as compare_main
 from orchestrator.figures import overlapping
 from orchestrator.records import StageRecord
 from orchestrator.report import kept, report, write

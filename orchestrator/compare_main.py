@@ -1,0 +1,86 @@
+"""`python -m orchestrator.compare SWEEP [SWEEP ...]`: rebuild or merge comparisons from the store, or from MLflow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from orchestrator import saved, tables
+from orchestrator.audit import audit
+from orchestrator.compare import compare, merge
+from orchestrator.comparison import Comparison
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import SweepInfo
+from orchestrator.redact import redact
+from orchestrator.report import report, write
+from orchestrator.saved import SavedSweep
+from orchestrator.saved_mlflow import load_from_mlflow, sweeps_in_mlflow
+from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
+from orchestrator.streams import show_what_can_be_shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison of the named sweeps, as one where there are several, and write its report if asked."""
+    show_what_can_be_shown()
+    parser = sweeps_parser(
+        "compare", "Compare sweeps, each by itself or several as one, from what the store holds of them."
+    )
+    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument("--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures")
+    options = parser.parse_args(arguments)
+    try:
+        if options.mlflow:
+            where, read = f"MLflow at {redact(options.mlflow)}", None
+            known = sweeps_in_mlflow(options.mlflow, options.experiment)
+            load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
+        else:
+            store = open_store(options)
+            where, read, known, load = repr(store), store.read, store.sweeps(), partial(saved.load, store)
+        if not options.sweeps:
+            return list_sweeps(known, where)
+        sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])
+        comparison = compare(sweep.plan, sweep.records, sweep.failures)
+        _print(sweep, comparison)
+        if options.output:
+            files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
+            write(Path(options.output), files)
+            print(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
+    except OrchestratorError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"`--output` (={options.output!r}) cannot be written: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
+    first = sweeps[0]
+    if len(sweeps) == 1:
+        return first
+    return SavedSweep(
+        info=SweepInfo(
+            name=" + ".join(sweep.info.name for sweep in sweeps),
+            config={sweep.info.name: dict(sweep.info.config) for sweep in sweeps},
+            command="\n".join(sweep.info.command for sweep in sweeps),
+            environment=first.info.environment,
+        ),
+        plan=merge([sweep.plan for sweep in sweeps]),
+        records={key: record for sweep in sweeps for key, record in sweep.records.items()},
+        failures={key: reason for sweep in sweeps for key, reason in sweep.failures.items()},
+    )
+
+
+def _print(sweep: SavedSweep, comparison: Comparison) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    tables.print_comparison(comparison, console)
+    tables.print_audit(audit(sweep.plan, sweep.records, comparison), console)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Complete the MLflow view of sweeps from the store."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from orchestrator import saved
+from orchestrator.compare import compare
+from orchestrator.errors import OrchestratorError
+from orchestrator.events import Failure, StageEvent
+from orchestrator.redact import redact
+from orchestrator.report import report
+from orchestrator.saved import SavedSweep
+from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
+from orchestrator.store import Store
+from orchestrator.tracking import MlflowTracker
+
+
+def sync_command(arguments: Sequence[str] | None) -> int:
+    """Write to MLflow what it lacks of the named sweeps, or of all; 1 where that could not be done."""
+    parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
+    parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument("--list", action="store_true", help="only list the sweeps of the store")
+    options = parser.parse_args(arguments)
+    try:
+        store = open_store(options)
+        known = store.sweeps()
+        if options.list or not known:
+            return list_sweeps(known, repr(store))
+        chosen = chosen_sweeps(known, options.sweeps, repr(store)) or known
+    except OrchestratorError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return _sync_all(store, chosen, options)
+
+
+def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:
+    """Complete one view after the other, as far as that goes; stop where MLflow cannot be reached at all."""
+    status = 0
+    for position, name in enumerate(names):
+        try:
+            tracker = sync(store, saved.load(store, name), options.uri, options.experiment)
+        except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        status = status or int(not tracker.complete)
+        if not tracker.reached:
+            if rest := names[position + 1 :]:
+                print(f"Not tried either: {', '.join(rest)}", file=sys.stderr)
+            break
+    return status
+
+
+def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> MlflowTracker:
+    """Write to MLflow what it lacks of `sweep`; return the tracker, which knows whether it holds everything now."""
+    tracker = MlflowTracker(store.read, uri=uri, experiment=experiment, warn=lambda text: print(text, file=sys.stderr))
+    tracker.start(sweep.info, sweep.plan, sweep.records)
+    missing = [key for key in sweep.plan.stages if key not in sweep.records]
+    for key in missing:
+        if key in sweep.failures:
+            tracker.record(StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key])))
+    comparison = compare(sweep.plan, sweep.records, sweep.failures)
+    files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
+    tracker.finish("finished" if not missing else "failed" if sweep.failures else "killed", files)
+    if tracker.complete:
+        print(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {redact(tracker.uri)}")
+    return tracker
