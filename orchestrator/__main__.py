@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import interrupts
-from orchestrator.errors import OrchestratorError
-from orchestrator.redact import redact
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.redact import redact
 from orchestrator.streams import show_what_can_be_shown
 
 if TYPE_CHECKING:

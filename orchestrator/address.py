@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from orchestrator.cluster import Cluster
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 
 
 class ClusterError(OrchestratorError):

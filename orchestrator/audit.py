@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.comparison import Comparison, Point
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 Verdict = Literal["pass", "fail", "n/a"]
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.errors import StoreError
-from orchestrator.redact import redact
+from orchestrator.core.errors import StoreError
+from orchestrator.core.redact import redact
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from orchestrator.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.lines import Place, places
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan, TrialSpec
 from orchestrator.statistics import Estimate, estimate, paired_difference
 
 

@@ -11,9 +11,9 @@ from orchestrator import saved, tables
 from orchestrator.audit import audit
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import SweepInfo
-from orchestrator.redact import redact
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.redact import redact
 from orchestrator.report import report, write
 from orchestrator.saved import SavedSweep
 from orchestrator.saved_mlflow import load_from_mlflow, sweeps_in_mlflow

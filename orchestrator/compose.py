@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from orchestrator.config import Config
-from orchestrator.specs import Job
+from orchestrator.core.specs import Job
 
 TRAININGS = ("train", "finetune")
 PART_OF_TRAINING = re.compile(

@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from orchestrator import cluster, schema, sources, well_formed
-from orchestrator.errors import OrchestratorError, StoreError
-from orchestrator.file_names import component
+from orchestrator.core.errors import OrchestratorError, StoreError
+from orchestrator.core.file_names import component
 from orchestrator.objective import OBJECTIVES
 from pruning import schedule as schedules
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator import schema
-from orchestrator.canonical import canonical_json
-from orchestrator.errors import DataError
+from orchestrator.core.canonical import canonical_json
+from orchestrator.core.errors import DataError
+from orchestrator.core.seeding import seeded
 from orchestrator.images import digits, fashion_mnist, huggingface, mnist
-from orchestrator.seeding import seeded
 from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 from orchestrator.targets import create
 

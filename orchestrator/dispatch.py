@@ -14,12 +14,12 @@ from itertools import takewhile
 from typing import Protocol
 
 from orchestrator.cluster import Cluster
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import EventKind, Failure, StageEvent
-from orchestrator.file_names import WEIGHTS
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan, StageSpec
-from orchestrator.work_order import AttemptStart
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import EventKind, Failure, StageEvent
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import AttemptStart
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
 

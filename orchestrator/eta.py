@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from orchestrator.canonical import canonical_json
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan, StageSpec
+from orchestrator.core.canonical import canonical_json
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
 
 _VARYING = ("seed", "target", "amount", "round")
 """Fields that leave the duration of a stage about as it is."""

@@ -22,15 +22,15 @@ from orchestrator import embedded
 from orchestrator.address import Address, ClusterError, address_of
 from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.core.work_order import AttemptStart, StageStore, Work, WorkOrder
 from orchestrator.dispatch import Attempt, Claims, Dispatcher
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import Failure, StageEvent
 from orchestrator.inline import InlineExecutor
 from orchestrator.placement import Node, Watch, cuda_device, refusal, request, slots
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
 from orchestrator.work import DEFAULT_WORK, failure_of, perform
-from orchestrator.work_order import AttemptStart, StageStore, Work, WorkOrder
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator

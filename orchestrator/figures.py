@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.comparison import Comparison, Point
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.statistics import Estimate
 
 Panel = tuple[str, str]

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.errors import DataError
+from orchestrator.core.errors import DataError
 
 TIMEOUT = 60.0
 """Seconds that a mirror may be silent."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator import idx, node_cache
-from orchestrator.errors import DataError
+from orchestrator.core.errors import DataError
 from orchestrator.splits import PixelSplit
 
 

@@ -8,11 +8,11 @@ from threading import Event
 from typing import Self
 
 from orchestrator.cluster import Cluster
+from orchestrator.core.events import StageEvent
+from orchestrator.core.specs import Plan
+from orchestrator.core.work_order import StageStore, Work, WorkOrder
 from orchestrator.dispatch import Claims, Dispatcher
-from orchestrator.events import StageEvent
-from orchestrator.specs import Plan
 from orchestrator.work import DEFAULT_WORK, perform
-from orchestrator.work_order import StageStore, Work, WorkOrder
 
 
 class InlineExecutor:

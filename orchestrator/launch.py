@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.compose import compose_jobs, plain
 from orchestrator.config import ConfigError
+from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome, SweepIncomplete
-from orchestrator.specs import Job
 from orchestrator.sweep import run
 
 

@@ -25,9 +25,9 @@ from contextlib import suppress
 from typing import Any, Self
 
 from orchestrator.backends import Backend
-from orchestrator.canonical import canonical_json, digest
-from orchestrator.errors import StoreError
-from orchestrator.file_names import component
+from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import component
 
 LEASE_SECONDS = 60.0
 """How long after its last heartbeat a driver counts as alive; the clocks of machines may differ by half of it."""

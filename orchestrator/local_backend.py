@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from orchestrator.backends import Entry, explained
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 
 
 class LocalBackend:

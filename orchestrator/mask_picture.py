@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from orchestrator.records import StageRecord
+from orchestrator.core.records import StageRecord
 
 ROW, CELL, LETTER = 22, 74, 6.6
 """Pixels: height of a row, width of a cell, width of a letter."""

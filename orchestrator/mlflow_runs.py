@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator import view_database
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.redact import redact
 from orchestrator.mlflow_troubles import lasting_told
-from orchestrator.redact import redact
 from orchestrator.runs import (
     AXES_TAG,
     FAILURE_FILE,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from textwrap import shorten
 
 from orchestrator import view_database
-from orchestrator.errors import CannotKeep, OrchestratorError
+from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.tracking_uri import sqlite_path
 
 LONGEST_REASON = 240

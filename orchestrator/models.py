@@ -13,8 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.seeding import seeded
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.seeding import seeded
 from orchestrator.targets import create
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from orchestrator.canonical import canonical_json, digest
+from orchestrator.core.canonical import canonical_json, digest
 
 FORMAT = 1
 """To be raised when the same source is prepared to something else."""

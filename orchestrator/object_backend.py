@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.backends import Entry, explained
-from orchestrator.errors import StoreError
-from orchestrator.redact import redact
+from orchestrator.core.errors import StoreError
+from orchestrator.core.redact import redact
 
 
 def check_protocol(uri: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.records import StageRecord
+from orchestrator.core.records import StageRecord
 
 MATCHING = "matching_sparsity"
 OBJECTIVES = ("val/accuracy", "val/loss", MATCHING)

@@ -9,10 +9,10 @@ from html import escape
 from orchestrator import tables
 from orchestrator.audit import Finding
 from orchestrator.comparison import Comparison, Point
-from orchestrator.events import SweepInfo
-from orchestrator.redact import redact, redact_tree
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.redact import redact, redact_tree
+from orchestrator.core.specs import Plan
 from orchestrator.runs import as_yaml
-from orchestrator.specs import Plan
 
 CAPTIONS = {
     "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",

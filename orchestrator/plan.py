@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import sources
-from orchestrator.canonical import canonical_json
 from orchestrator.config import ConfigError, is_identity, violations
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.canonical import canonical_json
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import Job, Plan, StageSpec, TrialSpec
 from orchestrator.fits import Network, misfits, needs_network
-from orchestrator.specs import Job, Plan, StageSpec, TrialSpec
 from orchestrator.well_formed import with_written_infinities
 from pruning import schedule as schedules
 

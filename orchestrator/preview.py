@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from orchestrator.core.redact import redact
+from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.plan import device_kind, round_targets, threads
-from orchestrator.redact import redact
-from orchestrator.specs import Plan, TrialSpec
 
 SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from orchestrator.core.events import StageEvent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.eta import Eta
-from orchestrator.events import StageEvent
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
 from orchestrator.tally import Tally
 
 if TYPE_CHECKING:

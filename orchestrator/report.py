@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from orchestrator import figures, tables
 from orchestrator.audit import Finding, audit
 from orchestrator.comparison import Comparison
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import SweepInfo
-from orchestrator.file_names import METRICS_FILE, NOTE_FILE
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact
+from orchestrator.core.specs import Plan
 from orchestrator.page import page
-from orchestrator.records import StageRecord
-from orchestrator.redact import redact
-from orchestrator.specs import Plan
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.errors import StoreError
-from orchestrator.file_names import RECORD, WEIGHTS
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import RECORD, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.stages import StageDamaged
 from orchestrator.store import Store
 

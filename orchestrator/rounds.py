@@ -11,7 +11,7 @@ from hydra.utils import get_class
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.models import Prunable, prunable
 from orchestrator.well_formed import INFINITIES
 from pruning import BasePruningMethod

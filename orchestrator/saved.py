@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import SweepInfo
-from orchestrator.records import StageRecord
-from orchestrator.redact import redact, redact_tree
-from orchestrator.specs import Plan
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact, redact_tree
+from orchestrator.core.specs import Plan
 
 if TYPE_CHECKING:
     from orchestrator.store import Store

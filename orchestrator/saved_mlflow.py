@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import SweepInfo
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact
+from orchestrator.core.specs import Plan
 from orchestrator.mlflow_runs import PARENTS, of_sweep, reading, search
-from orchestrator.records import StageRecord
-from orchestrator.redact import redact
 from orchestrator.runs import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
 from orchestrator.saved import SavedSweep
-from orchestrator.specs import Plan
 from orchestrator.tracking_uri import resolve_experiment, resolve_uri
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from orchestrator.redact import redact_tree
+from orchestrator.core.redact import redact_tree
 
 CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "hydra", "dry_run"})
 """Top-level keys that say where and why a trial runs, not what it is."""

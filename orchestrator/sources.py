@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.canonical import digest
+from orchestrator.core.canonical import digest
 
 OURS = frozenset({"orchestrator", "pruning"})
 """Packages whose changes `SPEC_VERSION` stands for."""

@@ -24,16 +24,16 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from orchestrator.backends import Backend
-from orchestrator.canonical import canonical_json
-from orchestrator.errors import StoreError
-from orchestrator.file_names import WEIGHTS, component
+from orchestrator.core.canonical import canonical_json
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import WEIGHTS, component
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact
+from orchestrator.core.sealed_json import seal, unseal
+from orchestrator.core.specs import Plan
 from orchestrator.leases import LEASE_SECONDS, Leases
 from orchestrator.local_backend import LocalBackend
 from orchestrator.object_backend import ObjectBackend, check_protocol
-from orchestrator.records import StageRecord
-from orchestrator.redact import redact
-from orchestrator.sealed import seal, unseal
-from orchestrator.specs import Plan
 from orchestrator.stages import Stages, folder_of
 
 FORMAT = 1

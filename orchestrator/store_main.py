@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.retention import Pruned, prune, sizes, verify
 from orchestrator.store import Keep, Store
 

@@ -16,13 +16,15 @@ from rich.console import Console
 
 from orchestrator import plots, retention, submission
 from orchestrator.audit import audit
-from orchestrator.canonical import canonical_json, digest
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
 from orchestrator.config import ConfigError
-from orchestrator.environment import environment
-from orchestrator.errors import OrchestratorError, StoreError
-from orchestrator.events import SweepInfo, Tracker
+from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.environment import environment
+from orchestrator.core.errors import OrchestratorError, StoreError
+from orchestrator.core.events import SweepInfo, Tracker
+from orchestrator.core.redact import redact
+from orchestrator.core.specs import Job, Plan
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.fits import Network
 from orchestrator.inline import InlineExecutor
@@ -33,10 +35,8 @@ from orchestrator.plan import make_plan
 from orchestrator.preview import preview
 from orchestrator.probe import probing
 from orchestrator.progress import Progress
-from orchestrator.redact import redact
 from orchestrator.report import kept, report, write
 from orchestrator.saved import manifest
-from orchestrator.specs import Job, Plan
 from orchestrator.store import Store
 from orchestrator.tables import print_audit, print_comparison
 from orchestrator.tracker_process import TrackerProcess

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from orchestrator import saved
 from orchestrator.compare import compare
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import Failure, StageEvent
-from orchestrator.redact import redact
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.redact import redact
 from orchestrator.report import report
 from orchestrator.saved import SavedSweep
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser

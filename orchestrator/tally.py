@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.events import StageEvent
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.events import StageEvent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 
 class Tally:

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import BinaryIO, Literal, Protocol, Self
 
-from orchestrator.events import StageEvent, SweepInfo, Tracker
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.events import StageEvent, SweepInfo, Tracker
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 NICENESS = 5
 """Of the process: the view may lag behind a little, the trials may not."""

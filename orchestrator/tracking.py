@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from orchestrator.events import StageEvent, SweepInfo
+from orchestrator.core.events import StageEvent, SweepInfo
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact
+from orchestrator.core.specs import Plan
 from orchestrator.mlflow_runs import MlflowRuns, ReadFile, be_brief
 from orchestrator.mlflow_troubles import is_refusal
-from orchestrator.records import StageRecord
-from orchestrator.redact import redact
 from orchestrator.runs import Content, Status, SweepView
-from orchestrator.specs import Plan
 from orchestrator.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.view_writer import ViewWriter
 

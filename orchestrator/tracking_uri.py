@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from orchestrator.redact import redact
+from orchestrator.core.redact import redact
 
 DEFAULT_EXPERIMENT = "pruning"
 DEFAULT_URI = "sqlite:///mlflow.db"

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator import schema
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.records import CurvePoint
+from orchestrator.core.seeding import derive, seeded
 from orchestrator.data import Data
-from orchestrator.errors import OrchestratorError
 from orchestrator.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
-from orchestrator.records import CurvePoint
-from orchestrator.seeding import derive, seeded
 from orchestrator.splits import Batch, Batches
 from orchestrator.targets import TargetError, create, failure
 

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 import orchestrator
 from orchestrator import data, models, rounds, training
-from orchestrator.errors import OrchestratorError
-from orchestrator.file_names import MASKS, WEIGHTS
-from orchestrator.records import StageRecord
-from orchestrator.seeding import derive
-from orchestrator.specs import StageSpec
-from orchestrator.work_order import WorkOrder
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.seeding import derive
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.work_order import WorkOrder
 from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
-from orchestrator.errors import CannotKeep, OrchestratorError
+from orchestrator.core.errors import CannotKeep, OrchestratorError
 
 MIGRATING = 5.0
 """Seconds without a change after which nobody is at work any more on a database that is half made."""

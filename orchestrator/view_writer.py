@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from orchestrator.errors import CannotKeep
-from orchestrator.events import StageEvent
-from orchestrator.redact import redact
+from orchestrator.core.errors import CannotKeep
+from orchestrator.core.events import StageEvent
+from orchestrator.core.redact import redact
 from orchestrator.runs import SweepView
 
 OPENING, CLOSING = -2, -1

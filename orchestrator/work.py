@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import cast
 
-from orchestrator.errors import OrchestratorError, StoreError
-from orchestrator.events import Failure
-from orchestrator.records import StageRecord
-from orchestrator.work_order import Work, WorkOrder
+from orchestrator.core.errors import OrchestratorError, StoreError
+from orchestrator.core.events import Failure
+from orchestrator.core.records import StageRecord
+from orchestrator.core.work_order import Work, WorkOrder
 
 DEFAULT_WORK = "orchestrator.trial:run_segment"
 """Named, not imported: the driver needs no torch."""

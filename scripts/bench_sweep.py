@@ -34,13 +34,13 @@ from rich.console import Console
 
 from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
-from orchestrator.environment import environment
-from orchestrator.events import StageEvent, SweepInfo, Tracker
+from orchestrator.core.environment import environment
+from orchestrator.core.events import StageEvent, SweepInfo, Tracker
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.execute import RayExecutor
 from orchestrator.progress import Progress
-from orchestrator.records import StageRecord
 from orchestrator.report import report
-from orchestrator.specs import Plan
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import NoTracker
 from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks

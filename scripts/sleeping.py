@@ -21,13 +21,13 @@ from hydra.types import RunMode
 from orchestrator import config
 from orchestrator.__main__ import CONF
 from orchestrator.compose import compose_jobs
-from orchestrator.events import SweepInfo
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
 from orchestrator.mlflow_runs import ReadFile
 from orchestrator.plan import make_plan
-from orchestrator.records import CurvePoint, StageRecord
-from orchestrator.specs import Plan, StageSpec
 from orchestrator.tracking import MlflowTracker
-from orchestrator.work_order import WorkOrder
 
 STEPS = {"dense": 15, "round": 6}
 """Points of each stage's curve: the epochs of the presets. A trial sleeps in the same proportion."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.store import Store
 from pruning.masks import MaskSet
 

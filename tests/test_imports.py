@@ -19,7 +19,8 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 NOUNS = tuple(
-    f"orchestrator.{name}" for name in ("errors", "canonical", "file_names", "specs", "records", "events", "work_order")
+    f"orchestrator.core.{name}"
+    for name in ("errors", "canonical", "file_names", "specs", "records", "events", "work_order")
 )
 WORKER = "orchestrator.trial"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nodes import Nodes, nodes, ray, run
 
-from orchestrator.specs import Plan
+from orchestrator.core.specs import Plan
 from orchestrator.store import Store
 
 pytestmark = [

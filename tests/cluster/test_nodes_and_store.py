@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nodes import OWN_MOUNTS, Nodes, nodes, run
 
-from orchestrator.specs import Plan
+from orchestrator.core.specs import Plan
 from orchestrator.store import Store
 
 pytestmark = [

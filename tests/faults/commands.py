@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.store import Store
 
 SWEEP = (

@@ -14,8 +14,8 @@ from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
 from orchestrator.config import ConfigError
+from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome
-from orchestrator.specs import Job
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),

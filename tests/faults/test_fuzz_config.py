@@ -22,15 +22,15 @@ from omegaconf import DictConfig
 from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
-from orchestrator.canonical import canonical_json
 from orchestrator.cluster import Cluster
 from orchestrator.compose import compose_jobs, explain, is_refusal, plain
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import SweepInfo
+from orchestrator.core.canonical import canonical_json
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.specs import Job
 from orchestrator.execute import make_executor
 from orchestrator.runs import SweepView
 from orchestrator.saved import manifest
-from orchestrator.specs import Job
 from orchestrator.store import Store
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))

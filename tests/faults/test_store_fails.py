@@ -16,8 +16,8 @@ from orchestrator import config as schema
 from orchestrator import local_backend, sweep
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
+from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome
-from orchestrator.specs import Job
 
 SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
 LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]

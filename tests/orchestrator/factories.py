@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.canonical import digest
-from orchestrator.events import Failure, StageEvent, SweepInfo
-from orchestrator.records import CurvePoint, FileInfo, StageRecord
-from orchestrator.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.canonical import digest
+from orchestrator.core.events import Failure, StageEvent, SweepInfo
+from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
+from orchestrator.core.specs import Plan, StageSpec, TrialSpec
 
 SIZES: Mapping[str, int] = {"conv1.weight": 72, "conv2.weight": 1152, "fc1.weight": 8192, "fc2.weight": 640}
 PARAMETERS = sum(SIZES.values()) + 98

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.file_names import WEIGHTS
-from orchestrator.records import CurvePoint, FileInfo, StageRecord
-from orchestrator.specs import Plan, StageSpec, TrialSpec
-from orchestrator.work_order import WorkOrder
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
+from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.work_order import WorkOrder
 
 
 @dataclass(frozen=True)

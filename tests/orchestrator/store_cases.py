@@ -6,10 +6,10 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.canonical import digest
-from orchestrator.file_names import WEIGHTS
-from orchestrator.records import CurvePoint, StageRecord
-from orchestrator.specs import StageSpec
+from orchestrator.core.canonical import digest
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.specs import StageSpec
 from orchestrator.store import Store
 
 FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}

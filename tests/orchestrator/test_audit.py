@@ -8,8 +8,8 @@ from factories import EPOCH, config, make_plan, make_records, plan_of
 
 from orchestrator.audit import Finding, audit
 from orchestrator.compare import compare
-from orchestrator.records import CurvePoint, StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.specs import Plan
 
 FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
 

@@ -12,8 +12,8 @@ from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_
 from orchestrator.audit import Finding
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Point
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.tables import as_json, audit_notes, failure_notes, notes, points_csv, rows_csv, text_table
 
 

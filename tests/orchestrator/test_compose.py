@@ -16,9 +16,9 @@ from omegaconf import DictConfig
 
 from orchestrator import compose, config
 from orchestrator.__main__ import CONF
+from orchestrator.core.specs import Job
 from orchestrator.launch import refuse_empty_axes
 from orchestrator.plan import make_plan
-from orchestrator.specs import Job
 
 Hydra = tuple[ConfigLoader, DictConfig]
 

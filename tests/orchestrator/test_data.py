@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from orchestrator import data
+from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.data import Data
-from orchestrator.errors import DataError, OrchestratorError
 from orchestrator.schema import Digits
 from orchestrator.splits import LoaderSplit, Split, TensorSplit
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator import data, idx, node_cache
-from orchestrator.errors import DataError
+from orchestrator.core.errors import DataError
 from orchestrator.idx import FILES, IdxSet
 from orchestrator.images import Normalisation
 from orchestrator.schema import FashionMnist, HuggingFace, Mnist

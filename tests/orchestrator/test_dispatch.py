@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fakes import chain, plan_of, record_of, stage
 
 from orchestrator.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
 from orchestrator.dispatch import Attempt, Dispatcher
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import Failure, StageEvent
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan, StageSpec
-from orchestrator.work_order import WorkOrder
 
 LOST = Failure("the worker died", transient=True)
 BROKEN = Failure("ValueError: boom")

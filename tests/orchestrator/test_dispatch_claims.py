@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from fakes import chain, plan_of, record_of, stage
 
 from orchestrator.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Failure
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
 from orchestrator.dispatch import LOOK_AGAIN, Attempt, Dispatcher
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import Failure
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan, StageSpec
-from orchestrator.work_order import WorkOrder
 
 
 @dataclass

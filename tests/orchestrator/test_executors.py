@@ -14,14 +14,14 @@ from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
 from orchestrator.address import ClusterError
 from orchestrator.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import StageEvent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.core.work_order import WorkOrder
 from orchestrator.dispatch import INTERRUPTED
-from orchestrator.errors import OrchestratorError
-from orchestrator.events import StageEvent
 from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.inline import InlineExecutor
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
-from orchestrator.work_order import WorkOrder
 
 Make = Callable[..., RayExecutor | InlineExecutor]
 

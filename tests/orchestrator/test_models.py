@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from orchestrator import models
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.schema import MODELS
 
 HERE = __name__

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestrator import data, idx, node_cache
-from orchestrator.errors import DataError
+from orchestrator.core.errors import DataError
 from orchestrator.idx import FILES, IdxSet
 
 SOURCE = {"from": "here"}

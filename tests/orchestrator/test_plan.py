@@ -16,9 +16,9 @@ from orchestrator import sources
 from orchestrator.__main__ import CONF
 from orchestrator.compose import plain
 from orchestrator.config import ConfigError
+from orchestrator.core.specs import Job, Plan, StageSpec
 from orchestrator.fits import Network
 from orchestrator.plan import make_plan, round_targets
-from orchestrator.specs import Job, Plan, StageSpec
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.core.events import StageEvent
+from orchestrator.core.specs import Plan
 from orchestrator.eta import Eta
-from orchestrator.events import StageEvent
 from orchestrator.progress import Progress, duration
-from orchestrator.specs import Plan
 from orchestrator.tally import Tally
 
 

@@ -15,12 +15,12 @@ from factories import SIZES, make_plan, make_records, sweep_info
 
 from orchestrator.compare import compare
 from orchestrator.compare_main import main as compare_main
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.figures import overlapping
-from orchestrator.records import StageRecord
 from orchestrator.report import kept, report, write
 from orchestrator.saved import load, manifest
 from orchestrator.saved_mlflow import load_from_mlflow
-from orchestrator.specs import Plan
 from orchestrator.store import Store
 from orchestrator.sync import main as sync_main
 

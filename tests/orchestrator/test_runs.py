@@ -7,10 +7,10 @@ from factories import EPOCH, SIZES, finished, make_plan, make_record, make_recor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.events import StageEvent
+from orchestrator.core.events import StageEvent
+from orchestrator.core.specs import Plan
 from orchestrator.mask_picture import mask_picture
 from orchestrator.runs import SweepView, logged_tag, round_points, trial_ids
-from orchestrator.specs import Plan
 
 PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=3)
 RECORDS = make_records(PLAN)

@@ -5,8 +5,8 @@ from typing import Any
 
 from factories import config, make_plan, plan_of, sweep_info
 
+from orchestrator.core.specs import Plan
 from orchestrator.runs import SweepView
-from orchestrator.specs import Plan
 
 
 def states(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import sources
-from orchestrator.canonical import digest
+from orchestrator.core.canonical import digest
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
 
-from orchestrator.errors import StoreError
-from orchestrator.file_names import WEIGHTS
-from orchestrator.sealed import seal
-from orchestrator.specs import Plan, TrialSpec
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.sealed_json import seal
+from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.stages import StageDamaged
 from orchestrator.store import Store
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, altered, fresh, key_of, record_of
 
-from orchestrator.file_names import WEIGHTS
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.object_backend import ObjectBackend
 from orchestrator.store import Store
 

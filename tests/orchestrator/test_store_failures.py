@@ -14,12 +14,12 @@ import pytest
 from store_cases import FILES, chain, fresh, key_of, record_for, record_of
 
 from orchestrator import local_backend, object_backend
-from orchestrator.canonical import digest
-from orchestrator.errors import StoreError
-from orchestrator.file_names import WEIGHTS
-from orchestrator.records import FileInfo
-from orchestrator.sealed import seal
-from orchestrator.specs import Plan
+from orchestrator.core.canonical import digest
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import FileInfo
+from orchestrator.core.sealed_json import seal
+from orchestrator.core.specs import Plan
 from orchestrator.store import Store
 
 HERE = Path(__file__).parent

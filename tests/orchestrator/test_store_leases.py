@@ -17,7 +17,7 @@ import pytest
 from store_cases import fresh, key_of
 
 from orchestrator import leases as leases_module
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 from orchestrator.leases import Leases
 from orchestrator.store import Store
 

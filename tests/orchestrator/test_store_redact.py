@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from orchestrator.redact import is_secret, redact, redact_tree
+from orchestrator.core.redact import is_secret, redact, redact_tree
 from orchestrator.store import Store
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
 
 from orchestrator import retention
-from orchestrator.errors import StoreError
-from orchestrator.file_names import WEIGHTS
-from orchestrator.records import StageRecord
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec, TrialSpec
 from orchestrator.retention import needed_weights, prune, sizes, verify
-from orchestrator.specs import Plan, StageSpec, TrialSpec
 from orchestrator.store import Store
 
 HERE = Path(__file__).parent

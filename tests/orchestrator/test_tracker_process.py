@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
-from orchestrator.events import StageEvent, SweepInfo
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.events import StageEvent, SweepInfo
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MlflowTracker
 

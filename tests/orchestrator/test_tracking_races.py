@@ -11,7 +11,7 @@ import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
 from orchestrator import mlflow_runs
-from orchestrator.records import StageRecord
+from orchestrator.core.records import StageRecord
 from orchestrator.runs import SweepView
 from orchestrator.tracking import MlflowTracker
 from orchestrator.view_writer import CLOSING, OPENING

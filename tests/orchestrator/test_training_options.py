@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, settings, state
 
 from orchestrator import training
-from orchestrator.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.splits import LoaderSplit, Split, TensorSplit
 
 HERE = __name__

@@ -15,13 +15,13 @@ from torch import nn
 
 import pruning
 from orchestrator import rounds
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.work_order import WorkOrder
 from orchestrator.models import prunable
-from orchestrator.records import StageRecord
 from orchestrator.rounds import LawBroken
-from orchestrator.specs import StageSpec
 from orchestrator.store import Store
 from orchestrator.trial import plain_state, run_segment, state_digest
-from orchestrator.work_order import WorkOrder
 from pruning.masks import MaskSet
 
 TRAIN = {
@@ -165,7 +165,7 @@ def test_the_record_says_what_was_done(store: Store) -> None:
 
 class _PlainOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        assert module == "orchestrator.records", f"{module}.{name}"
+        assert module == "orchestrator.core.records", f"{module}.{name}"
         return super().find_class(module, name)
 
 

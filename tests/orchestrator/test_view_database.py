@@ -15,7 +15,7 @@ import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
 from orchestrator import view_database
-from orchestrator.errors import CannotKeep, OrchestratorError
+from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.tracking import MlflowTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own

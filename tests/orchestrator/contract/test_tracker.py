@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import pytest
 from factories import EPOCH, ROUND_STEPS, SIZES, failed, finished, make_plan, make_record, make_records, sweep_info
 
-from orchestrator.events import StageEvent, Tracker
-from orchestrator.specs import Plan
+from orchestrator.core.events import StageEvent, Tracker
+from orchestrator.core.specs import Plan
 from orchestrator.tracking import MemoryTracker, MlflowTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.records import StageRecord
-from orchestrator.specs import StageSpec
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import StageSpec
 
 
 class StageStore(Protocol):

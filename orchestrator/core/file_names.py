@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.errors import StoreError
+from orchestrator.core.errors import StoreError
 
 WEIGHTS = "weights.safetensors"
 """The one file that may be dropped from a finished stage; masks and records stay."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from orchestrator.records import StageRecord
-from orchestrator.specs import Plan
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 EventKind = Literal["started", "finished", "failed", "killed", "retried"]
 

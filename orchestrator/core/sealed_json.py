@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.canonical import digest
+from orchestrator.core.canonical import digest
 
 _OPENING = b'{"sha256":"'
 _BODY = len(_OPENING) + 64 + len(b'",')

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.specs import StageKind
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import StageKind
 
 RECORD_VERSION = 1
 """Raised whenever a record's fields change: a store refuses the versions it does not know."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from orchestrator.canonical import canonical_json, digest
+from orchestrator.core.canonical import canonical_json, digest
 
 SPEC_VERSION = 1
 """Raised whenever the same fields come to mean other work: every older stage is then another stage."""

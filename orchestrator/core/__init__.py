@@ -1,0 +1,1 @@
+"""Nouns, events, errors, canonical JSON, redaction, seeding: what every other room speaks of."""
