@@ -30,7 +30,7 @@ def main() -> None:
     show_what_can_be_shown()
     import hydra  # now that Ctrl-C ends what follows without a traceback
 
-    from orchestrator import config as schema
+    from orchestrator.config import schema as schema
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def compose(config: DictConfig) -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        from orchestrator.compose import explain, is_refusal
+        from orchestrator.config.compose import explain, is_refusal
 
         if not is_refusal(error):
             raise

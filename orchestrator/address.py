@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 
 

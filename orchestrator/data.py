@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from orchestrator import schema
+from orchestrator.config import components
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
@@ -74,7 +74,7 @@ def describe(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
 @lru_cache(maxsize=4)
 def _load(text: str) -> Data:
     config = json.loads(text)
-    for sentence in schema.split_violations("data", config):
+    for sentence in components.split_violations("data", config):
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
     with seeded(seed):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Protocol
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import EventKind, Failure, StageEvent
 from orchestrator.core.file_names import WEIGHTS

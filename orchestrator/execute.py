@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from orchestrator import embedded
 from orchestrator.address import Address, ClusterError, address_of
 from orchestrator.capture import captured_output, interrupt_flag
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from orchestrator.config import Prune, is_identity
+from orchestrator.config.schema import Prune, is_identity
 
 COMMON_DIMS = (0, 1, -1, -2)
 """Dimensions that every weight of a layer has."""

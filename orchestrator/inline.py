@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Self
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import StageStore, Work, WorkOrder

@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from orchestrator.compose import compose_jobs, plain
-from orchestrator.config import ConfigError
+from orchestrator.config.compose import compose_jobs, plain
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome, SweepIncomplete
 from orchestrator.sweep import run

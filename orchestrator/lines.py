@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.settings import as_typed, settings_of, varying
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.settings import as_typed, settings_of, varying
 
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
 """What moves a trial along its line."""

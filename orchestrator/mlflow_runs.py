@@ -21,6 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator import view_database
+from orchestrator.config.tracking_uri import (
+    artifact_location,
+    local_folder,
+    resolve_experiment,
+    resolve_uri,
+    sqlite_path,
+)
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
 from orchestrator.mlflow_troubles import lasting_told
@@ -37,13 +44,6 @@ from orchestrator.runs import (
     SweepView,
     milliseconds,
     sweep_tag,
-)
-from orchestrator.tracking_uri import (
-    artifact_location,
-    local_folder,
-    resolve_experiment,
-    resolve_uri,
-    sqlite_path,
 )
 from orchestrator.view_writer import CLOSING, OPENING
 

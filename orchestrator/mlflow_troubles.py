@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from textwrap import shorten
 
 from orchestrator import view_database
+from orchestrator.config.tracking_uri import sqlite_path
 from orchestrator.core.errors import CannotKeep, OrchestratorError
-from orchestrator.tracking_uri import sqlite_path
 
 LONGEST_REASON = 240
 """Characters of what MLflow says, which may be several sentences."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.config.objective import objective
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.interrupts import EXIT_INTERRUPTED
-from orchestrator.objective import objective
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = ("site-packages", *(str(Path(__file__).parent.parent / name) for name in ("orchestrator", "pruning")))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""

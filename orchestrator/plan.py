@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator import sources
-from orchestrator.config import ConfigError, is_identity, violations
+from orchestrator.config import sources
+from orchestrator.config.schema import ConfigError, is_identity, violations
+from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Job, Plan, StageSpec, TrialSpec
 from orchestrator.fits import Network, misfits, needs_network
-from orchestrator.well_formed import with_written_infinities
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")

@@ -11,9 +11,9 @@ from hydra.utils import get_class
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.models import Prunable, prunable
-from orchestrator.well_formed import INFINITIES
 from pruning import BasePruningMethod
 from pruning.channels import check_dim, check_structured
 from pruning.masks import MaskSet

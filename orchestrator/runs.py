@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from orchestrator.config.settings import as_typed, settings_of, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
@@ -23,7 +24,6 @@ from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.mask_picture import mask_picture
 from orchestrator.saved_views import links, saved_views
-from orchestrator.settings import as_typed, settings_of, varying
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import StageRecord
@@ -15,7 +16,6 @@ from orchestrator.core.specs import Plan
 from orchestrator.mlflow_runs import PARENTS, of_sweep, reading, search
 from orchestrator.runs import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
 from orchestrator.saved import SavedSweep
-from orchestrator.tracking_uri import resolve_experiment, resolve_uri
 
 
 def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:

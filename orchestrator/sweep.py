@@ -14,11 +14,13 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator import plots, retention, submission
+from orchestrator import plots, retention
 from orchestrator.audit import audit
-from orchestrator.cluster import Cluster
 from orchestrator.compare import compare
-from orchestrator.config import ConfigError
+from orchestrator.config import submission
+from orchestrator.config.cluster import Cluster
+from orchestrator.config.schema import ConfigError
+from orchestrator.config.tracking_uri import resolve_uri, ui_hint
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.environment import environment
 from orchestrator.core.errors import OrchestratorError, StoreError
@@ -41,7 +43,6 @@ from orchestrator.store import Store
 from orchestrator.tables import print_audit, print_comparison
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MlflowTracker, NoTracker
-from orchestrator.tracking_uri import resolve_uri, ui_hint
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")

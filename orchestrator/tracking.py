@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.events import StageEvent, SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
@@ -18,7 +19,6 @@ from orchestrator.core.specs import Plan
 from orchestrator.mlflow_runs import MlflowRuns, ReadFile, be_brief
 from orchestrator.mlflow_troubles import is_refusal
 from orchestrator.runs import Content, Status, SweepView
-from orchestrator.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.view_writer import ViewWriter
 
 _LOGGER = logging.getLogger("orchestrator")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from orchestrator import schema
+from orchestrator.config import components
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
@@ -73,7 +73,7 @@ def fit(
     `select: best`: a network that was just pruned must not be returned as fine-tuned.
 
     Args:
-        config: a plain `orchestrator.schema.Train`; absent keys have their defaults.
+        config: a plain `orchestrator.config.components.Train`; absent keys have their defaults.
         before_clip: called before gradients are clipped, when they are: masking those of pruned entries.
         after_step: called after each optimizer step, before anything is evaluated: re-masking.
         cancelled: asked before each batch.
@@ -84,9 +84,9 @@ def fit(
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
-    for sentence in schema.violations("train", config):
+    for sentence in components.violations("train", config):
         raise TrainingError(sentence)
-    settings = schema.Train(**config)
+    settings = components.Train(**config)
     started = time.perf_counter()
     model.to(device)
     modes = [(module, module.training) for module in model.modules()]
@@ -108,7 +108,7 @@ class _Run:
         self,
         model: nn.Module,
         data: Data,
-        config: schema.Train,
+        config: components.Train,
         seed: int,
         device: torch.device,
         before_clip: Callable[[], None],

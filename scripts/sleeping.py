@@ -18,9 +18,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from orchestrator import config
 from orchestrator.__main__ import CONF
-from orchestrator.compose import compose_jobs
+from orchestrator.config import schema
+from orchestrator.config.compose import compose_jobs
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
@@ -96,7 +96,7 @@ def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
 
     Their lengths, drawn uniformly, travel to the workers as the stages' `location`, which is not part of their keys.
     """
-    config.register()
+    schema.register()
     fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

@@ -9,11 +9,11 @@ import pytest
 from commands import Command
 from hydra import compose, initialize_config_dir
 
-from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
-from orchestrator.compose import plain
-from orchestrator.config import ConfigError
+from orchestrator.config import schema as schema
+from orchestrator.config.compose import plain
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome
 

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from orchestrator import config as schema
 from orchestrator import sweep
 from orchestrator.__main__ import CONF
-from orchestrator.cluster import Cluster
-from orchestrator.compose import compose_jobs, explain, is_refusal, plain
+from orchestrator.config import schema as schema
+from orchestrator.config.cluster import Cluster
+from orchestrator.config.compose import compose_jobs, explain, is_refusal, plain
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo

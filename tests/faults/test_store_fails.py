@@ -12,10 +12,10 @@ import pytest
 from commands import SWEEP, Command, finished_stages, results_of
 from hydra import compose, initialize_config_dir
 
-from orchestrator import config as schema
 from orchestrator import local_backend, sweep
 from orchestrator.__main__ import CONF
-from orchestrator.compose import plain
+from orchestrator.config import schema as schema
+from orchestrator.config.compose import plain
 from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome
 

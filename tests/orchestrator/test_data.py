@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from orchestrator import data
+from orchestrator.config.components import Digits
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.data import Data
-from orchestrator.schema import Digits
 from orchestrator.splits import LoaderSplit, Split, TensorSplit
 
 HERE = __name__

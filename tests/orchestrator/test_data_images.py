@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator import data, idx, node_cache
+from orchestrator.config.components import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
 from orchestrator.idx import FILES, IdxSet
 from orchestrator.images import Normalisation
-from orchestrator.schema import FashionMnist, HuggingFace, Mnist
 from orchestrator.splits import Split
 
 ARRAYS = [

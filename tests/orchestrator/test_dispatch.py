@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fakes import chain, plan_of, record_of, stage
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fakes import chain, plan_of, record_of, stage
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord

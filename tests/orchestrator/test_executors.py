@@ -13,7 +13,7 @@ import pytest
 from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
 from orchestrator.address import ClusterError
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from orchestrator import models
+from orchestrator.config.components import MODELS
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.schema import MODELS
 
 HERE = __name__
 

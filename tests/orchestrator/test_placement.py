@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.placement import (
     AUTOSCALING_AHEAD,
     LOOK_AROUND,

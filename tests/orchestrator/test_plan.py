@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from orchestrator import config as schema
-from orchestrator import sources
 from orchestrator.__main__ import CONF
-from orchestrator.compose import plain
-from orchestrator.config import ConfigError
+from orchestrator.config import schema as schema
+from orchestrator.config import sources
+from orchestrator.config.compose import plain
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
 from orchestrator.fits import Network
 from orchestrator.plan import make_plan, round_targets

@@ -16,10 +16,10 @@ from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, pro
 
 from orchestrator import data as data_sets
 from orchestrator import models, training
+from orchestrator.config.components import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.data import Data
-from orchestrator.schema import Cnn, Digits
 from orchestrator.splits import LoaderSplit, TensorSplit
 
 

@@ -14,8 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from orchestrator import compose, config
 from orchestrator.__main__ import CONF
+from orchestrator.config import compose, schema
 from orchestrator.core.specs import Job
 from orchestrator.launch import refuse_empty_axes
 from orchestrator.plan import make_plan
@@ -25,7 +25,7 @@ Hydra = tuple[ConfigLoader, DictConfig]
 
 @pytest.fixture
 def hydra() -> Iterator[Hydra]:
-    config.register()
+    schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         yield loader, loader.load_configuration("config", [], RunMode.MULTIRUN)
@@ -81,7 +81,7 @@ def test_an_interpolation_follows_what_it_points_to(hydra: Hydra) -> None:
 
 @pytest.mark.parametrize(("axis", "empty"), [("seed=range(1)", False), ("seed=0,0", False), ("seed=range(2,2)", True)])
 def test_only_an_axis_without_values_is_empty(axis: str, empty: bool) -> None:
-    with pytest.raises(config.ConfigError, match="is an empty axis") if empty else nullcontext():
+    with pytest.raises(schema.ConfigError, match="is an empty axis") if empty else nullcontext():
         refuse_empty_axes([compose.parse(axis)])
 
 
@@ -94,7 +94,7 @@ def test_a_variable_of_the_users_own_may_be_an_axis(hydra: Hydra) -> None:
 
 
 def test_an_own_key_that_nothing_refers_to_is_refused(hydra: Hydra) -> None:
-    with pytest.raises(config.ConfigError, match=r"`widht` \(=3\) is not a key"):
+    with pytest.raises(schema.ConfigError, match=r"`widht` \(=3\) is not a key"):
         make_plan(composed(hydra, [["+widht=3"], ["+widht=5"]]))
 
 

@@ -14,10 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
-from orchestrator import models, schema, training
-from orchestrator.config import register
+from orchestrator import models, training
+from orchestrator.config import components
+from orchestrator.config.schema import register
 
-CONF = Path(__file__).parents[2] / "conf"
+CONF = Path(__file__).parents[3] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
 
 
@@ -40,8 +41,8 @@ def composed(*overrides: str) -> dict[str, Any]:
 
 
 def test_conf_has_a_file_for_every_built_in() -> None:
-    assert set(files("model")) == set(schema.MODELS)
-    assert set(files("data")) == set(schema.DATA)
+    assert set(files("model")) == set(components.MODELS)
+    assert set(files("data")) == set(components.DATA)
 
 
 @pytest.mark.usefixtures("store")
@@ -61,8 +62,8 @@ def test_every_model_file_builds(name: str) -> None:
 def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
     config = composed(f"+data={name}")["data"]
 
-    assert config == vars(schema.DATA[name]())
-    assert not list(schema.split_violations("data", config))
+    assert config == vars(components.DATA[name]())
+    assert not list(components.split_violations("data", config))
 
 
 @pytest.mark.usefixtures("store")
@@ -70,7 +71,7 @@ def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
 def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -> None:
     config = composed(f"+{name[0]}={name[1]}")[name[0]]
 
-    assert not list(schema.violations(name[0], config))
+    assert not list(components.violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
     assert training.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
 
@@ -92,7 +93,7 @@ def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: s
 
 
 def test_the_schema_needs_no_torch() -> None:
-    code = "import sys, orchestrator.schema; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    code = "import sys, orchestrator.config.components; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
 
@@ -101,8 +102,8 @@ SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
 
 
 def test_the_defaults_lack_only_an_optimizer() -> None:
-    assert not list(schema.violations("train", {"optimizer": SGD}))
-    (sentence,) = schema.violations("finetune", {})
+    assert not list(components.violations("train", {"optimizer": SGD}))
+    (sentence,) = components.violations("finetune", {})
     assert sentence == "`finetune.optimizer` (={}) must have a `_target_`; pass one, as in torch.optim.SGD."
 
 
@@ -130,13 +131,16 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
     ],
 )
 def test_each_rule_is_said_in_a_sentence(change: dict[str, Any], words: str) -> None:
-    (sentence,) = schema.violations("train", {"optimizer": SGD, **change})
+    (sentence,) = components.violations("train", {"optimizer": SGD, **change})
 
     assert words in sentence
 
 
 def test_every_broken_rule_is_said_at_once() -> None:
-    assert len(list(schema.violations("train", {"optimizer": SGD, "epochs": None, "batch_size": 0, "select": ""}))) == 3
+    assert (
+        len(list(components.violations("train", {"optimizer": SGD, "epochs": None, "batch_size": 0, "select": ""})))
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,6 @@ def test_every_broken_rule_is_said_at_once() -> None:
     ],
 )
 def test_rules_of_the_validation_cut(node: dict[str, Any], words: str) -> None:
-    (sentence,) = schema.split_violations("data", node)
+    (sentence,) = components.split_violations("data", node)
 
     assert words in sentence

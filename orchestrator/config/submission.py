@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.tracking_uri import DEFAULT_URI, resolve_uri, sqlite_path
 from orchestrator.core.redact import redact
-from orchestrator.tracking_uri import DEFAULT_URI, resolve_uri, sqlite_path
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray in the environment of a submitted job."""

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from orchestrator.cluster import Cluster, to_bytes, validate
+from orchestrator.config.cluster import Cluster, to_bytes, validate
 
-CONF = Path(__file__).parents[2] / "conf" / "cluster"
+CONF = Path(__file__).parents[3] / "conf" / "cluster"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import sources
+from orchestrator.config import sources
 from orchestrator.core.canonical import digest
 
 

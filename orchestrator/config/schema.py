@@ -13,10 +13,10 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from orchestrator import cluster, schema, sources, well_formed
+from orchestrator.config import cluster, components, sources, well_formed
+from orchestrator.config.objective import OBJECTIVES
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
-from orchestrator.objective import OBJECTIVES
 from pruning import schedule as schedules
 
 MOST_ROUNDS = 10_000
@@ -121,10 +121,10 @@ class Config:
     objective: str = "val/accuracy"
     model: Any = MISSING
     data: Any = MISSING
-    train: schema.Train = field(default_factory=schema.Train)
+    train: components.Train = field(default_factory=components.Train)
     method: Any = MISSING
     schedule: Schedule = field(default_factory=Schedule)
-    finetune: schema.Train = field(default_factory=schema.Train)
+    finetune: components.Train = field(default_factory=components.Train)
     prune: Prune = field(default_factory=Prune)
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     tracking: Tracking = field(default_factory=Tracking)
@@ -132,8 +132,8 @@ class Config:
 
 
 NODES: Mapping[str, Mapping[str, type]] = {
-    "model": schema.MODELS,
-    "data": schema.DATA,
+    "model": components.MODELS,
+    "data": components.DATA,
     "method": {"base": Method, "random_structured": RandomStructured, "ln_structured": LnStructured},
 }
 
@@ -173,14 +173,14 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _target_violations(name, config[name])
     yield from _method_violations(config["method"])
     for name in ("train", "finetune"):
-        yield from schema.violations(name, config[name])
+        yield from components.violations(name, config[name])
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
     if isinstance(config["model"], Mapping):
-        yield from schema.model_violations("model", config["model"])
+        yield from components.model_violations("model", config["model"])
     if isinstance(config["data"], Mapping):
-        yield from schema.split_violations("data", config["data"])
+        yield from components.split_violations("data", config["data"])
     yield from cluster.validate(config["cluster"])
     yield from _choice("objective", config["objective"], OBJECTIVES)
     yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from factories import make_plan, make_records
 
+from orchestrator.config.objective import OBJECTIVES, objective
 from orchestrator.core.records import StageRecord
-from orchestrator.objective import OBJECTIVES, objective
 
 
 def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:

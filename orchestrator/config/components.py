@@ -1,7 +1,7 @@
 """What the built-in models, data sets and trainings are configured by: plain dataclasses, no torch.
 
-`orchestrator.config` puts them into Hydra's ConfigStore. A model or data set of the user's own needs none of this: a
-YAML file with a `_target_` and its arguments.
+`orchestrator.config.schema` puts them into Hydra's ConfigStore. A model or data set of the user's own needs none of
+this: a YAML file with a `_target_` and its arguments.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking_uri import (
+from orchestrator.config.tracking_uri import (
     artifact_location,
     local_folder,
     resolve_experiment,

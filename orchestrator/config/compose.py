@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from orchestrator.config import Config
+from orchestrator.config.schema import Config
 from orchestrator.core.specs import Job
 
 TRAININGS = ("train", "finetune")

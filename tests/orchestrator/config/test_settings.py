@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from factories import config
 
-from orchestrator.settings import as_typed, flatten, settings_of, varying
+from orchestrator.config.settings import as_typed, flatten, settings_of, varying
 
 
 def test_leaves_get_dotted_names() -> None:

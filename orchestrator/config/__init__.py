@@ -1,0 +1,1 @@
+"""What a trial's configuration is: its schema, its rules, how it is composed, and what of it identifies a result."""
