@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from orchestrator import saved, tables
+from orchestrator import tables
 from orchestrator.audit import audit
 from orchestrator.compare import compare, merge
 from orchestrator.comparison import Comparison
@@ -15,9 +15,10 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
 from orchestrator.report import report, write
-from orchestrator.saved import SavedSweep
 from orchestrator.saved_mlflow import load_from_mlflow, sweeps_in_mlflow
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
+from orchestrator.store import saved_sweep
+from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.streams import show_what_can_be_shown
 
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
         else:
             store = open_store(options)
-            where, read, known, load = repr(store), store.read, store.sweeps(), partial(saved.load, store)
+            where, read, known, load = repr(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
         if not options.sweeps:
             return list_sweeps(known, where)
         sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])

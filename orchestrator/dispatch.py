@@ -45,7 +45,7 @@ class Attempt:
 
 
 class Claims(Protocol):
-    """Keeps drivers that share a store from training a stage at the same time, as `orchestrator.leases.Leases` does."""
+    """Keeps drivers that share a store from training a stage at the same time, as its `Leases` do."""
 
     def acquire(self, key: str) -> bool:
         """Take the stage and say whether it is ours now."""

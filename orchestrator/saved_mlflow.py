@@ -15,7 +15,7 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
 from orchestrator.mlflow_runs import PARENTS, of_sweep, reading, search
 from orchestrator.runs import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
-from orchestrator.saved import SavedSweep
+from orchestrator.store.saved_sweep import SavedSweep
 
 
 def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 
 def sweeps_parser(name: str, description: str, none: str = "lists them") -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator import plots, retention
+from orchestrator import plots
 from orchestrator.audit import audit
 from orchestrator.compare import compare
 from orchestrator.config import submission
@@ -31,15 +31,16 @@ from orchestrator.execute import RayExecutor, make_executor
 from orchestrator.fits import Network
 from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import Interruptible
-from orchestrator.leases import Leases
 from orchestrator.outcome import Outcome
 from orchestrator.plan import make_plan
 from orchestrator.preview import preview
-from orchestrator.probe import probing
 from orchestrator.progress import Progress
 from orchestrator.report import kept, report, write
-from orchestrator.saved import manifest
-from orchestrator.store import Store
+from orchestrator.store import retention
+from orchestrator.store.leases import Leases
+from orchestrator.store.probe import probing
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.store import Store
 from orchestrator.tables import print_audit, print_comparison
 from orchestrator.tracker_process import TrackerProcess
 from orchestrator.tracking import MlflowTracker, NoTracker

@@ -7,15 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator import saved
 from orchestrator.compare import compare
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.redact import redact
 from orchestrator.report import report
-from orchestrator.saved import SavedSweep
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
-from orchestrator.store import Store
+from orchestrator.store import saved_sweep
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
 from orchestrator.tracking import MlflowTracker
 
 
@@ -43,7 +43,7 @@ def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -
     status = 0
     for position, name in enumerate(names):
         try:
-            tracker = sync(store, saved.load(store, name), options.uri, options.experiment)
+            tracker = sync(store, saved_sweep.load(store, name), options.uri, options.experiment)
         except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
             print(error, file=sys.stderr)
             status = 2

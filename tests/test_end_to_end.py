@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 from pruning.masks import MaskSet
 
 SWEEP = (

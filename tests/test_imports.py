@@ -80,7 +80,10 @@ def test_the_nouns_are_standard_library_only() -> None:
 
 
 def test_a_worker_reaches_neither_the_driver_nor_its_views() -> None:
-    drivers = ("tracking", "compare", "plots", "report", "progress", "plan", "config", "compose", "sweep", "execute")
+    drivers = (
+        *("tracking", "compare", "plots", "report", "progress", "plan", "sweep", "execute"),
+        *("config.schema", "config.compose"),
+    )
 
     assert not {f"orchestrator.{name}" for name in drivers} & reached(WORKER)
 

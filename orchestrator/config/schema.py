@@ -103,7 +103,7 @@ class Tracking:
 
 @dataclass
 class Store:
-    """Where finished stages are kept, and how much of them: see `orchestrator.store`."""
+    """Where finished stages are kept, and how much of them: see `orchestrator.store.store`."""
 
     uri: str = "store"
     keep: str = "needed"

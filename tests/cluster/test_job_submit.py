@@ -16,7 +16,7 @@ import pytest
 from nodes import Nodes, nodes, ray, run
 
 from orchestrator.core.specs import Plan
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,7 +13,7 @@ import pytest
 from nodes import OWN_MOUNTS, Nodes, nodes, run
 
 from orchestrator.core.specs import Plan
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 pytestmark = [
     pytest.mark.slow,

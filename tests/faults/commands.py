@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 SWEEP = (
     *("-m", "schedule.sparsity=0.5,0.9", "schedule.rounds=2", "seed=0,1", "method=random_unstructured", "model=mlp"),

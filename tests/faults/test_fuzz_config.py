@@ -30,8 +30,8 @@ from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Job
 from orchestrator.execute import make_executor
 from orchestrator.runs import SweepView
-from orchestrator.saved import manifest
-from orchestrator.store import Store
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.store import Store
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
 """Raise it to search longer; each takes some 0.2 s."""

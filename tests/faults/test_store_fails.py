@@ -12,12 +12,13 @@ import pytest
 from commands import SWEEP, Command, finished_stages, results_of
 from hydra import compose, initialize_config_dir
 
-from orchestrator import local_backend, sweep
+from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.core.specs import Job
 from orchestrator.outcome import Outcome
+from orchestrator.store import local_backend
 
 SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
 LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

@@ -10,7 +10,7 @@ from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import StageSpec
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}
 

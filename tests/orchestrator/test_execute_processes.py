@@ -24,7 +24,7 @@ DRIVER = """
 import json, sys, threading
 from pathlib import Path
 from fakes import DirectoryStore, chain, plan_of, run_script
-from orchestrator.cluster import Cluster
+from orchestrator.config.cluster import Cluster
 from orchestrator.execute import RayExecutor
 
 given = json.loads(sys.argv[1])

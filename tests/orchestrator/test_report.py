@@ -19,9 +19,9 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.figures import overlapping
 from orchestrator.report import kept, report, write
-from orchestrator.saved import load, manifest
 from orchestrator.saved_mlflow import load_from_mlflow
-from orchestrator.store import Store
+from orchestrator.store.saved_sweep import load, manifest
+from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own

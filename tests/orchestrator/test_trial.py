@@ -20,7 +20,7 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.models import prunable
 from orchestrator.rounds import LawBroken
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 from orchestrator.trial import plain_state, run_segment, state_digest
 from pruning.masks import MaskSet
 

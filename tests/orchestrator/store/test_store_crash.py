@@ -15,16 +15,16 @@ import pytest
 from store_cases import FILES, altered, fresh, key_of, record_of
 
 from orchestrator.core.file_names import WEIGHTS
-from orchestrator.object_backend import ObjectBackend
-from orchestrator.store import Store
+from orchestrator.store.object_backend import ObjectBackend
+from orchestrator.store.store import Store
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 KEY = key_of(0)
 
 KILL_AT_EVERY_STEP = """
 import os, signal, sys
 from store_cases import FILES, key_of, record_of
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 root, act = sys.argv[1:]
 KEY, STEPS = key_of(0), {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -179,7 +179,7 @@ def run_until_step(store: Store, act: Callable[[Store], object], steps: int, mon
 WRITE_STAGES = """
 import json, sys
 from store_cases import FILES, key_of, record_of
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 uri, options, attempt, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 store = Store(uri, options=options)

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, chain, fresh, key_of, record_for, record_of
 
-from orchestrator import local_backend, object_backend
 from orchestrator.core.canonical import digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import FileInfo
 from orchestrator.core.sealed_json import seal
 from orchestrator.core.specs import Plan
-from orchestrator.store import Store
+from orchestrator.store import local_backend, object_backend
+from orchestrator.store.store import Store
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 KEY = key_of(0)
 
 
@@ -32,7 +32,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [
         sys.executable,
         "-c",
-        f"import sys\nfrom store_cases import *\nfrom orchestrator.store import Store\n{code}",
+        f"import sys\nfrom store_cases import *\nfrom orchestrator.store.store import Store\n{code}",
         *arguments,
     ]
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)

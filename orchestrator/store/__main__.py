@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import get_args
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.retention import Pruned, prune, sizes, verify
-from orchestrator.store import Keep, Store
+from orchestrator.store.retention import Pruned, prune, sizes, verify
+from orchestrator.store.store import Keep, Store
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

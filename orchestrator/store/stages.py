@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from orchestrator.backends import Backend
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS, component
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.sealed_json import seal, unseal
+from orchestrator.store.backends import Backend
 
 _REQUESTS = 32
 """Stages that are looked at side by side on an object store."""

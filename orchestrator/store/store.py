@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from orchestrator.backends import Backend
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS, component
@@ -31,10 +29,11 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.sealed_json import seal, unseal
 from orchestrator.core.specs import Plan
-from orchestrator.leases import LEASE_SECONDS, Leases
-from orchestrator.local_backend import LocalBackend
-from orchestrator.object_backend import ObjectBackend, check_protocol
-from orchestrator.stages import Stages, folder_of
+from orchestrator.store.backends import Backend
+from orchestrator.store.leases import LEASE_SECONDS, Leases
+from orchestrator.store.local_backend import LocalBackend
+from orchestrator.store.object_backend import ObjectBackend, check_protocol
+from orchestrator.store.stages import Stages, folder_of
 
 FORMAT = 1
 """Raised whenever the layout changes: a store of another layout is refused, never misread."""
@@ -234,9 +233,3 @@ def _sweep_path(name: str) -> str:
 
 def _probe_path(token: str) -> str:
     return f"probes/{component(token, 'token')}"
-
-
-if __name__ == "__main__":
-    from orchestrator.store_main import main
-
-    sys.exit(main())

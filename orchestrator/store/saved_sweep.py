@@ -13,7 +13,7 @@ from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
 
 if TYPE_CHECKING:
-    from orchestrator.store import Store
+    from orchestrator.store.store import Store
 
 FORMAT = 1
 """Raised whenever the layout changes; other layouts are refused."""

@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from orchestrator.backends import Entry, explained
 from orchestrator.core.errors import StoreError
+from orchestrator.store.backends import Entry, explained
 
 
 class LocalBackend:

@@ -13,8 +13,8 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.sealed_json import seal
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.stages import StageDamaged
-from orchestrator.store import Store
+from orchestrator.store.stages import StageDamaged
+from orchestrator.store.store import Store
 
 KEY = key_of(0)
 

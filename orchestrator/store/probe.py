@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from orchestrator.core.redact import is_secret, redact, redact_tree
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 
 
 @pytest.mark.parametrize(

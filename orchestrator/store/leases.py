@@ -24,10 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from orchestrator.backends import Backend
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import component
+from orchestrator.store.backends import Backend
 
 LEASE_SECONDS = 60.0
 """How long after its last heartbeat a driver counts as alive; the clocks of machines may differ by half of it."""

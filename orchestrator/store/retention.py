@@ -11,8 +11,8 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.stages import StageDamaged
-from orchestrator.store import Store
+from orchestrator.store.stages import StageDamaged
+from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""

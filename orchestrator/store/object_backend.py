@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from orchestrator.backends import Entry, explained
 from orchestrator.core.errors import StoreError
 from orchestrator.core.redact import redact
+from orchestrator.store.backends import Entry, explained
 
 
 def check_protocol(uri: str) -> None:

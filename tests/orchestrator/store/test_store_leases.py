@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from store_cases import fresh, key_of
 
-from orchestrator import leases as leases_module
 from orchestrator.core.errors import StoreError
-from orchestrator.leases import Leases
-from orchestrator.store import Store
+from orchestrator.store import leases as leases_module
+from orchestrator.store.leases import Leases
+from orchestrator.store.store import Store
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 KEY, OTHER = key_of(0), key_of(1)
 
 
@@ -179,7 +179,7 @@ def test_a_lease_of_nobody_is_taken_over_inside_the_store(tmp_path: Path, conten
 
 HOLD = """
 import signal, sys
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 leases = Store(sys.argv[1]).leases("holder").__enter__()
 leases.acquire(sys.argv[2])
 print(leases.owner, flush=True)
@@ -240,7 +240,7 @@ def test_the_heart_beats_by_itself_and_outlives_a_store_that_is_away(
 
 RACE = """
 import sys
-from orchestrator.store import Store
+from orchestrator.store.store import Store
 from store_cases import key_of
 store = Store(sys.argv[1])
 with store.leases() as leases:

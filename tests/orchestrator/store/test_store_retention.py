@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
 
-from orchestrator import retention
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec, TrialSpec
-from orchestrator.retention import needed_weights, prune, sizes, verify
-from orchestrator.store import Store
+from orchestrator.store import retention
+from orchestrator.store.retention import needed_weights, prune, sizes, verify
+from orchestrator.store.store import Store
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def plan_of(*trials: list[StageSpec]) -> Plan:

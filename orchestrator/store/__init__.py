@@ -1,0 +1,1 @@
+"""Finished stages, durable or not there: the commit protocol, backends, leases, retention."""
