@@ -28,12 +28,12 @@ from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Job, Plan
 from orchestrator.execute import RayExecutor, make_executor
-from orchestrator.fits import Network
 from orchestrator.inline import InlineExecutor
 from orchestrator.interrupts import Interruptible
 from orchestrator.outcome import Outcome
-from orchestrator.plan import make_plan
-from orchestrator.preview import preview
+from orchestrator.planning.misfits import Network
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preview import preview
 from orchestrator.progress import Progress
 from orchestrator.report import kept, report, write
 from orchestrator.store import retention

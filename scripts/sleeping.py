@@ -26,7 +26,7 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.mlflow_runs import ReadFile
-from orchestrator.plan import make_plan
+from orchestrator.planning.plan import make_plan
 from orchestrator.tracking import MlflowTracker
 
 STEPS = {"dense": 15, "round": 6}

@@ -18,7 +18,7 @@ from orchestrator.__main__ import CONF
 from orchestrator.config import compose, schema
 from orchestrator.core.specs import Job
 from orchestrator.launch import refuse_empty_axes
-from orchestrator.plan import make_plan
+from orchestrator.planning.plan import make_plan
 
 Hydra = tuple[ConfigLoader, DictConfig]
 

@@ -17,8 +17,8 @@ from orchestrator.config import sources
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
-from orchestrator.fits import Network
-from orchestrator.plan import make_plan, round_targets
+from orchestrator.planning.misfits import Network
+from orchestrator.planning.plan import make_plan, round_targets
 
 
 @pytest.fixture(scope="session")

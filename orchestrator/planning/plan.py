@@ -17,7 +17,7 @@ from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Job, Plan, StageSpec, TrialSpec
-from orchestrator.fits import Network, misfits, needs_network
+from orchestrator.planning.misfits import Network, misfits, needs_network
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")

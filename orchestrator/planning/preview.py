@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.plan import device_kind, round_targets, threads
+from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""
