@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.splits import Split
-from orchestrator.targets import create
+from orchestrator.workloads.splits import Split
+from orchestrator.workloads.targets import create
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) -> loss."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pruning
 from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.models import Prunable, prunable
+from orchestrator.workloads.models import Prunable, prunable
 from pruning import BasePruningMethod
 from pruning.channels import check_dim, check_structured
 from pruning.masks import MaskSet

@@ -207,7 +207,7 @@ def _file_name(preset: str | None) -> str:
 
 def _network(config: Mapping[str, Any]) -> Network:
     """Build the network of a trial and return what is pruned of it: imports torch."""
-    from orchestrator import data, models
+    from orchestrator.workloads import data, models
 
     shape, classes = data.describe(config["data"])
     model = models.build(config["model"], input_shape=shape, classes=classes, seed=0)

@@ -21,13 +21,14 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 import orchestrator
-from orchestrator import data, models, rounds, training
+from orchestrator import rounds, training
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.workloads import data, models
 from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet

@@ -52,7 +52,7 @@ class Mlp:
     """Fully connected layers with ReLU."""
 
     name: str = "mlp"
-    _target_: str = "orchestrator.models.mlp"
+    _target_: str = "orchestrator.workloads.models.mlp"
     input_shape: list[int] | None = None
     classes: int | None = None
     hidden: list[int] = field(default_factory=lambda: [256, 128])
@@ -64,7 +64,7 @@ class Cnn:
     """3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling, then linear layers."""
 
     name: str = "cnn"
-    _target_: str = "orchestrator.models.cnn"
+    _target_: str = "orchestrator.workloads.models.cnn"
     input_shape: list[int] | None = None
     classes: int | None = None
     channels: list[int] = field(default_factory=lambda: [32, 64])
@@ -78,7 +78,7 @@ class Lenet300100:
     """LeNet-300-100."""
 
     name: str = "lenet_300_100"
-    _target_: str = "orchestrator.models.lenet_300_100"
+    _target_: str = "orchestrator.workloads.models.lenet_300_100"
     input_shape: list[int] | None = None
     classes: int | None = None
 
@@ -88,7 +88,7 @@ class Lenet5:
     """LeNet-5 as Caffe defined it."""
 
     name: str = "lenet5"
-    _target_: str = "orchestrator.models.lenet5"
+    _target_: str = "orchestrator.workloads.models.lenet5"
     input_shape: list[int] | None = None
     classes: int | None = None
 
@@ -98,7 +98,7 @@ class Resnet20:
     """ResNet-20 for small images, with parameter-free shortcuts."""
 
     name: str = "resnet20"
-    _target_: str = "orchestrator.models.resnet20"
+    _target_: str = "orchestrator.workloads.models.resnet20"
     input_shape: list[int] | None = None
     classes: int | None = None
     width: int = 16
@@ -121,7 +121,7 @@ class Digits(DataSet):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; needs no download."""
 
     name: str = "digits"
-    _target_: str = "orchestrator.data.digits"
+    _target_: str = "orchestrator.workloads.data.digits"
     val_fraction: float | None = 0.15
     test_fraction: float = 0.2
     mean: list[float] = field(default_factory=lambda: [0.3053])
@@ -133,7 +133,7 @@ class Mnist(DataSet):
     """MNIST from its four idx files in `root`/mnist, downloaded when absent."""
 
     name: str = "mnist"
-    _target_: str = "orchestrator.data.mnist"
+    _target_: str = "orchestrator.workloads.data.mnist"
     val_size: int | None = 5000
     root: str = "data"
     download: bool = True
@@ -146,7 +146,7 @@ class FashionMnist(DataSet):
     """Fashion-MNIST from its four idx files in `root`/fashion-mnist, downloaded when absent."""
 
     name: str = "fashion_mnist"
-    _target_: str = "orchestrator.data.fashion_mnist"
+    _target_: str = "orchestrator.workloads.data.fashion_mnist"
     val_size: int | None = 5000
     root: str = "data"
     download: bool = True
@@ -159,7 +159,7 @@ class HuggingFace(DataSet):
     """An image classification set of Hugging Face `datasets`, from the hub or a local path."""
 
     name: str = "huggingface"
-    _target_: str = "orchestrator.data.huggingface"
+    _target_: str = "orchestrator.workloads.data.huggingface"
     val_fraction: float | None = 0.1
     path: str = "uoft-cs/cifar10"
     subset: str | None = None
@@ -286,7 +286,7 @@ _MODEL_RULES: Mapping[str, _Rule] = {
 
 def model_violations(where: str, model: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that the plain node `where` of a built-in network breaks."""
-    if str(model.get("_target_")).startswith("orchestrator.models."):
+    if str(model.get("_target_")).startswith("orchestrator.workloads.models."):
         for key, rule in _MODEL_RULES.items():
             if key in model and not rule.holds(model[key]):
                 yield f"`{where}.{key}` (={model[key]}) must {rule.text}."

@@ -108,7 +108,7 @@ def _location(data: Mapping[str, Any]) -> dict[str, Any]:
 
     A relative path would be another directory on every worker, so it is made absolute here.
     """
-    if not str(data["_target_"]).startswith("orchestrator.data."):
+    if not str(data["_target_"]).startswith("orchestrator.workloads.data."):
         return {}
     found = {key: data[key] for key in LOCATION if key in data}
     return found | ({"root": os.path.abspath(found["root"])} if "root" in found else {})

@@ -23,8 +23,8 @@ def config(method: str, sparsity: float, seed: int, rounds: int = 2, /, **change
     return {
         "name": "synthetic",
         "seed": seed,
-        "model": {"name": "cnn", "_target_": "orchestrator.models.cnn", "width": 8},
-        "data": {"name": "digits", "_target_": "orchestrator.data.digits", "root": None},
+        "model": {"name": "cnn", "_target_": "orchestrator.workloads.models.cnn", "width": 8},
+        "data": {"name": "digits", "_target_": "orchestrator.workloads.data.digits", "root": None},
         "train": {"epochs": 12, "batch_size": 64, "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.002}},
         "finetune": {"epochs": 4, "batch_size": 64, "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.001}},
         "method": {"name": method, "_target_": f"pruning.{method.title().replace('_', '')}", "scope": "layer"},

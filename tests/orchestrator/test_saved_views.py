@@ -59,5 +59,5 @@ def test_a_class_that_varies_under_one_name_is_a_parameter() -> None:
     assert view.axes == ("model._target_",)
     assert content is not None
     assert content.params["model._target_"] == "mine.Net"
-    assert content.tags["data._target_"] == "orchestrator.data.digits"
+    assert content.tags["data._target_"] == "orchestrator.workloads.data.digits"
     assert "data._target_" not in content.params

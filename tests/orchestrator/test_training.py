@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, same, settings, state
 
-from orchestrator import data as data_sets
-from orchestrator import models, training
+from orchestrator import training
 from orchestrator.config.components import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
-from orchestrator.data import Data
-from orchestrator.splits import LoaderSplit, TensorSplit
+from orchestrator.workloads import data as data_sets
+from orchestrator.workloads import models
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.splits import LoaderSplit, TensorSplit
 
 
 def test_reruns_are_bit_equal_whatever_the_global_generators_hold() -> None:

@@ -13,7 +13,7 @@ from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, pro
 
 from orchestrator import training
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 
 HERE = __name__
 SCHEDULERS = "torch.optim.lr_scheduler"

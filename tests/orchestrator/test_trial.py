@@ -18,10 +18,10 @@ from orchestrator import rounds
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.models import prunable
 from orchestrator.rounds import LawBroken
 from orchestrator.store.store import Store
 from orchestrator.trial import plain_state, run_segment, state_digest
+from orchestrator.workloads.models import prunable
 from pruning.masks import MaskSet
 
 TRAIN = {
@@ -38,8 +38,8 @@ SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
 
 
 def dense(seed: int = 0, **changes: Any) -> StageSpec:
-    model = {"_target_": "orchestrator.models.mlp", "input_shape": None, "classes": None, "hidden": [8]}
-    data = {"_target_": "orchestrator.data.digits", "val_fraction": 0.15}
+    model = {"_target_": "orchestrator.workloads.models.mlp", "input_shape": None, "classes": None, "hidden": [8]}
+    data = {"_target_": "orchestrator.workloads.data.digits", "val_fraction": 0.15}
     fields = {"model": model, "data": data, "train": TRAIN, "seed": seed, "device": "cpu", "threads": 1}
     return StageSpec("dense", {**fields, **changes})
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator import training
-from orchestrator.data import Data
-from orchestrator.splits import TensorSplit
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.splits import TensorSplit
 
 CPU = torch.device("cpu")
 TRAIN, BATCH = 50, 8

@@ -14,9 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
-from orchestrator import models, training
+from orchestrator import training
 from orchestrator.config import components
 from orchestrator.config.schema import register
+from orchestrator.workloads import models
 
 CONF = Path(__file__).parents[3] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")

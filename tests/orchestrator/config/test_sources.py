@@ -43,7 +43,7 @@ def test_the_fingerprint_is_that_of_the_file(package: Path) -> None:
 
 def test_nested_targets_count_and_built_ins_do_not(package: Path) -> None:
     node = {
-        "_target_": "orchestrator.models.mlp",
+        "_target_": "orchestrator.workloads.models.mlp",
         "parts": [{"_target_": "their_package.nets.Net"}],
         "o": {"_target_": "torch.optim.SGD"},
     }

@@ -125,7 +125,7 @@ def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
 
 def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any], tmp_path: Path) -> None:
     def mnist(root: Path | str) -> Plan:
-        data = {"name": "mnist", "_target_": "orchestrator.data.mnist", "val_size": 5000, "root": str(root)}
+        data = {"name": "mnist", "_target_": "orchestrator.workloads.data.mnist", "val_size": 5000, "root": str(root)}
         return make_plan(jobs(config(data=data)))
 
     here, there = mnist("data"), mnist(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator import models
+from orchestrator.workloads import models
 
 DEFAULT: dict[str, Any] = {
     "types": ["Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"],

@@ -22,9 +22,9 @@ from orchestrator.config import components
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
-from orchestrator.images import digits, fashion_mnist, huggingface, mnist
-from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
-from orchestrator.targets import create
+from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
+from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
+from orchestrator.workloads.targets import create
 
 __all__ = ["Data", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
 

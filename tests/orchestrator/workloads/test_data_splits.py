@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from orchestrator.splits import LoaderSplit, PixelSplit, Split, TensorSplit
+from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 
 CPU = torch.device("cpu")
 N = 11

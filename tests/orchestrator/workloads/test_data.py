@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from orchestrator import data
 from orchestrator.config.components import Digits
 from orchestrator.core.errors import DataError, OrchestratorError
-from orchestrator.data import Data
-from orchestrator.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.workloads import data
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 
 HERE = __name__
 N = 20
@@ -104,7 +104,7 @@ def test_digits_are_scikit_learns_each_in_one_split() -> None:
 
 
 def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator import images
+    from orchestrator.workloads import images
 
     direct = images._digits_table()
     monkeypatch.setattr(Path, "is_file", lambda self: False)
@@ -139,7 +139,7 @@ def test_describe_agrees_with_load_and_loads_no_built_in(monkeypatch: pytest.Mon
     assert data.describe({"_target_": f"{HERE}.returned", "kind": "dict"}) == ((1,), 4)
 
     monkeypatch.setattr(data, "load", pytest.fail)
-    assert data.describe({"_target_": "orchestrator.data.mnist", "root": "/nowhere"}) == ((1, 28, 28), 10)
+    assert data.describe({"_target_": "orchestrator.workloads.data.mnist", "root": "/nowhere"}) == ((1, 28, 28), 10)
 
 
 @pytest.mark.parametrize("kind", ["dict", "tuple", "arrays", "tensor datasets"])

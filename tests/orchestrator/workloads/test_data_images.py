@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator import data, idx, node_cache
 from orchestrator.config.components import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
-from orchestrator.idx import FILES, IdxSet
-from orchestrator.images import Normalisation
-from orchestrator.splits import Split
+from orchestrator.workloads import data, idx_files, node_cache
+from orchestrator.workloads.idx_files import FILES, IdxSet
+from orchestrator.workloads.images import Normalisation
+from orchestrator.workloads.splits import Split
 
 ARRAYS = [
     np.arange(6 * 2 * 3, dtype=np.uint8).reshape(6, 2, 3),
@@ -52,7 +52,7 @@ def publish(folder: Path) -> IdxSet:
 
 
 def read(published: IdxSet, root: Path) -> list[NDArray[np.uint8]]:
-    return idx.read(published, idx.find(published, root, download=True))
+    return idx_files.read(published, idx_files.find(published, root, download=True))
 
 
 def test_files_are_downloaded_once_and_read(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> Non
 
 def test_absent_files_are_not_downloaded_against_the_users_word(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"`data\.root` .*holds no .*data\.download=true"):
-        idx.find(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
+        idx_files.find(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
 
 
 def test_a_root_that_cannot_be_written_is_said_plainly(tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
 )
 def test_what_is_no_idx_file_of_bytes_is_refused(content: bytes, words: str) -> None:
     with pytest.raises(DataError, match=re.escape(words)):
-        idx.parse(content, Path("some-file"))
+        idx_files.parse(content, Path("some-file"))
 
 
 @pytest.mark.parametrize(("config", "constant"), [(Mnist(), "MNIST"), (FashionMnist(), "FASHION_MNIST")])
 def test_named_sets_are_normalised_and_split(
     config: Mnist | FashionMnist, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idx, constant, publish(tmp_path / "tiny"))
+    monkeypatch.setattr(idx_files, constant, publish(tmp_path / "tiny"))
 
     found = data.load({**asdict(config), "root": str(tmp_path), "val_size": 2})
 
@@ -144,7 +144,7 @@ def test_named_sets_are_normalised_and_split(
     assert labels.tolist() == [2, 9]
 
 
-@pytest.mark.parametrize("published", [idx.MNIST, idx.FASHION_MNIST])
+@pytest.mark.parametrize("published", [idx_files.MNIST, idx_files.FASHION_MNIST])
 def test_published_sets_name_every_file_and_a_mirror(published: IdxSet) -> None:
     assert set(published.md5) == set(FILES)
     assert all(re.fullmatch(r"https?://\S+/", mirror) for mirror in published.mirrors)

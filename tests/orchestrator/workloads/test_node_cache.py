@@ -24,9 +24,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from orchestrator import data, idx, node_cache
 from orchestrator.core.errors import DataError
-from orchestrator.idx import FILES, IdxSet
+from orchestrator.workloads import data, idx_files, node_cache
+from orchestrator.workloads.idx_files import FILES, IdxSet
 
 SOURCE = {"from": "here"}
 MADE = {"images": torch.arange(64, dtype=torch.uint8).view(8, 8), "labels": torch.arange(3)}
@@ -35,12 +35,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 HOLDERS = """
 import hashlib, json, multiprocessing, re, sys
 import torch
-from orchestrator import data, idx
+from orchestrator.workloads import data, idx_files
 
 config, published = json.loads(sys.argv[1])
-idx.MNIST = idx.IdxSet(**published)
-read, calls = idx.read, []
-idx.read = lambda *args: calls.append(args) or read(*args)
+idx_files.MNIST = idx_files.IdxSet(**published)
+read, calls = idx_files.read, []
+idx_files.read = lambda *args: calls.append(args) or read(*args)
 
 def kilobytes(pattern, path):
     with open(path) as file:
@@ -66,7 +66,7 @@ def hold(barrier, answers):
     barrier.wait()
     answers.put([len(calls), found, 1024 * mapped, 1024 * grown])
 
-digest(data.load({"_target_": "orchestrator.data.digits"}))  # what is imported late
+digest(data.load({"_target_": "orchestrator.workloads.data.digits"}))  # what is imported late
 fork = multiprocessing.get_context("fork")
 barrier, answers = fork.Barrier(4), fork.SimpleQueue()
 processes = [fork.Process(target=hold, args=(barrier, answers)) for _ in range(4)]
@@ -113,7 +113,7 @@ def publish(root: Path, monkeypatch: pytest.MonkeyPatch, train: int, test: int) 
         (root / "random" / name).write_bytes(content)
         sums[name] = hashlib.md5(content, usedforsecurity=False).hexdigest()
     published = IdxSet("random", sums, ())
-    monkeypatch.setattr(idx, "MNIST", published)
+    monkeypatch.setattr(idx_files, "MNIST", published)
     return published, arrays
 
 
@@ -122,7 +122,7 @@ def test_processes_of_a_node_prepare_a_set_once_and_hold_it_once(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published, (train, train_labels, test, test_labels) = publish(tmp_path, monkeypatch, 38000, 2000)
-    config = {"_target_": "orchestrator.data.mnist", "root": str(tmp_path), "val_size": 3000}
+    config = {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 3000}
     command = [sys.executable, "-W", "error", "-c", HOLDERS, json.dumps([config, vars(published)])]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100).stdout
@@ -295,7 +295,7 @@ def test_a_source_file_that_has_changed_is_read_and_checked_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path, monkeypatch, 30, 10)
-    config = {"_target_": "orchestrator.data.mnist", "root": str(tmp_path), "val_size": 5}
+    config = {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 5}
     for seed in range(2):
         data.load({**config, "split_seed": seed})
     assert len(list(folder.iterdir())) == 1
@@ -314,6 +314,8 @@ def test_a_process_holds_its_last_four_sets_only(tmp_path: Path, monkeypatch: py
     publish(tmp_path, monkeypatch, 300, 10)
     data._load.cache_clear()
     for seed in range(9):
-        data.load({"_target_": "orchestrator.data.mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed})
+        data.load(
+            {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed}
+        )
 
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 4

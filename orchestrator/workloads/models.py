@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.targets import create
+from orchestrator.workloads.targets import create
 
 
 class ModelError(OrchestratorError):

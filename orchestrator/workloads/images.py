@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator import idx, node_cache
 from orchestrator.core.errors import DataError
-from orchestrator.splits import PixelSplit
+from orchestrator.workloads import idx_files, node_cache
+from orchestrator.workloads.splits import PixelSplit
 
 
 def digits(
@@ -55,24 +55,24 @@ def mnist(
     root: str = "data", download: bool = True, mean: Sequence[float] = (0.1307,), std: Sequence[float] = (0.3081,)
 ) -> dict[str, Any]:
     """Return MNIST (60,000 and 10,000 of 1x28x28; LeCun et al. 1998) from its idx files in `root`/mnist."""
-    return _idx(idx.MNIST, root, download, mean, std)
+    return _idx(idx_files.MNIST, root, download, mean, std)
 
 
 def fashion_mnist(
     root: str = "data", download: bool = True, mean: Sequence[float] = (0.2860,), std: Sequence[float] = (0.3530,)
 ) -> dict[str, Any]:
     """Return Fashion-MNIST (60,000 and 10,000 of 1x28x28; arXiv 1708.07747) from its files in `root`/fashion-mnist."""
-    return _idx(idx.FASHION_MNIST, root, download, mean, std)
+    return _idx(idx_files.FASHION_MNIST, root, download, mean, std)
 
 
 def _idx(
-    published: idx.IdxSet, root: str, download: bool, mean: Sequence[float], std: Sequence[float]
+    published: idx_files.IdxSet, root: str, download: bool, mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, Any]:
     normalise = Normalisation.of(mean, std, channels=1)
-    paths = idx.find(published, Path(root).expanduser(), download=download)
+    paths = idx_files.find(published, Path(root).expanduser(), download=download)
 
     def prepare() -> dict[str, Tensor]:
-        train, train_labels, test, test_labels = (torch.tensor(array) for array in idx.read(published, paths))
+        train, train_labels, test, test_labels = (torch.tensor(array) for array in idx_files.read(published, paths))
         return _prepared((train.unsqueeze(1), test.unsqueeze(1)), (train_labels, test_labels))
 
     source = {"idx": dict(published.md5), "files": [node_cache.stamp(path) for path in paths]}
