@@ -407,5 +407,5 @@ def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
 def _preloaded(work: Work | str) -> list[str]:
     """Return the modules that workers import while nothing else can be done yet."""
     if work == DEFAULT_WORK:
-        return ["orchestrator.preload"]
+        return ["orchestrator.training.preload"]
     return [work.partition(":")[0]] if isinstance(work, str) else []

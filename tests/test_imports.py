@@ -22,7 +22,7 @@ NOUNS = tuple(
     f"orchestrator.core.{name}"
     for name in ("errors", "canonical", "file_names", "specs", "records", "events", "work_order")
 )
-WORKER = "orchestrator.trial"
+WORKER = "orchestrator.training.segment"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
 
 
@@ -90,16 +90,16 @@ def test_a_worker_reaches_neither_the_driver_nor_its_views() -> None:
 
 FIRST_STEP = """
 import gc, sys
-import orchestrator.preload
+import orchestrator.training.preload
 assert gc.isenabled()
 before = set(sys.modules)
 import torch
-from orchestrator import training
+from orchestrator.training import loop
 from orchestrator.workloads import data
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 config = {"steps": 1, "epochs": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
 digits = data.load({"_target_": "orchestrator.workloads.data.digits"})
-training.fit(model, digits, config, seed=0, device=torch.device("cpu"))
+loop.fit(model, digits, config, seed=0, device=torch.device("cpu"))
 print(len([name for name in set(sys.modules) - before if not name.startswith("omegaconf")]))
 """
 

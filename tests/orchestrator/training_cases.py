@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator import training
+from orchestrator.training import loop
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import TensorSplit
 
@@ -42,10 +42,10 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"epochs": 2, "batch_size": BATCH, "optimizer": optimizer, **changes}
 
 
-def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> training.FitResult:
+def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> loop.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
     hooks = {key: options.pop(key) for key in ("before_clip", "after_step", "cancelled", "on_point") if key in options}
-    return training.fit(model, data or problem(), settings(**options), seed=seed, device=CPU, **hooks)
+    return loop.fit(model, data or problem(), settings(**options), seed=seed, device=CPU, **hooks)
 
 
 def state(model: nn.Module) -> list[Tensor]:
@@ -58,6 +58,6 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def metrics(result: training.FitResult) -> list[tuple[int, dict[str, float]]]:
+def metrics(result: loop.FitResult) -> list[tuple[int, dict[str, float]]]:
     """Return the curve without its times."""
     return [(point.step, dict(point.metrics)) for point in result.curve]

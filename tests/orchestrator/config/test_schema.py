@@ -14,9 +14,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
-from orchestrator import training
 from orchestrator.config import components
 from orchestrator.config.schema import register
+from orchestrator.training import loop
 from orchestrator.workloads import models
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -74,7 +74,7 @@ def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -
 
     assert not list(components.violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
-    assert training.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
+    assert loop.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
 
 
 @pytest.mark.usefixtures("store")

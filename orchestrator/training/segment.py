@@ -21,13 +21,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 import orchestrator
-from orchestrator import rounds, training
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.training import loop, rounds
 from orchestrator.workloads import data, models
 from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
@@ -38,7 +38,7 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
     """Run the stages of `order` one after another; yield each stage's record once it is durable.
 
     Raises:
-        training.Cancelled: at a batch boundary, once `order.cancelled()` says so.
+        loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
     """
     torch.set_num_threads(order.threads)
@@ -110,7 +110,7 @@ class Session:
         config, parent = spec.fields["finetune"], self._masks
         generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
         chosen, self._masks = rounds.prune_round(self._model, spec.fields, parent, generator)
-        before = training.evaluate(self._model, self._data.val, **self._evaluation(config))
+        before = loop.evaluate(self._model, self._data.val, **self._evaluation(config))
         rounds.hold_finite(before)
         keeper = MaskKeeper(self._model, self._masks, spec.fields["prune"]["engine"])
         fit = self._fit(spec, config, keeper)
@@ -128,8 +128,8 @@ class Session:
             warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in dead),
         )
 
-    def _fit(self, spec: StageSpec, config: Mapping[str, Any], keeper: MaskKeeper | None = None) -> training.FitResult:
-        return training.fit(
+    def _fit(self, spec: StageSpec, config: Mapping[str, Any], keeper: MaskKeeper | None = None) -> loop.FitResult:
+        return loop.fit(
             self._model,
             self._data,
             config,
@@ -143,8 +143,8 @@ class Session:
     def _final(self, config: Mapping[str, Any]) -> dict[str, float]:
         """Metrics of the selected model; the test split is read here and nowhere else."""
         return {
-            **_prefixed("val", training.evaluate(self._model, self._data.val, **self._evaluation(config))),
-            **_prefixed("test", training.evaluate(self._model, self._data.test, **self._evaluation(config))),
+            **_prefixed("val", loop.evaluate(self._model, self._data.val, **self._evaluation(config))),
+            **_prefixed("test", loop.evaluate(self._model, self._data.test, **self._evaluation(config))),
         }
 
     def _evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _prefixed(split: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _record(
     spec: StageSpec,
-    fit: training.FitResult,
+    fit: loop.FitResult,
     before: Mapping[str, float],
     after: Mapping[str, float],
     model: nn.Module,

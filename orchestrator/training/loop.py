@@ -17,7 +17,7 @@ from orchestrator.config import components
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
+from orchestrator.training.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import TargetError, create, failure

@@ -14,13 +14,13 @@ from safetensors.torch import load
 from torch import nn
 
 import pruning
-from orchestrator import rounds
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.rounds import LawBroken
 from orchestrator.store.store import Store
-from orchestrator.trial import plain_state, run_segment, state_digest
+from orchestrator.training import rounds
+from orchestrator.training.rounds import LawBroken
+from orchestrator.training.segment import plain_state, run_segment, state_digest
 from orchestrator.workloads.models import prunable
 from pruning.masks import MaskSet
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, settings, state
 
-from orchestrator import training
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.training import loop
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 
 HERE = __name__
@@ -129,15 +129,13 @@ def test_a_loss_by_target_is_trained_and_reported() -> None:
         log = torch.log_softmax(model(points(30, 1).images).double(), 1)
     y = torch.eye(3, dtype=torch.float64)[points(30, 1).labels] * 0.8 + 0.2 / 3
     assert result.curve[0].metrics["val/loss"] == pytest.approx(-(log * y).sum(1).mean().item(), rel=1e-6)
-    evaluated = training.evaluate(model, problem().val, device=CPU, loss=smoothed)
+    evaluated = loop.evaluate(model, problem().val, device=CPU, loss=smoothed)
     assert evaluated["loss"] == result.curve[0].metrics["val/loss"]
 
 
 def test_a_loss_that_is_a_plain_function() -> None:
     model = nn.Linear(4, 3)
-    found = training.evaluate(
-        model, problem().val, device=CPU, batch_size=7, loss={"_target_": f"{HERE}.plain_squared"}
-    )
+    found = loop.evaluate(model, problem().val, device=CPU, batch_size=7, loss={"_target_": f"{HERE}.plain_squared"})
 
     with torch.no_grad():
         assert found["loss"] == pytest.approx(squared(model(points(30, 1).images), points(30, 1).labels).item())
@@ -150,7 +148,7 @@ def test_evaluation_by_hand() -> None:
         model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
     split = TensorSplit(torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 0]))
 
-    found = training.evaluate(model, split, device=CPU, batch_size=2)
+    found = loop.evaluate(model, split, device=CPU, batch_size=2)
 
     assert found["accuracy"] == 0.8
     assert found["loss"] == pytest.approx((4 * math.log(4 / 3) + math.log(4)) / 5, rel=1e-6)
@@ -169,7 +167,7 @@ def test_evaluation_does_not_depend_on_order_or_kind_of_split() -> None:
         LoaderSplit(torch.utils.data.TensorDataset(images, labels)),
     ]
 
-    found = [training.evaluate(nn.Identity(), split, device=CPU, batch_size=64) for split in splits]
+    found = [loop.evaluate(nn.Identity(), split, device=CPU, batch_size=64) for split in splits]
 
     assert found[1:] == found[:-1]
 
@@ -178,10 +176,10 @@ def test_evaluation_restores_every_modules_mode_even_when_it_fails() -> None:
     model = network()
     model[1].eval()
 
-    training.evaluate(model, problem().val, device=CPU)
+    loop.evaluate(model, problem().val, device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
     with pytest.raises(RuntimeError):
-        training.evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), device=CPU)
+        loop.evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
 
 
@@ -189,9 +187,9 @@ def test_evaluation_draws_nothing_and_moves_no_buffer() -> None:
     model = network()
     before, generator = state(model), torch.get_rng_state()
 
-    first = training.evaluate(model, problem().val, device=CPU)
+    first = loop.evaluate(model, problem().val, device=CPU)
 
-    assert first == training.evaluate(model, problem().val, device=CPU)
+    assert first == loop.evaluate(model, problem().val, device=CPU)
     assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
     assert torch.equal(torch.get_rng_state(), generator)
 
@@ -209,7 +207,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 
     assert half != full
     assert half[-1][1]["val/loss"] == pytest.approx(full[-1][1]["val/loss"], rel=0.1)
-    with pytest.raises(training.TrainingError, match=r"`train\.precision` \(=fp16\) .* on cpu.* pass bf16"):
+    with pytest.raises(loop.TrainingError, match=r"`train\.precision` \(=fp16\) .* on cpu.* pass bf16"):
         fit(network(), precision="fp16")
 
 
@@ -229,7 +227,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 )
 def test_what_cannot_be_trained_is_refused_in_a_sentence(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(OrchestratorError) as caught:
-        training.fit(network(), problem(), settings(**options), seed=0, device=CPU)
+        loop.fit(network(), problem(), settings(**options), seed=0, device=CPU)
 
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, same, settings, state
 
-from orchestrator import training
 from orchestrator.config.components import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
+from orchestrator.training import loop
 from orchestrator.workloads import data as data_sets
 from orchestrator.workloads import models
 from orchestrator.workloads.data import Data
@@ -130,7 +130,7 @@ def test_the_best_weights_on_validation_are_kept(monitor: str) -> None:
     best = max(values.values()) if monitor == "accuracy" else min(values.values())
     assert result.best_step == next(step for step in values if values[step] == best) < result.steps
     assert same(state(model), states[result.best_step])
-    val = training.evaluate(model, problem().val, device=CPU)
+    val = loop.evaluate(model, problem().val, device=CPU)
     assert val == {key: result.curve[list(values).index(result.best_step)].metrics[f"val/{key}"] for key in val}
 
 
@@ -147,7 +147,7 @@ def test_the_last_weights_are_kept_when_asked_for() -> None:
 def test_the_state_before_the_first_step_is_no_candidate() -> None:
     model = network()
     fit(model, epochs=20)
-    before, good = state(model), training.evaluate(model, problem().val, device=CPU)["accuracy"]
+    before, good = state(model), loop.evaluate(model, problem().val, device=CPU)["accuracy"]
 
     result = fit(model, lr=50.0, epochs=None, steps=1)
 
@@ -180,7 +180,7 @@ def test_cancelling_ends_at_the_next_batch() -> None:
     answers = iter([False, False, True])
     steps: list[int] = []
 
-    with pytest.raises(training.Cancelled):
+    with pytest.raises(loop.Cancelled):
         fit(network(), cancelled=lambda: next(answers), after_step=lambda: steps.append(1))
 
     assert len(steps) == 2
@@ -210,7 +210,7 @@ def test_the_training_modes_are_restored() -> None:
     assert modes == [True, True]
     assert [module.training for module in model] == [True, False, True, True, True]
 
-    with pytest.raises(training.Cancelled):
+    with pytest.raises(loop.Cancelled):
         fit(model.eval(), cancelled=lambda: True)
     assert not any(module.training for module in model.modules())
 
@@ -222,22 +222,22 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
     order = torch.randperm(TRAIN, generator=torch.Generator().manual_seed(derive(4, "order"))).tolist()
     step = order.index(17) // 8 + 1
 
-    with pytest.raises(training.Diverged, match=rf"training loss is nan at step {step}: .*`optimizer\.lr`") as caught:
+    with pytest.raises(loop.Diverged, match=rf"training loss is nan at step {step}: .*`optimizer\.lr`") as caught:
         fit(nn.Linear(4, 3), seed=4, data=Data(broken, data.val, data.test, (4,), 3))
 
     assert isinstance(caught.value, OrchestratorError)
 
 
 def test_a_validation_loss_that_is_not_finite_is_refused_too() -> None:
-    with pytest.raises(training.Diverged, match="validation loss is nan at step 1"):
+    with pytest.raises(loop.Diverged, match="validation loss is nan at step 1"):
         fit(nn.Linear(4, 3), lr=float("inf"), epochs=None, steps=1)
 
 
 def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "CHECK_EVERY", 5)
+    monkeypatch.setattr(loop, "CHECK_EVERY", 5)
     steps: list[int] = []
 
-    with pytest.raises(training.Diverged, match="at step 2"):
+    with pytest.raises(loop.Diverged, match="at step 2"):
         fit(nn.Linear(4, 3), lr=float("inf"), epochs=100, eval_every=600, after_step=lambda: steps.append(1))
 
     assert len(steps) == 5
@@ -321,5 +321,5 @@ def test_a_real_training_reaches_what_the_default_job_shows() -> None:
     for seed in range(2):
         model = models.build(asdict(Cnn()), input_shape=digits.input_shape, classes=digits.classes, seed=seed)
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
-        training.fit(model, digits, config, seed=seed, device=CPU)
-        assert training.evaluate(model, digits.test, device=CPU)["accuracy"] > 0.98
+        loop.fit(model, digits, config, seed=seed, device=CPU)
+        assert loop.evaluate(model, digits.test, device=CPU)["accuracy"] > 0.98

@@ -1,0 +1,1 @@
+"""One stage: build, train, prune, evaluate. What a worker runs."""
