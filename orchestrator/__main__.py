@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import interrupts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
+from orchestrator.execution import interrupts
 from orchestrator.streams import show_what_can_be_shown
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.interrupts import EXIT_INTERRUPTED
+from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = ("site-packages", *(str(Path(__file__).parent.parent / name) for name in ("orchestrator", "pruning")))

@@ -27,9 +27,9 @@ from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Job, Plan
-from orchestrator.execute import RayExecutor, make_executor
-from orchestrator.inline import InlineExecutor
-from orchestrator.interrupts import Interruptible
+from orchestrator.execution.inline import InlineExecutor
+from orchestrator.execution.interrupts import Interruptible
+from orchestrator.execution.ray_executor import RayExecutor, make_executor
 from orchestrator.outcome import Outcome
 from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan

@@ -38,7 +38,7 @@ from orchestrator.core.environment import environment
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.execute import RayExecutor
+from orchestrator.execution.ray_executor import RayExecutor
 from orchestrator.progress import Progress
 from orchestrator.report import report
 from orchestrator.tracker_process import TrackerProcess

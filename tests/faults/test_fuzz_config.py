@@ -28,7 +28,7 @@ from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Job
-from orchestrator.execute import make_executor
+from orchestrator.execution.ray_executor import make_executor
 from orchestrator.runs import SweepView
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store

@@ -11,8 +11,8 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import StageStore, Work, WorkOrder
-from orchestrator.dispatch import Claims, Dispatcher
-from orchestrator.work import DEFAULT_WORK, perform
+from orchestrator.execution.dispatch import Claims, Dispatcher
+from orchestrator.execution.perform import DEFAULT_WORK, perform
 
 
 class InlineExecutor:

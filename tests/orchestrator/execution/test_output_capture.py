@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.capture import captured_output, interrupt_flag
+from orchestrator.execution.output_capture import captured_output, interrupt_flag
 
 
 def test_output_goes_to_the_file_below_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

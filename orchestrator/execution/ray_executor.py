@@ -18,19 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator import embedded
-from orchestrator.address import Address, ClusterError, address_of
-from orchestrator.capture import captured_output, interrupt_flag
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import AttemptStart, StageStore, Work, WorkOrder
-from orchestrator.dispatch import Attempt, Claims, Dispatcher
-from orchestrator.inline import InlineExecutor
-from orchestrator.placement import Node, Watch, cuda_device, refusal, request, slots
-from orchestrator.work import DEFAULT_WORK, failure_of, perform
+from orchestrator.execution import embedded_ray
+from orchestrator.execution.address import Address, ClusterError, address_of
+from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.execution.inline import InlineExecutor
+from orchestrator.execution.output_capture import captured_output, interrupt_flag
+from orchestrator.execution.perform import DEFAULT_WORK, failure_of, perform
+from orchestrator.execution.placement import Node, Watch, cuda_device, refusal, request, slots
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
@@ -368,7 +368,7 @@ def _next(generator: ObjectRefGenerator) -> AttemptStart | StageRecord | Failure
 
 def _runtime_env(address: Address, cluster: Cluster) -> dict[str, Any]:
     """Return the option that gives workers their environment; those of our own Ray have it from the start."""
-    return {} if address.own else {"runtime_env": {"env_vars": embedded.of_workers(cluster.thread_count)}}
+    return {} if address.own else {"runtime_env": {"env_vars": embedded_ray.of_workers(cluster.thread_count)}}
 
 
 def _nodes() -> list[Node]:
@@ -383,8 +383,10 @@ def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
     address.reach()
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address.own:
-        os.environ.update(embedded.lasting())
-    with embedded.environment(embedded.while_starting(cluster.thread_count) if address.own else embedded.ALWAYS):
+        os.environ.update(embedded_ray.lasting())
+    with embedded_ray.environment(
+        embedded_ray.while_starting(cluster.thread_count) if address.own else embedded_ray.ALWAYS
+    ):
         import ray
 
         if ray.is_initialized():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.placement import (
+from orchestrator.execution.placement import (
     AUTOSCALING_AHEAD,
     LOOK_AROUND,
     PATIENCE,

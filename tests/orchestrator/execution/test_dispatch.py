@@ -14,7 +14,7 @@ from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.dispatch import Attempt, Dispatcher
+from orchestrator.execution.dispatch import Attempt, Dispatcher
 
 LOST = Failure("the worker died", transient=True)
 BROKEN = Failure("ValueError: boom")

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
-from orchestrator.address import ClusterError
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.dispatch import INTERRUPTED
-from orchestrator.execute import RayExecutor, make_executor
-from orchestrator.inline import InlineExecutor
+from orchestrator.execution.address import ClusterError
+from orchestrator.execution.dispatch import INTERRUPTED
+from orchestrator.execution.inline import InlineExecutor
+from orchestrator.execution.ray_executor import RayExecutor, make_executor
 
 Make = Callable[..., RayExecutor | InlineExecutor]
 

@@ -13,7 +13,7 @@ from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.dispatch import LOOK_AGAIN, Attempt, Dispatcher
+from orchestrator.execution.dispatch import LOOK_AGAIN, Attempt, Dispatcher
 
 
 @dataclass

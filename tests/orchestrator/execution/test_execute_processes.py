@@ -25,7 +25,7 @@ import json, sys, threading
 from pathlib import Path
 from fakes import DirectoryStore, chain, plan_of, run_script
 from orchestrator.config.cluster import Cluster
-from orchestrator.execute import RayExecutor
+from orchestrator.execution.ray_executor import RayExecutor
 
 given = json.loads(sys.argv[1])
 plan = plan_of(*(chain(f"t{i}", {"sleep": given["sleep"]}, {"sleep": given["sleep"]}) for i in range(given["trials"])))
@@ -54,7 +54,7 @@ def environment(root: Path) -> dict[str, str]:
     return {
         **kept,
         "HOME": str(root),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[3])]),
         "ORCHESTRATOR_TEST_MARK": uuid.uuid4().hex,
     }
 

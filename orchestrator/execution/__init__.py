@@ -1,0 +1,1 @@
+"""Which segment runs next, and where: on Ray, or in this process."""
