@@ -6,10 +6,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.statistics import Estimate
 
 Panel = tuple[str, str]
 """Model and data set."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from orchestrator import tables
-from orchestrator.audit import Finding
-from orchestrator.comparison import Comparison, Point
+from orchestrator.compare.audit import Finding
+from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan

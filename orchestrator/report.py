@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import figures, tables
-from orchestrator.audit import Finding, audit
-from orchestrator.comparison import Comparison
+from orchestrator.compare.audit import Finding, audit
+from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE

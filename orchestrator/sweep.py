@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from orchestrator import plots
-from orchestrator.audit import audit
-from orchestrator.compare import compare
+from orchestrator.compare.audit import audit
+from orchestrator.compare.build import compare
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.compare import compare
+from orchestrator.compare.build import compare
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.redact import redact

@@ -11,9 +11,9 @@ from dataclasses import asdict, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.audit import Finding
-from orchestrator.comparison import Comparison, Point, Row
-from orchestrator.statistics import Estimate
+from orchestrator.compare.audit import Finding
+from orchestrator.compare.comparison import Comparison, Point, Row
+from orchestrator.compare.statistics import Estimate
 
 if TYPE_CHECKING:
     from rich.console import Console

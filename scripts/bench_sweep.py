@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 
-from orchestrator.compare import compare
+from orchestrator.compare.build import compare
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.environment import environment
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker

@@ -141,7 +141,7 @@ def test_a_terminal_without_our_signs_sees_all_the_rest(run: Run, monkeypatch: p
     result = run(*QUICK)
     assert result.returncode == 0, result.stderr
     assert "1 of 1 trials done" in result.stdout
-    again = run("trial", code="import sys; from orchestrator.compare_main import main; sys.exit(main())")
+    again = run("trial", code="import sys; from orchestrator.compare.__main__ import main; sys.exit(main())")
     assert again.returncode == 0, again.stderr
     assert "?" in again.stdout
 

@@ -17,7 +17,7 @@ import pytest
 from browser import MISSING, Browser, browser, free_port, wait_until_up
 from factories import failed, finished, make_plan, make_records, sweep_info
 
-from orchestrator.compare import compare
+from orchestrator.compare.build import compare
 from orchestrator.core.specs import Plan
 from orchestrator.report import report
 from orchestrator.tracking import MemoryTracker, MlflowTracker

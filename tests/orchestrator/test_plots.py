@@ -7,7 +7,7 @@ import pytest
 from factories import DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
 from orchestrator import figures, plots
-from orchestrator.compare import compare
+from orchestrator.compare.build import compare
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)

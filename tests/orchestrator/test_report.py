@@ -13,8 +13,8 @@ import pytest
 from browser import MISSING, browser
 from factories import SIZES, make_plan, make_records, sweep_info
 
-from orchestrator.compare import compare
-from orchestrator.compare_main import main as compare_main
+from orchestrator.compare.__main__ import main as compare_main
+from orchestrator.compare.build import compare
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.figures import overlapping
@@ -369,7 +369,7 @@ def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
     )
     code = """
 import pickle, sys
-from orchestrator.compare import compare
+from orchestrator.compare.build import compare
 from orchestrator.report import report
 info, plan, records, masks = pickle.load(open(sys.argv[1], "rb"))
 files = report(info, plan, records, compare(plan, records), lambda key, name: masks[key])

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator import tables
-from orchestrator.audit import audit
-from orchestrator.compare import compare, merge
-from orchestrator.comparison import Comparison
+from orchestrator.compare.audit import audit
+from orchestrator.compare.build import compare, merge
+from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact

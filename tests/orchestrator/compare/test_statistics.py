@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from orchestrator.statistics import estimate, paired_difference
+from orchestrator.compare.statistics import estimate, paired_difference
 
 accuracies = st.lists(st.floats(0, 1), min_size=2, max_size=12)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from factories import EPOCH, config, make_plan, make_records, plan_of
 
-from orchestrator.audit import Finding, audit
-from orchestrator.compare import compare
+from orchestrator.compare.audit import Finding, audit
+from orchestrator.compare.build import compare
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
-from orchestrator.audit import Finding
-from orchestrator.compare import compare, merge
-from orchestrator.comparison import Point
+from orchestrator.compare.audit import Finding
+from orchestrator.compare.build import compare, merge
+from orchestrator.compare.comparison import Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.tables import as_json, audit_notes, failure_notes, notes, points_csv, rows_csv, text_table
@@ -291,9 +291,8 @@ def test_what_is_not_finite_becomes_null() -> None:
 
 
 def test_comparing_needs_no_heavy_import() -> None:
-    code = (
-        "import sys, orchestrator.compare; print({'torch', 'ray', 'mlflow', 'matplotlib', 'scipy'} & set(sys.modules))"
-    )
+    heavy = "{'torch', 'ray', 'mlflow', 'matplotlib', 'scipy'}"
+    code = f"import sys, orchestrator.compare.build; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "set()"

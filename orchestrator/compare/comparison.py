@@ -1,4 +1,4 @@
-"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `orchestrator.compare`."""
+"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `orchestrator.compare.build`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.statistics import Estimate
+from orchestrator.compare.statistics import Estimate
 
 TrialStatus = Literal["finished", "failed", "unfinished"]
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
-from orchestrator.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.compare.grouping import Place, places
+from orchestrator.compare.statistics import Estimate, estimate, paired_difference
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.lines import Place, places
-from orchestrator.statistics import Estimate, estimate, paired_difference
 
 
 def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str] | None = None) -> Comparison:
@@ -197,9 +196,3 @@ def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
         unshared_steps=sum(record.steps * uses[key] for key, record in known.items()),
         unshared_seconds=sum(record.seconds * uses[key] for key, record in known.items()),
     )
-
-
-if __name__ == "__main__":
-    from orchestrator.compare_main import main
-
-    sys.exit(main())

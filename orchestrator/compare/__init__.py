@@ -1,0 +1,1 @@
+"""Records to operating points, intervals and an audit: pure."""
