@@ -12,7 +12,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
-from orchestrator.runs import as_yaml
+from orchestrator.views.tracking.run_contents import as_yaml
 
 CAPTIONS = {
     "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",

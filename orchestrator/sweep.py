@@ -42,8 +42,8 @@ from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.tables import print_audit, print_comparison
-from orchestrator.tracker_process import TrackerProcess
-from orchestrator.tracking import MlflowTracker, NoTracker
+from orchestrator.views.tracking.process import TrackerProcess
+from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")

@@ -16,7 +16,7 @@ from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sw
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.tracking import MlflowTracker
+from orchestrator.views.tracking.tracker import MlflowTracker
 
 
 def sync_command(arguments: Sequence[str] | None) -> int:

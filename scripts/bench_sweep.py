@@ -41,8 +41,8 @@ from orchestrator.core.specs import Plan
 from orchestrator.execution.ray_executor import RayExecutor
 from orchestrator.progress import Progress
 from orchestrator.report import report
-from orchestrator.tracker_process import TrackerProcess
-from orchestrator.tracking import NoTracker
+from orchestrator.views.tracking.process import TrackerProcess
+from orchestrator.views.tracking.tracker import NoTracker
 from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks
 
 LEAST_EFFICIENCY, MOST_MS, MOST_MB = 0.9, 15, 1500

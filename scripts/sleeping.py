@@ -25,9 +25,9 @@ from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
-from orchestrator.mlflow_runs import ReadFile
 from orchestrator.planning.plan import make_plan
-from orchestrator.tracking import MlflowTracker
+from orchestrator.views.tracking.client import ReadFile
+from orchestrator.views.tracking.tracker import MlflowTracker
 
 STEPS = {"dense": 15, "round": 6}
 """Points of each stage's curve: the epochs of the presets. A trial sleeps in the same proportion."""

@@ -15,11 +15,11 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
 from orchestrator.report import report, write
-from orchestrator.saved_mlflow import load_from_mlflow, sweeps_in_mlflow
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.streams import show_what_can_be_shown
+from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

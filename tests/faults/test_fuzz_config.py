@@ -29,9 +29,9 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Job
 from orchestrator.execution.ray_executor import make_executor
-from orchestrator.runs import SweepView
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
+from orchestrator.views.tracking.run_contents import SweepView
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
 """Raise it to search longer; each takes some 0.2 s."""

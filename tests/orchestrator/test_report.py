@@ -19,10 +19,10 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.figures import overlapping
 from orchestrator.report import kept, report, write
-from orchestrator.saved_mlflow import load_from_mlflow
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
+from orchestrator.views.tracking.read_back import load_from_mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 

@@ -13,9 +13,9 @@ from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
-from orchestrator.mlflow_runs import PARENTS, of_sweep, reading, search
-from orchestrator.runs import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
 from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.views.tracking.client import PARENTS, of_sweep, reading, search
+from orchestrator.views.tracking.run_contents import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
 
 
 def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orchestrator import view_database
 from orchestrator.config.tracking_uri import (
     artifact_location,
     local_folder,
@@ -30,8 +29,8 @@ from orchestrator.config.tracking_uri import (
 )
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
-from orchestrator.mlflow_troubles import lasting_told
-from orchestrator.runs import (
+from orchestrator.views.tracking import view_database
+from orchestrator.views.tracking.run_contents import (
     AXES_TAG,
     FAILURE_FILE,
     FAILURE_TAG,
@@ -45,7 +44,8 @@ from orchestrator.runs import (
     milliseconds,
     sweep_tag,
 )
-from orchestrator.view_writer import CLOSING, OPENING
+from orchestrator.views.tracking.troubles import lasting_told
+from orchestrator.views.tracking.view_writer import CLOSING, OPENING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

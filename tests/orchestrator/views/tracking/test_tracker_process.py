@@ -14,8 +14,8 @@ from factories import finished, make_plan, make_records, sweep_info
 from orchestrator.core.events import StageEvent, SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.tracker_process import TrackerProcess
-from orchestrator.tracking import MlflowTracker
+from orchestrator.views.tracking.process import TrackerProcess
+from orchestrator.views.tracking.tracker import MlflowTracker
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0,))
 RECORDS = make_records(PLAN)
@@ -146,7 +146,10 @@ def test_it_dies_with_its_driver(tmp_path: Path) -> None:
         "import time; from functools import partial; from pathlib import Path; from test_tracker_process import *\n"
         f"tracker = TrackerProcess(partial(Diary, Path({str(tmp_path / 'diary')!r}))); time.sleep(60)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), *sys.path]))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path])),
+    }
     driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
     pid = int(wait_for(tmp_path / "diary", "pid").split()[1])
     driver.kill()

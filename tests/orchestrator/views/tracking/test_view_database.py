@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
-from orchestrator import view_database
 from orchestrator.core.errors import CannotKeep, OrchestratorError
-from orchestrator.tracking import MlflowTracker
+from orchestrator.views.tracking import view_database
+from orchestrator.views.tracking.tracker import MlflowTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -51,7 +51,7 @@ def driver(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, f"sqlite:///{folder / 'mlflow.db'}"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

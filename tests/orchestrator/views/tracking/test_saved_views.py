@@ -6,7 +6,7 @@ from typing import Any
 from factories import config, make_plan, plan_of, sweep_info
 
 from orchestrator.core.specs import Plan
-from orchestrator.runs import SweepView
+from orchestrator.views.tracking.run_contents import SweepView
 
 
 def states(plan: Plan) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
-from orchestrator.mask_picture import mask_picture
-from orchestrator.runs import SweepView, logged_tag, round_points, trial_ids
+from orchestrator.views.tracking.mask_picture import mask_picture
+from orchestrator.views.tracking.run_contents import SweepView, logged_tag, round_points, trial_ids
 
 PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=3)
 RECORDS = make_records(PLAN)

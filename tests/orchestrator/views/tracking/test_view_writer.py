@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
-from orchestrator import view_writer
-from orchestrator.runs import SweepView
-from orchestrator.view_writer import CLOSING, OPENING, ViewWriter
+from orchestrator.views.tracking import view_writer
+from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.view_writer import CLOSING, OPENING, ViewWriter
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
 EVERYTHING = {OPENING, CLOSING, *range(len(PLAN.trials))}

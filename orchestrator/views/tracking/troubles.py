@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
-from orchestrator import view_database
 from orchestrator.config.tracking_uri import sqlite_path
 from orchestrator.core.errors import CannotKeep, OrchestratorError
+from orchestrator.views.tracking import view_database
 
 LONGEST_REASON = 240
 """Characters of what MLflow says, which may be several sentences."""

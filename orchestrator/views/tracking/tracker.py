@@ -16,10 +16,10 @@ from orchestrator.core.events import StageEvent, SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
-from orchestrator.mlflow_runs import MlflowRuns, ReadFile, be_brief
-from orchestrator.mlflow_troubles import is_refusal
-from orchestrator.runs import Content, Status, SweepView
-from orchestrator.view_writer import ViewWriter
+from orchestrator.views.tracking.client import MlflowRuns, ReadFile, be_brief
+from orchestrator.views.tracking.run_contents import Content, Status, SweepView
+from orchestrator.views.tracking.troubles import is_refusal
+from orchestrator.views.tracking.view_writer import ViewWriter
 
 _LOGGER = logging.getLogger("orchestrator")
 

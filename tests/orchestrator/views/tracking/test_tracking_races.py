@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
-from orchestrator import mlflow_runs
 from orchestrator.core.records import StageRecord
-from orchestrator.runs import SweepView
-from orchestrator.tracking import MlflowTracker
-from orchestrator.view_writer import CLOSING, OPENING
+from orchestrator.views.tracking import client
+from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.tracker import MlflowTracker
+from orchestrator.views.tracking.view_writer import CLOSING, OPENING
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -67,16 +67,16 @@ def assert_whole(uri: str) -> None:
 
 def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both_looked = threading.Barrier(2)
-    find = mlflow_runs.MlflowRuns._find
+    find = client.MlflowRuns._find
     looked: set[int] = set()
 
-    def look_together(self: mlflow_runs.MlflowRuns, view: Any) -> None:
+    def look_together(self: client.MlflowRuns, view: Any) -> None:
         find(self, view)
         if id(self) not in looked and len(looked) < 2:  # nothing is there yet, so each goes on to create a parent
             looked.add(id(self))
             both_looked.wait(60)
 
-    monkeypatch.setattr(mlflow_runs.MlflowRuns, "_find", look_together)
+    monkeypatch.setattr(client.MlflowRuns, "_find", look_together)
     warnings: list[str] = []
     trackers: list[MlflowTracker] = []
     drivers = [threading.Thread(target=lambda: trackers.append(drive(uri, warnings))) for _ in range(2)]
@@ -92,7 +92,7 @@ def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])
 def test_a_driver_that_another_has_joined_settles_too(uri: str, order: tuple[int, int]) -> None:
     views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]
-    drivers = [mlflow_runs.MlflowRuns(uri, "pruning", masks, print) for _ in views]
+    drivers = [client.MlflowRuns(uri, "pruning", masks, print) for _ in views]
     for driver, view in zip(drivers, views, strict=True):
         driver.write(view, OPENING)  # the first sees no other; the second sees the first
     for which in order:

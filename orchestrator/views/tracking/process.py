@@ -51,7 +51,7 @@ class TrackerProcess:
         self._warn = warn
         self._sweep = ""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.tracker_process"],
+            [sys.executable, "-m", "orchestrator.views.tracking.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

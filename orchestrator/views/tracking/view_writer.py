@@ -12,7 +12,7 @@ from typing import Protocol
 from orchestrator.core.errors import CannotKeep
 from orchestrator.core.events import StageEvent
 from orchestrator.core.redact import redact
-from orchestrator.runs import SweepView
+from orchestrator.views.tracking.run_contents import SweepView
 
 OPENING, CLOSING = -2, -1
 """Stand for the parent run among the indices of trials: when it is opened, when it is closed."""

@@ -20,7 +20,7 @@ from factories import failed, finished, make_plan, make_records, sweep_info
 from orchestrator.compare.build import compare
 from orchestrator.core.specs import Plan
 from orchestrator.report import report
-from orchestrator.tracking import MemoryTracker, MlflowTracker
+from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
 
 pytestmark = [
     pytest.mark.slow,

@@ -22,8 +22,8 @@ from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.mask_picture import mask_picture
-from orchestrator.saved_views import links, saved_views
+from orchestrator.views.tracking.mask_picture import mask_picture
+from orchestrator.views.tracking.saved_views import links, saved_views
 
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 

@@ -13,7 +13,7 @@ from factories import EPOCH, ROUND_STEPS, SIZES, failed, finished, make_plan, ma
 
 from orchestrator.core.events import StageEvent, Tracker
 from orchestrator.core.specs import Plan
-from orchestrator.tracking import MemoryTracker, MlflowTracker
+from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 

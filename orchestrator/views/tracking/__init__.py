@@ -1,0 +1,1 @@
+"""The MLflow view of a sweep, and the process that writes it."""
