@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator import plots
 from orchestrator.compare.audit import audit
 from orchestrator.compare.build import compare
 from orchestrator.config import submission
@@ -35,13 +34,14 @@ from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.progress import Progress
-from orchestrator.report import kept, report, write
 from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.tables import print_audit, print_comparison
+from orchestrator.views.report import drawing
+from orchestrator.views.report.files import kept, report, write
+from orchestrator.views.report.tables import print_audit, print_comparison
 from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
 
@@ -129,7 +129,7 @@ def _train(
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
-        threading.Thread(target=plots.prepare, name="drawing", daemon=True).start()
+        threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
         try:
             for event in executor.run(todo):
                 outcome.take(event)

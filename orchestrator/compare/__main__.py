@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from orchestrator import tables
 from orchestrator.compare.audit import audit
 from orchestrator.compare.build import compare, merge
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
-from orchestrator.report import report, write
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.streams import show_what_can_be_shown
+from orchestrator.views.report import tables
+from orchestrator.views.report.files import report, write
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 
 

@@ -14,7 +14,15 @@ from orchestrator.compare.build import compare, merge
 from orchestrator.compare.comparison import Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.tables import as_json, audit_notes, failure_notes, notes, points_csv, rows_csv, text_table
+from orchestrator.views.report.tables import (
+    as_json,
+    audit_notes,
+    failure_notes,
+    notes,
+    points_csv,
+    rows_csv,
+    text_table,
+)
 
 
 def with_accuracy(record: StageRecord, accuracy: float) -> StageRecord:

@@ -19,7 +19,7 @@ from factories import failed, finished, make_plan, make_records, sweep_info
 
 from orchestrator.compare.build import compare
 from orchestrator.core.specs import Plan
-from orchestrator.report import report
+from orchestrator.views.report.files import report
 from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
 
 pytestmark = [

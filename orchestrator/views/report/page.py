@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from orchestrator import tables
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
+from orchestrator.views.report import tables
 from orchestrator.views.tracking.run_contents import as_yaml
 
 CAPTIONS = {

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import figures, tables
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
@@ -19,7 +18,8 @@ from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
-from orchestrator.page import page
+from orchestrator.views.report import figure_data, tables
+from orchestrator.views.report.page import page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,23 +88,23 @@ def draw(
     plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
 ) -> dict[str, dict[str, bytes]]:
     """Return the figures there is something to show in: name -> {"svg": ..., "png": ...}."""
-    from orchestrator import plots
+    from orchestrator.views.report import drawing
 
     if not comparison.operating_points:
         return {}
-    layers = figures.layer_sparsity(records, comparison)
+    layers = figure_data.layer_sparsity(records, comparison)
     drawn = {
-        "accuracy": plots.render(lambda: plots.tradeoff(figures.tradeoff(comparison))),
-        "fine_tuning": plots.render(lambda: plots.fine_tuning(figures.fine_tuning(comparison))),
-        "curves": plots.render(lambda: plots.curves(figures.curves(plan, records, comparison))),
-        "cost": plots.render(lambda: plots.cost(figures.cost(comparison))),
-        "layers": plots.render(lambda: plots.matrices(layers, "sparsity")),
+        "accuracy": drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(comparison))),
+        "fine_tuning": drawing.render(lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison))),
+        "curves": drawing.render(lambda: drawing.curves(figure_data.curves(plan, records, comparison))),
+        "cost": drawing.render(lambda: drawing.cost(figure_data.cost(comparison))),
+        "layers": drawing.render(lambda: drawing.matrices(layers, "sparsity")),
     }
     if read is not None:
-        masks = _masks(read, figures.overlapping(comparison))
-        overlap = figures.overlap(comparison, masks, lambda a, b: _iou(masks[a], masks[b]))
+        masks = _masks(read, figure_data.overlapping(comparison))
+        overlap = figure_data.overlap(comparison, masks, lambda a, b: _iou(masks[a], masks[b]))
         if any(len(matrix.rows) > 1 for matrix in overlap):
-            drawn["overlap"] = plots.render(lambda: plots.matrices(overlap, "IoU"))
+            drawn["overlap"] = drawing.render(lambda: drawing.matrices(overlap, "IoU"))
     return drawn
 
 

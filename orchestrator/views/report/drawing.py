@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.figures import Matrix, Plot, Series
+from orchestrator.views.report.figure_data import Matrix, Plot, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

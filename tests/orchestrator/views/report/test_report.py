@@ -17,11 +17,11 @@ from orchestrator.compare.__main__ import main as compare_main
 from orchestrator.compare.build import compare
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.figures import overlapping
-from orchestrator.report import kept, report, write
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
+from orchestrator.views.report.figure_data import overlapping
+from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.tracking.read_back import load_from_mlflow
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
@@ -370,7 +370,7 @@ def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
     code = """
 import pickle, sys
 from orchestrator.compare.build import compare
-from orchestrator.report import report
+from orchestrator.views.report.files import report
 info, plan, records, masks = pickle.load(open(sys.argv[1], "rb"))
 files = report(info, plan, records, compare(plan, records), lambda key, name: masks[key])
 print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & set(sys.modules))

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from factories import DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
-from orchestrator import figures, plots
 from orchestrator.compare.build import compare
+from orchestrator.views.report import drawing, figure_data
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
@@ -15,7 +15,7 @@ FOUND = compare(PLAN, RECORDS)
 
 
 def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() -> None:
-    (plot,) = figures.tradeoff(FOUND)
+    (plot,) = figure_data.tradeoff(FOUND)
 
     assert plot.title == "cnn on digits"
     assert [series.label for series in plot.series] == ["random_unstructured", "l1_unstructured"]
@@ -31,13 +31,13 @@ def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() 
 def test_points_without_an_estimate_are_left_out() -> None:
     key = PLAN.trials[0].stages[-1]
     broken = {**RECORDS, key: replace(RECORDS[key], after={"test/accuracy": float("nan")})}
-    (plot,) = figures.tradeoff(compare(PLAN, broken))
+    (plot,) = figure_data.tradeoff(compare(PLAN, broken))
 
     assert [len(series.x) for series in plot.series] == [2, 3]
 
 
 def test_fine_tuning_has_a_line_before_and_one_after() -> None:
-    (plot,) = figures.fine_tuning(FOUND)
+    (plot,) = figure_data.fine_tuning(FOUND)
 
     assert [series.label for series in plot.series][:2] == ["random_unstructured, before", "random_unstructured, after"]
     before, after = plot.series[:2]
@@ -46,7 +46,7 @@ def test_fine_tuning_has_a_line_before_and_one_after() -> None:
 
 
 def test_curves_go_over_the_whole_chain() -> None:
-    (plot,) = figures.curves(PLAN, RECORDS, FOUND)
+    (plot,) = figure_data.curves(PLAN, RECORDS, FOUND)
 
     assert [series.label for series in plot.series] == ["random_unstructured to 90.0%", "l1_unstructured to 90.0%"]
     assert plot.series[0].x == tuple(float(step) for step in range(25, DENSE_STEPS + 2 * ROUND_STEPS + 1, 25))
@@ -56,13 +56,13 @@ def test_curves_go_over_the_whole_chain() -> None:
 def test_curves_of_unequal_length_are_averaged_where_both_are() -> None:
     key = PLAN.trials[0].stages[0]
     shorter = {**RECORDS, key: replace(RECORDS[key], curve=RECORDS[key].curve[:4])}
-    (plot,) = figures.curves(PLAN, shorter, compare(PLAN, shorter))
+    (plot,) = figure_data.curves(PLAN, shorter, compare(PLAN, shorter))
 
     assert plot.series[0].x[:5] == (25.0, 50.0, 75.0, 100.0, 325.0)
 
 
 def test_the_heat_map_holds_each_tensors_sparsity() -> None:
-    (matrix,) = figures.layer_sparsity(RECORDS, FOUND)
+    (matrix,) = figure_data.layer_sparsity(RECORDS, FOUND)
 
     assert matrix.columns == tuple(SIZES)
     assert matrix.rows[0] == "random_unstructured 50.0%"
@@ -73,9 +73,9 @@ def test_the_heat_map_holds_each_tensors_sparsity() -> None:
 def test_a_heat_map_never_has_more_rows_than_can_be_read() -> None:
     plan = make_plan(sparsities=[i / 100 for i in range(1, 100)], seeds=(0,), rounds=1)
     records = make_records(plan)
-    (matrix,) = figures.layer_sparsity(records, compare(plan, records))
+    (matrix,) = figure_data.layer_sparsity(records, compare(plan, records))
 
-    assert len(matrix.rows) <= figures.HEAT_ROWS
+    assert len(matrix.rows) <= figure_data.HEAT_ROWS
 
 
 def test_the_overlap_is_symmetric_and_asks_for_each_pair_once() -> None:
@@ -85,7 +85,7 @@ def test_the_overlap_is_symmetric_and_asks_for_each_pair_once() -> None:
         asked.append((a, b))
         return 1.0 if a == b else 0.25
 
-    (matrix,) = figures.overlap(FOUND, figures.overlapping(FOUND), iou)
+    (matrix,) = figure_data.overlap(FOUND, figure_data.overlapping(FOUND), iou)
 
     assert matrix.rows == matrix.columns
     assert len(matrix.rows) == 6
@@ -97,16 +97,16 @@ def test_the_overlap_is_symmetric_and_asks_for_each_pair_once() -> None:
 
 
 def test_cost_is_counted_from_the_initialisation() -> None:
-    (plot,) = figures.cost(FOUND)
+    (plot,) = figure_data.cost(FOUND)
 
     assert set(plot.series[0].x) == {DENSE_STEPS + 2 * ROUND_STEPS}
 
 
 @pytest.mark.parametrize("name", ["tradeoff", "fine_tuning", "cost"])
 def test_drawing_is_deterministic_and_valid(name: str) -> None:
-    data, draw = getattr(figures, name)(FOUND), getattr(plots, name)
+    data, draw = getattr(figure_data, name)(FOUND), getattr(drawing, name)
 
-    first, second = plots.render(lambda: draw(data)), plots.render(lambda: draw(data))
+    first, second = drawing.render(lambda: draw(data)), drawing.render(lambda: draw(data))
 
     assert first["svg"] == second["svg"]
     assert first["png"][:8] == b"\x89PNG\r\n\x1a\n"
@@ -115,16 +115,16 @@ def test_drawing_is_deterministic_and_valid(name: str) -> None:
 
 
 def test_matrices_and_empty_figures_are_drawn() -> None:
-    matrix = figures.Matrix("m", ("a", "b"), ("x",), ((0.5,), (None,)))
+    matrix = figure_data.Matrix("m", ("a", "b"), ("x",), ((0.5,), (None,)))
 
-    assert plots.render(lambda: plots.matrices([matrix, matrix], "sparsity"))["svg"]
-    assert plots.render(lambda: plots.tradeoff([]))["svg"]
-    assert plots.render(lambda: plots.matrices([], "sparsity"))["svg"]
+    assert drawing.render(lambda: drawing.matrices([matrix, matrix], "sparsity"))["svg"]
+    assert drawing.render(lambda: drawing.tradeoff([]))["svg"]
+    assert drawing.render(lambda: drawing.matrices([], "sparsity"))["svg"]
 
 
 def test_lines_differ_in_more_than_colour() -> None:
-    series = tuple(figures.Series(f"m{i}", (1.0, 2.0), (0.9, 0.8)) for i in range(6))
-    figure = plots.tradeoff([figures.Plot("p", series)])
+    series = tuple(figure_data.Series(f"m{i}", (1.0, 2.0), (0.9, 0.8)) for i in range(6))
+    figure = drawing.tradeoff([figure_data.Plot("p", series)])
 
     looks = [(line.get_marker(), str(line.get_linestyle())) for line in figure.axes[0].lines]
     assert len(set(looks)) == len(series)
@@ -134,7 +134,7 @@ def test_no_global_state_is_touched() -> None:
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
-    plots.render(lambda: plots.tradeoff(figures.tradeoff(FOUND)))
+    drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(FOUND)))
 
     assert dict(mpl.rcParams) == before
 
@@ -142,7 +142,7 @@ def test_no_global_state_is_touched() -> None:
 @pytest.mark.parametrize("letters", [8, 60, 200])
 def test_long_labels_leave_room_for_the_matrix(letters: int) -> None:
     names = tuple(f"{number} {'l1_unstructured, lr=0.1 ' * 9}"[:letters] for number in range(5))
-    figure = plots.matrices((figures.Matrix("title", names, names, ((0.5,) * 5,) * 5),), "IoU")
+    figure = drawing.matrices((figure_data.Matrix("title", names, names, ((0.5,) * 5,) * 5),), "IoU")
     figure.draw_without_rendering()  # warns where no room is left
     axes = figure.axes[0]
     box = axes.get_window_extent()

@@ -1,0 +1,1 @@
+"""A comparison as terminal text, CSV, figures and one HTML page."""
