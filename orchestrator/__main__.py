@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import redact
 from orchestrator.execution import interrupts
-from orchestrator.streams import show_what_can_be_shown
+from orchestrator.views.terminal.streams import show_what_can_be_shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -33,7 +33,6 @@ from orchestrator.outcome import Outcome
 from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
-from orchestrator.progress import Progress
 from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.probe import probing
@@ -42,6 +41,7 @@ from orchestrator.store.store import Store
 from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_audit, print_comparison
+from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
 

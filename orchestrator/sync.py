@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from orchestrator.streams import show_what_can_be_shown
+from orchestrator.views.terminal.streams import show_what_can_be_shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

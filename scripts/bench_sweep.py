@@ -39,8 +39,8 @@ from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.ray_executor import RayExecutor
-from orchestrator.progress import Progress
 from orchestrator.views.report.files import report
+from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.tracker import NoTracker
 from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks

@@ -16,9 +16,9 @@ from orchestrator.core.redact import redact
 from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.streams import show_what_can_be_shown
 from orchestrator.views.report import tables
 from orchestrator.views.report.files import report, write
+from orchestrator.views.terminal.streams import show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 
 

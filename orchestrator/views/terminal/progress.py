@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Self
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.eta import Eta
-from orchestrator.tally import Tally
+from orchestrator.views.terminal.tally import Tally
+from orchestrator.views.terminal.time_left import Eta
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
-from orchestrator.eta import Eta
-from orchestrator.progress import Progress, duration
-from orchestrator.tally import Tally
+from orchestrator.views.terminal.progress import Progress, duration
+from orchestrator.views.terminal.tally import Tally
+from orchestrator.views.terminal.time_left import Eta
 
 
 def shown(plan: Plan, events: list[StageEvent], *, terminal: bool = False, done: tuple[str, ...] = ()) -> str:
