@@ -33,7 +33,7 @@ ConfigStore.instance().store(
 
 
 class OrchestratorLauncher(Launcher):
-    """Hands the whole batch to `orchestrator.sweep`; works under any sweeper that calls launchers batch by batch."""
+    """Hands the whole batch to the conductor; works under any sweeper that calls launchers batch by batch."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what composing needs."""
@@ -42,7 +42,7 @@ class OrchestratorLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Plan and run all jobs as one sweep; each result is the job's objective."""
-        from orchestrator.launch import launch
+        from orchestrator.sweep.launch import launch
 
         return launch(self.loader, self.config, job_overrides)
 
@@ -52,7 +52,7 @@ class OrchestratorSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Expand the axes into jobs and launch them as one batch; an argument replaces the preset's axis of its key."""
-        from orchestrator.launch import raise_for, refuse_empty_axes
+        from orchestrator.sweep.launch import raise_for, refuse_empty_axes
 
         assert self.hydra_context is not None
         assert self.launcher is not None

@@ -35,7 +35,7 @@ def main() -> None:
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def compose(config: DictConfig) -> None:
         """Take one composed trial: Hydra calls this where there are no axes; the launcher plugin takes all others."""
-        from orchestrator.launch import run_single
+        from orchestrator.sweep.launch import run_single
 
         try:
             run_single(config)

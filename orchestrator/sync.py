@@ -10,7 +10,7 @@ from orchestrator.views.terminal.streams import show_what_can_be_shown
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Complete the views; return the exit status."""
-    from orchestrator.sync_views import sync_command
+    from orchestrator.sweep.sync_views import sync_command
 
     show_what_can_be_shown()
     return sync_command(arguments)

@@ -1,4 +1,4 @@
-"""Imports run one way: the laws of the design, held on the source text."""
+"""The rooms and their order: the laws of the design, held on the source text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,59 @@ FILES = {
     for package in OURS
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-NOUNS = tuple(
-    f"orchestrator.core.{name}"
-    for name in ("errors", "canonical", "file_names", "specs", "records", "events", "work_order")
-)
 WORKER = "orchestrator.training.segment"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
+FLOORS = (
+    *("core", "config", "store", "planning", "workloads", "training", "execution", "compare"),
+    *("views.tracking", "views.report", "views.terminal", "sweep"),
+)
+"""The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
+DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.sync", "orchestrator.views")
+ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 16, 12, 300
+NOT_COUNTED = {"__init__.py", "py.typed", "conf", "__pycache__"}
+NOUNS = ("errors", "canonical", "file_names", "specs", "records", "events", "work_order")
+"""Modules of core that are standard library only."""
+
+
+def floor(module: str) -> int | None:
+    """Return the floor of a module's room, None for a door."""
+    if module in DOORS or module.endswith(".__main__"):
+        return None
+    inside = module.removeprefix("orchestrator.")
+    (room,) = (room for room in FLOORS if inside == room or inside.startswith(f"{room}."))
+    return FLOORS.index(room)
+
+
+def test_each_room_imports_only_from_those_below_it() -> None:
+    for module in FILES:
+        if not module.startswith("orchestrator") or (own := floor(module)) is None:
+            continue
+        for name in imports(module):
+            if name in FILES and name.startswith("orchestrator."):
+                other = floor(name)
+                assert other is not None, f"{module} imports the door {name}"
+                assert other <= own, f"{module} imports {name}, which stands above it"
+
+
+def test_the_rooms_are_those_of_the_tree() -> None:
+    rooms = {
+        ".".join(path.parent.relative_to(ROOT / "orchestrator").parts)
+        for path in FILES.values()
+        if path.is_relative_to(ROOT / "orchestrator")
+    }
+
+    assert rooms - {"", "views"} == set(FLOORS)
+
+
+@pytest.mark.parametrize("package", ["orchestrator"])
+def test_a_room_can_be_taken_in_at_a_glance(package: str) -> None:
+    for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
+        if NOT_COUNTED & set(folder.parts):
+            continue
+        entries = {path.name for path in folder.iterdir()} - NOT_COUNTED
+        most = ENTRIES_OF_A_ROOT if folder == ROOT / package else ENTRIES_OF_A_ROOM
+        assert len(entries) <= most, f"{folder} has {len(entries)} entries"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not say its purpose"
 
 
 def imports(module: str, *, top_level: bool = False) -> Iterator[str]:
@@ -57,10 +104,10 @@ def reached(module: str) -> set[str]:
     return found
 
 
-DOORS = {"ray": "orchestrator.execution.ray_executor", "mlflow": "orchestrator.views.tracking.client"}
+SERVICES = {"ray": "orchestrator.execution.ray_executor", "mlflow": "orchestrator.views.tracking.client"}
 
 
-@pytest.mark.parametrize(("package", "only"), DOORS.items())
+@pytest.mark.parametrize(("package", "only"), SERVICES.items())
 def test_each_heavy_service_has_one_door(package: str, only: str) -> None:
     users = {module for module in FILES for name in imports(module) if name.split(".")[0] == package}
 
@@ -76,19 +123,24 @@ def test_the_engine_stands_on_torch_and_numpy_alone() -> None:
 
 
 def test_the_nouns_are_standard_library_only() -> None:
-    for module in NOUNS:
+    nouns = {f"orchestrator.core.{name}" for name in NOUNS}
+    for module in nouns:
         others = {name for name in imports(module) if name.split(".")[0] not in sys.stdlib_module_names}
-        assert {name for name in others if name in FILES} <= set(NOUNS), module
+        assert {name for name in others if name in FILES} <= nouns, module
         assert {name.split(".")[0] for name in others} <= {"orchestrator"}, module
 
 
 def test_a_worker_reaches_neither_the_driver_nor_its_views() -> None:
-    drivers = (
-        *("tracking", "compare", "plots", "report", "progress", "plan", "sweep", "execute"),
-        *("config.schema", "config.compose"),
-    )
+    above = {module for module in FILES if module.startswith("orchestrator.") and _is_above(module)}
+    drivers = {"orchestrator.config.schema", "orchestrator.config.compose", "orchestrator.planning.plan"}
 
-    assert not {f"orchestrator.{name}" for name in drivers} & reached(WORKER)
+    assert drivers <= set(FILES)
+    assert not (above | drivers) & reached(WORKER)
+
+
+def _is_above(module: str) -> bool:
+    own = floor(module)
+    return module not in ("orchestrator", "orchestrator.views") and (own is None or own > FLOORS.index("training"))
 
 
 FIRST_STEP = """

@@ -13,9 +13,9 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
-from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.views.report import tables
 from orchestrator.views.report.files import report, write
 from orchestrator.views.terminal.streams import show_what_can_be_shown

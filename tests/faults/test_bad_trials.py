@@ -9,13 +9,13 @@ import pytest
 from commands import Command
 from hydra import compose, initialize_config_dir
 
-from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
-from orchestrator.outcome import Outcome
+from orchestrator.sweep import conductor
+from orchestrator.sweep.outcome import Outcome
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
@@ -28,10 +28,10 @@ Run = Callable[..., Outcome]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(*trials: list[str]) -> Outcome:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sweep, "report", lambda *_: {})  # its figures take longer than all else
+        monkeypatch.setattr(conductor, "report", lambda *_: {})  # its figures take longer than all else
         schema.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return sweep.run([Job(tuple(line), plain(compose("config", [*SMALL, *line]))) for line in trials])
+            return conductor.run([Job(tuple(line), plain(compose("config", [*SMALL, *line]))) for line in trials])
 
     return start
 

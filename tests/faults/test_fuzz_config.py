@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.cluster import Cluster
@@ -31,6 +30,7 @@ from orchestrator.core.specs import Job
 from orchestrator.execution.ray_executor import make_executor
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
+from orchestrator.sweep import conductor
 from orchestrator.views.tracking.run_contents import SweepView
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
@@ -169,7 +169,7 @@ def outcome(jobs: list[Job]) -> str:
     jobs = [Job(job.overrides, job.config and {**job.config, "dry_run": True}, job.error) for job in jobs]
     try:
         with redirect_stdout(StringIO()) as printed:
-            plan = sweep.run(jobs).plan
+            plan = conductor.run(jobs).plan
         config = plan.trials[0].config
         make_executor(Cluster(**config["cluster"]), Store(**config["store"]))
     except OrchestratorError as refusal:

@@ -12,13 +12,13 @@ import pytest
 from commands import SWEEP, Command, finished_stages, results_of
 from hydra import compose, initialize_config_dir
 
-from orchestrator import sweep
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.core.specs import Job
-from orchestrator.outcome import Outcome
 from orchestrator.store import local_backend
+from orchestrator.sweep import conductor
+from orchestrator.sweep.outcome import Outcome
 
 SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
 LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
@@ -27,11 +27,11 @@ LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     """Run the sweep in this process, so that its file system can be made to fail."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sweep, "report", lambda *_: {})  # its figures take longer than all else
+    monkeypatch.setattr(conductor, "report", lambda *_: {})  # its figures take longer than all else
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
-        return sweep.run([Job((f"seed={n}",), plain(compose("config", [*line, f"seed={n}"]))) for n in range(4)])
+        return conductor.run([Job((f"seed={n}",), plain(compose("config", [*line, f"seed={n}"]))) for n in range(4)])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from orchestrator.__main__ import CONF
 from orchestrator.config import compose, schema
 from orchestrator.core.specs import Job
-from orchestrator.launch import refuse_empty_axes
 from orchestrator.planning.plan import make_plan
+from orchestrator.sweep.launch import refuse_empty_axes
 
 Hydra = tuple[ConfigLoader, DictConfig]
 

@@ -11,10 +11,10 @@ from orchestrator.compare.build import compare
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.redact import redact
-from orchestrator.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
+from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.views.report.files import report
 from orchestrator.views.tracking.tracker import MlflowTracker
 

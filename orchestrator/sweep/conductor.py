@@ -29,7 +29,6 @@ from orchestrator.core.specs import Job, Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
 from orchestrator.execution.ray_executor import RayExecutor, make_executor
-from orchestrator.outcome import Outcome
 from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
@@ -38,6 +37,7 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
+from orchestrator.sweep.outcome import Outcome
 from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_audit, print_comparison

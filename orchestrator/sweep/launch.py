@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from orchestrator.config.compose import compose_jobs, plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
-from orchestrator.outcome import Outcome, SweepIncomplete
-from orchestrator.sweep import run
+from orchestrator.sweep.conductor import run
+from orchestrator.sweep.outcome import Outcome, SweepIncomplete
 
 
 def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:

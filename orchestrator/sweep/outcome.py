@@ -14,7 +14,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 
 Status = Literal["finished", "failed", "killed"]
-NOT_THEIRS = ("site-packages", *(str(Path(__file__).parent.parent / name) for name in ("orchestrator", "pruning")))
+NOT_THEIRS = ("site-packages", *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")))
 """Parts of the paths of code that is not the user's own."""
 SHOWN = 5
 """Failures that are told in full."""

@@ -1,0 +1,1 @@
+"""The conductor: plan, run what is missing, show, compare, report."""
