@@ -10,7 +10,7 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - a call that raises leaves every module as it was, in later rounds too;
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;
 - random methods draw other numbers from the same seed; they and all others take `generator` and `engine`;
-- with engine "inplace", which torch has not, `name` is the parameter itself and later rounds write the same mask.
+- with engine "inplace", which torch has not, `name` is the parameter itself.
 
 Nothing is imported before it is used, so that `pruning.amount` and `pruning.schedule` need no torch.
 """

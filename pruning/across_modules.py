@@ -22,7 +22,7 @@ from pruning.engines import EngineName
 from pruning.masking import masked
 from pruning.selection import prune_random_across_, prune_smallest_across_
 from pruning.structured import LnStructured, RandomStructured
-from pruning.target import Target, all_or_nothing
+from pruning.target import Target
 from pruning.unstructured import CustomFromMask
 
 Scores = Mapping[tuple[nn.Module, str], Tensor]
@@ -62,16 +62,15 @@ def global_unstructured(
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
     shared = _gather(parameters, importance_scores, engine)
-    with all_or_nothing([target for each in shared for target in each.targets]):
-        masks, scores = [each.writable_mask() for each in shared], [each.entry_scores() for each in shared]
-        try:
-            with drawing_from(method, generator):
-                if is_builtin(method):
-                    method.prune_across_(masks, scores)
-                else:
-                    masks = _custom_masks(method, masks, scores)
-        except ValueError as error:
-            raise _with_name_of_nan(error, shared, masks, scores) from error
+    masks, scores = [each.copied_mask() for each in shared], [each.entry_scores() for each in shared]
+    try:
+        with drawing_from(method, generator):
+            if is_builtin(method):
+                method.prune_across_(masks, scores)
+            else:
+                masks = _custom_masks(method, masks, scores)
+    except ValueError as error:
+        raise _with_name_of_nan(error, shared, masks, scores) from error
     for each, mask in zip(shared, masks, strict=True):
         each.commit(mask)
 
@@ -117,17 +116,16 @@ def global_structured(
     shared = _gather(parameters, importance_scores, engine)
     for each in shared:
         check_structured(each.first.orig)
-    with all_or_nothing([target for each in shared for target in each.targets]):
-        masks = [each.writable_mask() for each in shared]
-        alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
-        kept = [channels.clone() for channels in alive]
-        count = partial(resolve_amount, amount)
-        if issubclass(pruning_method, RandomStructured):
-            prune_random_across_(kept, count, generator=generator)
-        else:
-            scores = [each.channel_scores(mask) for each, mask in zip(shared, masks, strict=True)]
-            norms = [normalised_norms(score, n, dim) for score in scores]
-            prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
+    masks = [each.copied_mask() for each in shared]
+    alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
+    kept = [channels.clone() for channels in alive]
+    count = partial(resolve_amount, amount)
+    if issubclass(pruning_method, RandomStructured):
+        prune_random_across_(kept, count, generator=generator)
+    else:
+        scores = [each.channel_scores(mask) for each, mask in zip(shared, masks, strict=True)]
+        norms = [normalised_norms(score, n, dim) for score in scores]
+        prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
     for each, mask, before, after in zip(shared, masks, alive, kept, strict=True):
         drop_channels(mask, before & ~after, check_dim(mask, dim))
         each.commit(mask)
@@ -136,11 +134,10 @@ def global_structured(
 def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor], engine: EngineName | None = None) -> None:
     """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
     shared = _gather(masks, None, engine)
-    with all_or_nothing([target for each in shared for target in each.targets]):
-        pruned = [each.writable_mask() for each in shared]
-        for each, mask in zip(shared, pruned, strict=True):
-            for target in each.targets:
-                CustomFromMask(masks[target.module, target.name]).prune_(mask, mask)
+    pruned = [each.copied_mask() for each in shared]
+    for each, mask in zip(shared, pruned, strict=True):
+        for target in each.targets:
+            CustomFromMask(masks[target.module, target.name]).prune_(mask, mask)
     for each, mask in zip(shared, pruned, strict=True):
         each.commit(mask)
 
@@ -168,10 +165,10 @@ class _Shared:
     def label(self) -> str:
         return self.first.label
 
-    def writable_mask(self) -> Tensor:
+    def copied_mask(self) -> Tensor:
         """Return a mask to prune further in place: what every module that holds the parameter still keeps."""
         if all(target.mask is self.first.mask for target in self.targets):
-            return self.first.writable_mask()
+            return self.first.copied_mask()
         combined = torch.ones_like(self.first.orig.detach())
         for target in self.targets:
             if target.mask is not None:

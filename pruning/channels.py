@@ -6,16 +6,11 @@ import math
 from numbers import Real
 from typing import Literal, SupportsIndex, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pruning import memory, survivors
-
 Norm: TypeAlias = int | float | Literal["fro", "nuc"]
 
-WIDE = 32
-"""Entries from which a channel that is one row of memory is written alone."""
 TALL = 64
 """Rows from which the sum of all rows is small beside the tensor."""
 AT_ONCE = 1 << 16
@@ -59,10 +54,7 @@ def alive_channels(mask: Tensor, dim: int) -> Tensor:
 
 def mask_of_channels(kept: Tensor, dim: int, like: Tensor) -> Tensor:
     """Return a mask of the shape, strides and dtype of `like`: 1 in the channels along `dim` that `kept` names."""
-    width = like.numel() // max(like.shape[0], 1)
-    if dim == 0 and width >= WIDE and memory.is_large(like) and like.is_contiguous():
-        return survivors.new_mask(like, survivors.Survivors(np.flatnonzero(kept.numpy()), width))
-    mask = memory.empty_like(like)
+    mask = torch.empty_like(like)
     pattern = kept.to(mask.dtype).view(-1, *[1] * (mask.dim() - dim - 1))
     if dim:  # rows that are read as they are written
         pattern = pattern.expand(mask.shape[dim:]).contiguous()

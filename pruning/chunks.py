@@ -6,17 +6,14 @@ NumPy views of its memory (half precision is widened chunk by chunk), and writte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from pruning import survivors
 
 CHUNK = 1 << 16
 """Entries read at a time."""
@@ -28,9 +25,8 @@ Array = NDArray[Any]
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive entries, in row-major order, of the mask `owner` and of its scores."""
+    """Consecutive entries, in row-major order, of a mask and of its scores."""
 
-    owner: Tensor
     mask: Tensor
     scores: Tensor
     name: str
@@ -39,21 +35,11 @@ class Chunk:
     alive: int = 0
     gathered: Array | None = None
     """What they are ranked by, once it was asked for."""
-    before: survivors.Stamp = None
-    dropped: Array | None = None
-    """Of few survivors those that were dropped, and the mask's stamp before that."""
 
     def __post_init__(self) -> None:
-        if self.index is None:
-            self.look()
-        else:
-            self.alive = self.index.size
-
-    def look(self) -> None:
         """Count the survivors, and note their positions where they are few."""
         alive = array_of(self.mask) != 0
         self.alive = int(np.count_nonzero(alive))
-        self.index = self.gathered = None
         if self.alive <= SPARSE * alive.size:
             self.index = np.flatnonzero(alive).astype(np.int32)
 
@@ -97,14 +83,12 @@ class Chunk:
     def drop(self, dropped: Array) -> None:
         """Zero those of few survivors for which the bool array `dropped` is True."""
         assert self.index is not None
-        self.before, self.dropped = survivors.stamp(self.owner), self.index[dropped].astype(np.int64)
-        self.index, self.gathered = self.index[~dropped], None
-        self.alive = self.index.size
+        positions = self.index[dropped].astype(np.int64)
         if self.mask.is_contiguous():
-            self.mask.view(-1).index_fill_(0, torch.from_numpy(self.dropped), 0)
+            self.mask.view(-1).index_fill_(0, torch.from_numpy(positions), 0)
         else:
             keep = np.ones(self.mask.numel(), bool)
-            keep[self.dropped] = False
+            keep[positions] = False
             self.keep(keep)
 
     def keep(self, keep: Array) -> None:
@@ -115,40 +99,16 @@ class Chunk:
 
 
 def chunks_of(masks: Sequence[Tensor], scores: Sequence[Tensor], names: Sequence[str]) -> Iterator[Chunk]:
-    """Cut all tensors into chunks; a mask whose few survivors are known is one chunk, of which only they are read."""
+    """Cut all tensors into chunks."""
     for mask, score, name in zip(masks, scores, names, strict=True):
         if mask.numel() == 0:
             continue
-        owner, mask, known = mask, mask.detach(), survivors.recall(mask)
+        mask = mask.detach()
         if mask.is_contiguous() and score.is_contiguous():
             mask, score = mask.view(-1), score.view(-1)
-            if known is not None and known.width == 1:
-                yield Chunk(owner, mask, score, name, known.rows)
-                continue
         rows = max(1, CHUNK * mask.shape[0] // mask.numel())
         for piece, ranked in zip(mask.split(rows), score.split(rows), strict=True):  # type: ignore[no-untyped-call]
-            yield Chunk(owner, piece, ranked, name)
-
-
-def note_few(chunks: Iterable[Chunk]) -> None:
-    """Let `survivors` know the masks of which few entries survive, for the rounds to come."""
-    for _, group in groupby(chunks, key=lambda chunk: id(chunk.owner)):
-        first, *others = group
-        positions = _positions([first, *others])
-        if positions is not None:
-            known = survivors.Survivors(positions)
-            survivors.note(first.owner, known, first.before, None if others else first.dropped)
-
-
-def _positions(chunks: Sequence[Chunk]) -> Array | None:
-    """Return where the survivors of a mask are, if in all its chunks they are few."""
-    found, start = [], 0
-    for chunk in chunks:
-        if chunk.index is None:
-            return None
-        found.append(chunk.index + np.int64(start))
-        start += chunk.mask.numel()
-    return np.concatenate(found, dtype=np.int32 if start < 1 << 31 else np.int64, casting="same_kind")
+            yield Chunk(piece, ranked, name)
 
 
 def array_of(tensor: Tensor, positions: Array | None = None) -> Array:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pruning import memory, survivors
 from pruning.attention import LiveOutProj
-from pruning.masking import first_masked, is_capturing, mask_, masked, same_masked
+from pruning.masking import is_capturing, mask_, masked, masked_sparsely
 
 EngineName: TypeAlias = Literal["reparam", "inplace"]
 
@@ -87,13 +86,6 @@ class Engine(ABC):
         """Return the current value of the parameter."""
 
     @abstractmethod
-    def may_overwrite_mask(self, module: nn.Module) -> bool:
-        """Say whether the mask may be pruned further in place; asked by what holds one more reference to it."""
-
-    def keep_mask(self, module: nn.Module) -> None:  # noqa: B027 - only one has something to take back
-        """Take back what `may_overwrite_mask` has done, since the round has failed."""
-
-    @abstractmethod
     def enforce(self, module: nn.Module) -> None:
         """Do what is due after an optimizer's step."""
 
@@ -140,50 +132,16 @@ class Reparam(Engine):
 
     label = "reparam"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # in the last round, and where it lies
-
-    def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:
-        """Return the masked tensor, in the memory of the last one if only the module can see that."""
-        value = first_masked(orig, mask, module.__dict__[self.name] if self._is_free(module) else None)
-        made = {self.name: value, mask_name(self.name): mask}
-        self._made = {name: (weakref.ref(tensor), tensor.data_ptr()) for name, tensor in made.items()}
-        return value
+    def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the masked tensor."""
+        return masked(orig, mask)
 
     def read(self, module: nn.Module) -> Tensor:
         """Return a new masked tensor."""
         orig, mask = stored(module, self.name)
         if getattr(module, "sparse", False) and not is_capturing():  # an embedding that has sparse gradients
-            return same_masked(masked(orig.detach(), mask), orig, mask)
+            return masked_sparsely(orig, mask)
         return masked(orig, mask)
-
-    def may_overwrite_mask(self, module: nn.Module) -> bool:
-        """Say whether nobody else can see the mask, nor a loss needs it; the masked tensor's own history is ended."""
-        if not self._is_made(module._buffers, mask_name(self.name)) or not self._is_free(module):
-            return False
-        module.__dict__[self.name].detach_()
-        return memory.is_free(module._buffers, mask_name(self.name), others=1)
-
-    def _is_free(self, module: nn.Module) -> bool:
-        value = module.__dict__.get(self.name)
-        torchs = isinstance(value, Tensor) and value.untyped_storage().resizable()  # no array lends its memory
-        del value
-        return (torchs or self._is_made(module.__dict__, self.name)) and memory.is_free(module.__dict__, self.name)
-
-    def _is_made(self, holder: Mapping[str, Any], name: str) -> bool:
-        """Say whether `holder[name]` is what the last round has put there, not somebody else's."""
-        tensor, (made, place) = holder.get(name), self._made.get(name, (None, 0))
-        return tensor is not None and made is not None and tensor.data_ptr() == place and made() is tensor
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": {}}
-
-    def keep_mask(self, module: nn.Module) -> None:
-        """Give the masked tensor a history again."""
-        value = module.__dict__.get(self.name)
-        if value is not None and not value.requires_grad:
-            publish(module, self.name, same_masked(value, *stored(module, self.name)))
 
     def enforce(self, module: nn.Module) -> None:
         """Do nothing: no forward reads `name_orig` itself."""
@@ -205,14 +163,7 @@ class InPlace(Engine):
 
     def start(self, module: nn.Module, orig: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG002
         """Zero the pruned entries of `orig`, own it from now on, and return it."""
-        seen, now = self._seen, _state(orig, mask)
-        dropped = None
-        if orig is self._owned and orig.is_contiguous() and seen and now and seen.of_orig == now.of_orig:
-            dropped = survivors.dropped_since(mask, seen.mask)
-        if dropped is None:
-            mask_(orig, mask)
-        else:
-            orig.detach().view(-1).index_fill_(0, torch.from_numpy(dropped), 0)
+        mask_(orig, mask)
         torch.clear_autocast_cache()  # it may hold the values of before
         self._owned = orig
         self._seen = _state(orig, mask)
@@ -233,14 +184,9 @@ class InPlace(Engine):
             self._seen = _state(orig, mask)
         return orig
 
-    def may_overwrite_mask(self, module: nn.Module) -> bool:  # noqa: ARG002
-        """Say yes: masks are replaced in place."""
-        return True
-
     def enforce(self, module: nn.Module) -> None:
         """Zero the pruned entries, also those of a parameter put in place of the old one, which is taken over."""
         orig, mask = stored(module, self.name)
-        survivors.verify(mask)  # it, too, may have been written through `.data`
         self._seen = None
         self.publish(module, self.start(module, orig, mask))
 
@@ -255,19 +201,16 @@ class InPlace(Engine):
 class _State(NamedTuple):
     """What changes when the parameter or its mask is written or replaced."""
 
-    orig: survivors.Stamp
+    orig: tuple[int, int]
     steps: int
-    mask: survivors.Stamp
-
-    @property
-    def of_orig(self) -> tuple[survivors.Stamp, int]:
-        return self[:2]
+    mask: tuple[int, int]
 
 
 def _state(orig: Tensor, mask: Tensor) -> _State | None:
     """Return the state of both; None for tensors made in inference mode, which have no versions."""
-    stamps = survivors.stamp(orig), survivors.stamp(mask)
-    return None if None in stamps else _State(stamps[0], _steps().count, stamps[1])
+    if orig.is_inference() or mask.is_inference():
+        return None
+    return _State((orig._version, orig.data_ptr()), _steps().count, (mask._version, mask.data_ptr()))
 
 
 class _Steps:

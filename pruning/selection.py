@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from pruning.chunks import CHUNK, SPARSE, Chunk, array_of, chunks_of, note_few
+from pruning.chunks import CHUNK, Chunk, array_of, chunks_of
 
 Count: TypeAlias = int | Callable[[int], int]
 """How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""
@@ -84,14 +84,9 @@ def prune_smallest_across_(
     if (count := _resolved(count, survivors)) == 0:
         return
     threshold, ties = _threshold(chunks, survivors, count, magnitude)
-    few = survivors - count <= SPARSE * sum(mask.numel() for mask in masks)
     for chunk in chunks:
         if chunk.alive:
             ties -= chunk.drop_below(threshold, ties, magnitude)
-            if few and chunk.index is None:
-                chunk.look()
-    if few:
-        note_few(chunks)
 
 
 def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = None) -> Tensor:
@@ -123,17 +118,12 @@ def prune_random_across_(masks: Sequence[Tensor], count: Count, *, generator: Ge
     if (count := _resolved(count, survivors)) == 0:
         return
     dropped = _subset(survivors, count, generator)
-    few = survivors - count <= SPARSE * sum(mask.numel() for mask in masks)
     rank = 0
     for chunk in chunks:
         end = rank + chunk.alive
         bits = np.unpackbits(dropped[rank >> 3 : (end + 7) >> 3])[rank & 7 :][: chunk.alive]
         chunk.drop_survivors(bits.view(bool))
-        if few and chunk.index is None:
-            chunk.look()
         rank = end
-    if few:
-        note_few(chunks)
 
 
 def _resolved(count: Count, survivors: int) -> int:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from pruning import survivors
 from pruning.attention import make_live, make_plain
 from pruning.base import (
     BasePruningMethod,
@@ -82,7 +79,7 @@ class Target:
     def compute_mask(
         self, method: BasePruningMethod, importance_scores: Tensor | None, generator: torch.Generator | None
     ) -> Tensor:
-        """Return the mask after `method`; a new tensor unless the `inplace` engine holds the parameter already."""
+        """Return the mask after `method`, a new tensor."""
         if importance_scores is not None:
             check_same_shape(importance_scores, self.orig, self.label)
         if self.orig.is_meta:  # no entry has a value yet: as after a first call of torch's, the mask will be loaded
@@ -95,9 +92,8 @@ class Target:
                 with drawing_from(method, generator):
                     if self.mask is None:
                         return method.first_mask(scores.detach(), self.orig.detach())
-                    with all_or_nothing([self]):
-                        mask = self.writable_mask()
-                        method.prune_(mask, scores.detach())
+                    mask = self.copied_mask()
+                    method.prune_(mask, scores.detach())
                 return mask
             return self._custom_mask(method, importance_scores, generator)
         except ValueError as error:
@@ -119,17 +115,9 @@ class Target:
             raise ValueError(f"{type(method).__name__} must compute a mask of zeros and ones only.")
         return mask
 
-    def writable_mask(self) -> Tensor:
-        """Return a mask to prune further in place: that of the module only where its engine can spare it."""
-        if self.mask is None:
-            return torch.ones_like(self.orig.detach())
-        held = self._engine
-        if held is not None and held.label == "inplace":
-            return self.mask
-        known = survivors.verify(self.mask)
-        if held is not None and held.may_overwrite_mask(self.module):
-            return self.mask
-        return self.mask.detach().clone() if known is None else survivors.new_mask(self.mask, known)
+    def copied_mask(self) -> Tensor:
+        """Return a copy of the mask so far, to prune further in place."""
+        return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
     @property
     def _engine(self) -> Engine | None:
@@ -179,18 +167,6 @@ class Target:
         del module._buffers[mask_name(name)]
         rename_parameter(module, orig_name(name), name)
         setattr(module, name, self.orig)  # not only registered: an RNN keeps its own list
-
-
-@contextmanager
-def all_or_nothing(targets: Sequence[Target]) -> Iterator[None]:
-    """Leave the modules of `targets` as they were where a mask of theirs turns out not to be computable."""
-    try:
-        yield
-    except BaseException:
-        for target in targets:
-            if target._engine is not None:
-                target._engine.keep_mask(target.module)
-        raise
 
 
 def hook_key(module: nn.Module, name: str) -> int | None:

@@ -363,11 +363,3 @@ def test_inference_mode(engine: Any) -> None:
         pruning.l1_unstructured(born, "weight", 2, engine=engine)
         born(torch.ones(1, 2))
         assert int((born.weight == 0).sum()) == 2
-
-
-def test_the_inplace_mask_is_updated_in_place_and_the_reparam_one_is_new() -> None:
-    for engine in ENGINES:
-        layer = pruned(engine)
-        mask = layer.weight_mask
-        pruning.l1_unstructured(layer, "weight", 0.5)
-        assert (layer.weight_mask is mask) == (engine == "inplace")
