@@ -9,8 +9,7 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - scores that are NaN, or of another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
 - a call that raises leaves every module as it was, in later rounds too;
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;
-- random methods draw other numbers from the same seed; they and all others take `generator` and `engine`;
-- with engine "inplace", which torch has not, `name` is the parameter itself.
+- random methods draw other numbers from the same seed; they and all others take `generator`.
 
 Nothing is imported before it is used, so that `pruning.amount` and `pruning.schedule` need no torch.
 """
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pruning.amount import validate_amount as validate_amount
     from pruning.base import BasePruningMethod as BasePruningMethod
     from pruning.container import PruningContainer as PruningContainer
-    from pruning.engines import enforce_masks as enforce_masks
-    from pruning.engines import mask_gradients as mask_gradients
     from pruning.functional import custom_from_mask as custom_from_mask
     from pruning.functional import identity as identity
     from pruning.functional import is_pruned as is_pruned
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
     from pruning.measure import report as report
     from pruning.measure import sizes as sizes
     from pruning.methods import METHODS as METHODS
+    from pruning.reparam import mask_gradients as mask_gradients
     from pruning.schedule import targets as targets
     from pruning.structured import LnStructured as LnStructured
     from pruning.structured import RandomStructured as RandomStructured
@@ -68,7 +66,6 @@ _HOMES = {
     "RandomUnstructured": "unstructured",
     "count_to_prune": "amount",
     "custom_from_mask": "functional",
-    "enforce_masks": "engines",
     "global_structured": "across_modules",
     "global_unstructured": "across_modules",
     "identity": "functional",
@@ -76,7 +73,7 @@ _HOMES = {
     "l1_unstructured": "functional",
     "latency": "measure",
     "ln_structured": "functional",
-    "mask_gradients": "engines",
+    "mask_gradients": "reparam",
     "random_structured": "functional",
     "random_unstructured": "functional",
     "remaining_parameters": "measure",

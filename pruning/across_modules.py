@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from pruning.amount import Amount, resolve_amount
 from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
 from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
-from pruning.engines import EngineName
 from pruning.masking import masked
 from pruning.selection import prune_random_across_, prune_smallest_across_
 from pruning.structured import LnStructured, RandomStructured
@@ -34,7 +33,6 @@ def global_unstructured(
     importance_scores: Scores | None = None,
     *,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
     **kwargs: Any,
 ) -> None:
     """Prune entries of all `parameters` by one ranking.
@@ -45,7 +43,6 @@ def global_unstructured(
             tensor of all unpruned scores.
         importance_scores: (module, name) -> scores of the parameter's shape; a parameter left out is scored by itself.
         generator: source of random draws; None is torch's default generator.
-        engine: "reparam" or "inplace"; None keeps the one in use, at first "reparam".
         kwargs: of `pruning_method`; `amount` is a fraction of all unpruned entries (float), or their number (int).
 
     Raises:
@@ -61,7 +58,7 @@ def global_unstructured(
             f"`pruning_method` (={pruning_method.__name__}) must have the PRUNING_TYPE 'unstructured', not "
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
-    shared = _gather(parameters, importance_scores, engine)
+    shared = _gather(parameters, importance_scores)
     masks, scores = [each.copied_mask() for each in shared], [each.entry_scores() for each in shared]
     try:
         with drawing_from(method, generator):
@@ -84,7 +81,6 @@ def global_structured(
     n: Norm = 2,
     dim: int = 0,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> None:
     """Prune whole channels of all `parameters` by one ranking of norms, each normalised by the channel's size.
 
@@ -101,7 +97,6 @@ def global_structured(
         n: the order of the norm: a number, inf, -inf or 'fro'.
         dim: the dimension whose slices are the channels.
         generator: source of random draws; None is torch's default generator.
-        engine: "reparam" or "inplace"; None keeps the one in use, at first "reparam".
 
     Raises:
         TypeError: `pruning_method` is another class; and as `global_unstructured`.
@@ -113,7 +108,7 @@ def global_structured(
     if n == "nuc":
         raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
     LnStructured(amount, n, dim)  # refuses what it cannot use
-    shared = _gather(parameters, importance_scores, engine)
+    shared = _gather(parameters, importance_scores)
     for each in shared:
         check_structured(each.first.orig)
     masks = [each.copied_mask() for each in shared]
@@ -131,9 +126,9 @@ def global_structured(
         each.commit(mask)
 
 
-def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor], engine: EngineName | None = None) -> None:
+def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
     """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
-    shared = _gather(masks, None, engine)
+    shared = _gather(masks, None)
     pruned = [each.copied_mask() for each in shared]
     for each, mask in zip(shared, pruned, strict=True):
         for target in each.targets:
@@ -188,9 +183,7 @@ class _Shared:
             target.commit(method, mask)
 
 
-def _gather(
-    parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None, engine: EngineName | None
-) -> list[_Shared]:
+def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None) -> list[_Shared]:
     """Look at all parameters and scores, and check them, before anything is changed."""
     if not isinstance(parameters, Iterable):
         raise TypeError(f"`parameters` (={parameters!r}) must be an iterable of pairs (module, name).")
@@ -202,7 +195,7 @@ def _gather(
         raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
     shared: dict[int, _Shared] = {}
     for module, name in pairs:
-        target = Target.of(module, name, engine)
+        target = Target.of(module, name)
         scores = given.get((module, name))
         if scores is not None:
             check_same_shape(scores, target.orig, target.label)

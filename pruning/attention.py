@@ -16,9 +16,9 @@ class LiveOutProj(NonDynamicallyQuantizableLinear):
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         for hook in self.__dict__.get("_forward_pre_hooks", {}).values():
-            engine = getattr(hook, "_engine", None)
-            if engine is not None and hook._tensor_name == name:
-                value: Tensor = engine.read(self)
+            reparam = getattr(hook, "_reparam", None)
+            if reparam is not None and reparam.name == name:
+                value: Tensor = reparam.read(self)
                 return value
         return super().__getattr__(name)
 
@@ -32,6 +32,6 @@ def make_live(module: nn.Module) -> None:
 def make_plain(module: nn.Module) -> None:
     """Undo `make_live` once no pruned parameter is left."""
     if isinstance(module, LiveOutProj) and not any(
-        getattr(hook, "_engine", None) is not None for hook in module._forward_pre_hooks.values()
+        getattr(hook, "_reparam", None) is not None for hook in module._forward_pre_hooks.values()
     ):
         cast(nn.Module, module).__class__ = NonDynamicallyQuantizableLinear

@@ -11,8 +11,8 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.engines import Engine, EngineName, engine_of, mask_name, orig_name, publish
 from pruning.masking import masked
+from pruning.reparam import Reparam, held, mask_name, orig_name, publish
 
 
 class BasePruningMethod(ABC):
@@ -31,15 +31,15 @@ class BasePruningMethod(ABC):
     PRUNING_TYPE: ClassVar[str]
     generator: torch.Generator | None = None
     _tensor_name: str | None = None
-    _engine: Engine | None = None
+    _reparam: Reparam | None = None
 
     def __call__(self, module: nn.Module, _inputs: object) -> None:
         """Bring `module.name` up to date before a forward."""
         # A forward that was under way when a later round began still calls the hook of the round before.
-        engine = self._engine or engine_of(module, self._tensor_name)
-        if engine is None:
+        reparam = self._reparam or next((own for _, own in held(module) if own.name == self._tensor_name), None)
+        if reparam is None:
             raise RuntimeError(f"{type(self).__name__} is called as a hook but has not been applied to a module.")
-        engine.refresh(module)
+        reparam.refresh(module)
         self.publish_own(module)
 
     def publish_own(self, module: nn.Module) -> None:
@@ -64,7 +64,6 @@ class BasePruningMethod(ABC):
         *args: Any,
         importance_scores: Tensor | None = None,
         generator: torch.Generator | None = None,
-        engine: EngineName | None = None,
         **kwargs: Any,
     ) -> BasePruningMethod:
         """Prune the parameter `name` of `module`, on top of what is pruned already.
@@ -79,18 +78,17 @@ class BasePruningMethod(ABC):
             importance_scores: scores of the parameter's shape to prune by; None takes the current values of the
                 parameter, masked.
             generator: source of random draws; None is torch's default generator.
-            engine: "reparam" or "inplace" (see `pruning.engines`); None keeps the one in use, at first "reparam".
 
         Returns:
             The hook: the method itself, from the second application on a `PruningContainer`.
 
         Raises:
             AttributeError: `module` has no parameter `name`.
-            ValueError: scores of another shape or with NaN, an int amount above what is left, an unknown engine.
+            ValueError: scores of another shape or with NaN, an int amount above what is left.
         """
         from pruning.target import Target  # which needs the container, a subclass of this class
 
-        target = Target.of(module, name, engine)
+        target = Target.of(module, name)
         method = cls(*args, **kwargs)
         method._tensor_name = name
         return target.commit(method, target.compute_mask(method, importance_scores, generator))

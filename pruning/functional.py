@@ -1,8 +1,7 @@
 """Functions that apply, remove and detect pruning; each returns the module that it was given.
 
 All take the keywords of `BasePruningMethod.apply`: `importance_scores` (the parameter's shape; None takes the
-parameter), `generator` (None is torch's default) and `engine` ("reparam" or "inplace"; None keeps the one in use, at
-first "reparam"), and raise what it raises: the module is then as it was.
+parameter) and `generator` (None is torch's default), and raise what it raises: the module is then as it was.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from pruning.amount import Amount
 from pruning.base import is_pruning_hook
 from pruning.channels import Norm
-from pruning.engines import EngineName
 from pruning.structured import LnStructured, RandomStructured
 from pruning.target import Target, drop_vacated
 from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
@@ -29,10 +27,9 @@ def identity(
     *,
     importance_scores: Tensor | None = None,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Reparameterize `module.name` with a mask of ones: prune nothing."""
-    Identity.apply(module, name, importance_scores=importance_scores, generator=generator, engine=engine)
+    Identity.apply(module, name, importance_scores=importance_scores, generator=generator)
     return module
 
 
@@ -43,12 +40,9 @@ def random_unstructured(
     *,
     importance_scores: Tensor | None = None,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Prune `amount` of the unpruned entries of `module.name` at random (see `RandomUnstructured`)."""
-    RandomUnstructured.apply(
-        module, name, amount, importance_scores=importance_scores, generator=generator, engine=engine
-    )
+    RandomUnstructured.apply(module, name, amount, importance_scores=importance_scores, generator=generator)
     return module
 
 
@@ -59,10 +53,9 @@ def l1_unstructured(
     importance_scores: Tensor | None = None,
     *,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Prune `amount` of the unpruned entries of `module.name`, the smallest in magnitude (see `L1Unstructured`)."""
-    L1Unstructured.apply(module, name, amount, importance_scores, generator=generator, engine=engine)
+    L1Unstructured.apply(module, name, amount, importance_scores, generator=generator)
     return module
 
 
@@ -74,12 +67,9 @@ def random_structured(
     *,
     importance_scores: Tensor | None = None,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Prune `amount` of the channels of `module.name` along `dim` at random (see `RandomStructured`)."""
-    RandomStructured.apply(
-        module, name, amount, dim, importance_scores=importance_scores, generator=generator, engine=engine
-    )
+    RandomStructured.apply(module, name, amount, dim, importance_scores=importance_scores, generator=generator)
     return module
 
 
@@ -92,10 +82,9 @@ def ln_structured(
     importance_scores: Tensor | None = None,
     *,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Prune `amount` of the channels of `module.name` along `dim`, those of smallest L_n norm (see `LnStructured`)."""
-    LnStructured.apply(module, name, amount, n, dim, importance_scores, generator=generator, engine=engine)
+    LnStructured.apply(module, name, amount, n, dim, importance_scores, generator=generator)
     return module
 
 
@@ -106,10 +95,9 @@ def custom_from_mask(
     *,
     importance_scores: Tensor | None = None,
     generator: torch.Generator | None = None,
-    engine: EngineName | None = None,
 ) -> ModuleT:
     """Prune `module.name` where `mask` (its shape, zeros and ones) is 0, on top of what is pruned already."""
-    CustomFromMask.apply(module, name, mask, importance_scores=importance_scores, generator=generator, engine=engine)
+    CustomFromMask.apply(module, name, mask, importance_scores=importance_scores, generator=generator)
     return module
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
-from pruning.engines import held
 from pruning.masks import MaskSet
+from pruning.reparam import held
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module, mode in modes.items():
             module.training = mode
-        for module, _, engine in held(model):
-            engine.refresh(module)  # what ran without gradients has left tensors without a history
+        for module, reparam in held(model):
+            reparam.refresh(module)  # what ran without gradients has left tensors without a history
 
 
 # --- how often each layer applies its weights -------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pruning import mask_files
 from pruning.across_modules import prune_by_masks
 from pruning.base import is_pruning_hook
-from pruning.engines import EngineName, mask_name, orig_name
 from pruning.packing import Bytes
+from pruning.reparam import mask_name, orig_name
 from pruning.target import Target
 
 
@@ -38,31 +38,37 @@ class MaskSet(Mapping[str, Tensor]):
         """Return the masks of all parameters in `model` that this package or `torch.nn.utils.prune` holds pruned."""
         found = {}
         for path, module in model.named_modules():
-            names = {hook._tensor_name for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
-            for name in [key.removesuffix("_orig") for key in module._parameters]:
-                if name in names:
-                    found[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
+            names = {orig_name(name): name for name in pruned_names(module)}
+            for name in [names[key] for key in module._parameters if key in names]:
+                found[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
         return cls(found)
 
-    def apply(self, model: nn.Module, engine: EngineName | None = "inplace") -> None:
+    def apply(self, model: nn.Module) -> None:
         """Prune the parameters of `model` by these masks, on top of what is pruned already; all of them or none.
+
+        A parameter that several modules share is pruned in all of them, whichever of its names the masks have.
 
         Args:
             model: has every named parameter, with its mask's shape.
-            engine: "inplace" or "reparam", see `pruning.engines`.
 
         Raises:
             ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
         """
-        masks = {}
+        masks: dict[tuple[nn.Module, str], Tensor] = {}
+        wanted: dict[Tensor, Tensor] = {}
         for name, mask in self.items():
             module, leaf = place(model, name, mask.shape)
             try:
-                Target.of(module, leaf, engine)
+                orig = Target.of(module, leaf).orig
             except (AttributeError, ValueError) as error:
                 raise ValueError(f"`{name}` cannot be pruned: {error}") from error
-            masks[module, leaf] = mask
-        prune_by_masks(masks, engine)
+            wanted[orig] = wanted[orig] & mask if orig in wanted else mask
+        for module in model.modules():
+            names = {orig_name(name): name for name in pruned_names(module)}
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter in wanted:
+                    masks[module, names.get(name, name)] = wanted[parameter]
+        prune_by_masks(masks)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masks[name]
@@ -210,6 +216,11 @@ class MaskSet(Mapping[str, Tensor]):
         if found.digest() != digest:
             raise ValueError("These masks are damaged: they have not the digest that their file says.")
         return found
+
+
+def pruned_names(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of `module` itself that this package or torch's holds pruned."""
+    return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
 
 
 def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:

@@ -22,7 +22,6 @@ from pruning.channels import (
     drop_channels,
     mask_of_channels,
 )
-from pruning.engines import EngineName
 from pruning.selection import prune_random_, prune_smallest_
 
 
@@ -121,12 +120,9 @@ class LnStructured(_Structured):
         importance_scores: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
-        engine: EngineName | None = None,
     ) -> BasePruningMethod:
         """As `BasePruningMethod.apply`, by the norms of `importance_scores` (by default the parameter's)."""
-        return super().apply(
-            module, name, amount, n, dim, importance_scores=importance_scores, generator=generator, engine=engine
-        )
+        return super().apply(module, name, amount, n, dim, importance_scores=importance_scores, generator=generator)
 
 
 torch_prune.RandomStructured.register(RandomStructured)

@@ -18,8 +18,8 @@ from pruning.base import (
     is_pruning_hook,
 )
 from pruning.container import appended, prune_survivors
-from pruning.engines import ENGINES, Engine, EngineName, check_engine, mask_name, orig_name, stored
 from pruning.masking import masked
+from pruning.reparam import Reparam, mask_name, orig_name, stored
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Target:
     """A parameter that may have been pruned before, by this package or by torch.
 
     `orig` is the parameter, `mask` its mask so far (None if it was never pruned), `key` the place of its hook among
-    the module's forward pre-hooks, `engine` the one asked for (None keeps the one in use).
+    the module's forward pre-hooks.
     """
 
     module: nn.Module
@@ -35,26 +35,16 @@ class Target:
     orig: nn.Parameter
     mask: Tensor | None
     key: int | None
-    engine: EngineName | None = None
-
-    def __post_init__(self) -> None:
-        overlaps = any(step == 0 < size - 1 for step, size in zip(self.orig.stride(), self.orig.shape, strict=True))
-        if overlaps and (self.engine or self._engine_label) == "inplace":
-            raise ValueError(
-                f"`engine` (='inplace') cannot hold {self.label}, which is expanded: several of its entries are one in "
-                "memory. Clone the parameter, or pass engine='reparam'."
-            )
 
     @classmethod
-    def of(cls, module: nn.Module, name: str, engine: EngineName | None = None) -> Target:
+    def of(cls, module: nn.Module, name: str) -> Target:
         """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned (again)."""
-        check_engine(engine)
         if not isinstance(cast(object, module), nn.Module):
             raise TypeError(f"`module` (={module!r}) must be an nn.Module, not {type(module).__name__}.")
         key = hook_key(module, name)
         if key is not None:
             orig, mask = stored(module, name)
-            return cls(module, name, cast(nn.Parameter, orig), mask, key, engine)
+            return cls(module, name, cast(nn.Parameter, orig), mask, key)
         parameter = module._parameters.get(name)
         if parameter is None:
             raise AttributeError(
@@ -64,7 +54,7 @@ class Target:
         for taken in (orig_name(name), mask_name(name)):
             if hasattr(module, taken):
                 raise AttributeError(f"{type(module).__name__} already has an attribute {taken!r}; rename it first.")
-        return cls(module, name, parameter, None, None, engine)
+        return cls(module, name, parameter, None, None)
 
     @property
     def label(self) -> str:
@@ -119,25 +109,14 @@ class Target:
         """Return a copy of the mask so far, to prune further in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
-    @property
-    def _engine(self) -> Engine | None:
-        return getattr(self.hook, "_engine", None)
-
-    @property
-    def _engine_label(self) -> EngineName:
-        return "reparam" if self._engine is None else self._engine.label
-
     def commit(self, method: BasePruningMethod, mask: Tensor) -> BasePruningMethod:
         """Put `mask` in force and remember `method`; nothing before this has changed the module."""
         module, name = self.module, self.name
-        held = self._engine
-        label: EngineName = self.engine or self._engine_label
-        engine = held if held is not None and held.label == label else ENGINES[label](name)
-        value = engine.start(module, self.orig, mask)
+        reparam = getattr(self.hook, "_reparam", None) or Reparam(name)
         if self.hook is not None:
-            self.hook._engine = None  # it may become one method among others
+            self.hook._reparam = None  # it may become one method among others
         hook = appended(self.hook, method)
-        hook._engine = engine
+        hook._reparam = reparam
         make_live(module)
         if self.key is None:
             rename_parameter(module, name, orig_name(name))
@@ -146,7 +125,7 @@ class Target:
         else:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
-        engine.publish(module, value)
+        reparam.refresh(module)
         hook.publish_own(module)
         method.forget()
         return hook
@@ -157,9 +136,8 @@ class Target:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
         own = self.hook.apply_mask(module).detach() if applies_own_mask(self.hook) else None
-        (self._engine or ENGINES["reparam"](name)).finish(self.orig, self.mask)
-        if own is not None:
-            self.orig.data = own
+        # New storage: tensors that share the old one keep their values.
+        self.orig.data = masked(self.orig.detach(), self.mask) if own is None else own
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)

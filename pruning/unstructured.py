@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.base import BasePruningMethod, BuiltinMethod, check_tensor
-from pruning.engines import EngineName
 from pruning.selection import prune_random_across_, prune_smallest_across_
 
 
@@ -83,12 +82,9 @@ class L1Unstructured(BuiltinMethod):
         importance_scores: Tensor | None = None,
         *,
         generator: torch.Generator | None = None,
-        engine: EngineName | None = None,
     ) -> BasePruningMethod:
         """As `BasePruningMethod.apply`, by the magnitude of `importance_scores` (by default the parameter's)."""
-        return super().apply(
-            module, name, amount, importance_scores=importance_scores, generator=generator, engine=engine
-        )
+        return super().apply(module, name, amount, importance_scores=importance_scores, generator=generator)
 
 
 class CustomFromMask(BuiltinMethod):

@@ -163,24 +163,25 @@ def selection_alone(size: str, repeats: int) -> Iterator[Row]:
 def structured(size: str, repeats: int) -> Iterator[Row]:
     """`ln_structured` on the weight of a convolution."""
     make = partial(nn.Conv2d, CONV[size], CONV[size], 3, bias=False)
-    for dim, bar in ((0, 8.0), (1, 4.0)):
+    for dim in (0, 1):
         what = f"ln_structured conv {size}, n=2, dim={dim}, 50%"
-        yield compared(what, make, "ln_structured", at(size, bar), repeats, amount=0.5, n=2, dim=dim)
+        yield compared(what, make, "ln_structured", at(size, 1.5), repeats, amount=0.5, n=2, dim=dim)
 
 
 def later_rounds(size: str, repeats: int) -> Iterator[Row]:
     """A further 20% of what is left when 99% are masked."""
 
-    def pruned(package: Any, name: str, **engine: Any) -> nn.Module:
+    def pruned(package: Any, name: str) -> nn.Module:
         module = linear(SHAPES[size])
-        call(package, name, module, amount=0.99, **engine)
+        call(package, name, module, amount=0.99)
         return module
 
     for name in ("l1_unstructured", "random_unstructured"):
-        theirs = on_fresh(partial(pruned, torch_prune, name), partial(call, torch_prune, name, amount=0.2))
-        for engine in ("reparam", "inplace"):
-            ours = on_fresh(partial(pruned, pruning, name, engine=engine), partial(call, pruning, name, amount=0.2))
-            yield faster(f"{name} {size}, 20% more at 99%, {engine}", theirs, ours, at(size, 20.0), repeats)
+        theirs, ours = (
+            on_fresh(partial(pruned, package, name), partial(call, package, name, amount=0.2))
+            for package in (torch_prune, pruning)
+        )
+        yield faster(f"{name} {size}, 20% more at 99%", theirs, ours, at(size, 2.0), repeats)
 
 
 # --- a step of training -----------------------------------------------------------------------------------------------
@@ -208,10 +209,10 @@ def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.O
     return run
 
 
-def by_hooks(package: Any, model: nn.Sequential, **engine: Any) -> Callable[[], object]:
+def by_hooks(package: Any, model: nn.Sequential) -> Callable[[], object]:
     """Prune the layers of `model` by hooks, which need nothing after a step."""
     for layer in list(model)[::2]:
-        call(package, "l1_unstructured", layer, amount=AMOUNT, **engine)
+        call(package, "l1_unstructured", layer, amount=AMOUNT)
     return lambda: None
 
 
@@ -225,13 +226,12 @@ def by_keeper(model: nn.Sequential) -> Callable[[], object]:
 
 
 def training_steps(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001 - one signature for all groups
-    """Forward, backward and optimizer at 90% sparsity against dense: our engines, a keeper, and torch's hooks."""
+    """Forward, backward and optimizer at 90% sparsity against dense: a keeper, our hooks, and torch's."""
     steps = 20
     ways: dict[str, Hold] = {
         "dense": lambda _: lambda: None,
         "keeper": by_keeper,
-        "inplace": partial(by_hooks, pruning, engine="inplace"),
-        "reparam": partial(by_hooks, pruning),
+        "hooks": partial(by_hooks, pruning),
         "torch's": partial(by_hooks, torch_prune),
     }
     for name, optimizer_type, bars in (
@@ -245,7 +245,7 @@ def training_steps(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001 - 
             dense = milliseconds.pop("dense")
             for way, taken in milliseconds.items():
                 what = f"step LeNet-300-100, batch {batch}, {name}: {way} over dense"
-                yield Row(what, dense, taken, "ms", taken / dense, bar if way in ("keeper", "inplace") else None)
+                yield Row(what, dense, taken, "ms", taken / dense, bar if way == "keeper" else None)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ class Prune:
     parameters: list[str] = field(default_factory=lambda: ["weight"])
     include: list[str] = field(default_factory=lambda: ["*"])
     exclude: list[str] = field(default_factory=list)
-    engine: str = "inplace"
-    """What holds the masks while fine-tuning: `inplace`, or `reparam`, which is as `torch.nn.utils.prune` does it."""
+    holding: str = "keeper"
+    """What holds the masks while fine-tuning: a `keeper`, or `hooks`, which are as those of `torch.nn.utils.prune`."""
 
 
 @dataclass
@@ -187,7 +187,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if not config["tracking"]["experiment"].strip():
         yield "`tracking.experiment` (='') must be a name; pass pruning for the default."
     yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
-    yield from _choice("prune.engine", config["prune"]["engine"], ("inplace", "reparam"))
+    yield from _choice("prune.holding", config["prune"]["holding"], ("keeper", "hooks"))
     for name in ("types", "parameters", "include"):
         if not config["prune"][name]:
             yield f"`prune.{name}` (=[]) must hold a pattern, or nothing is pruned; pass ['*'] to take every one."

@@ -36,12 +36,18 @@ def prune_round(
     plain, with zeros where the masks are 0.
     """
     chosen = prunable(model, fields["prune"])
-    parent.apply(model, engine="inplace")
+    parent.apply(model)
     _apply(chosen, fields, generator)
-    masks = MaskSet.collect(model)
-    for each in chosen:
-        pruning.remove(each.module, each.parameter)
+    masks = MaskSet({each.name: _mask(each) for each in chosen})
+    make_plain(model)
     return chosen, masks
+
+
+def make_plain(model: nn.Module) -> None:
+    """Make the pruning of a model permanent: parameters with zeros, the same objects, and no hooks."""
+    for name in MaskSet.collect(model):
+        path, _, leaf = name.rpartition(".")
+        pruning.remove(model.get_submodule(path), leaf)
 
 
 def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:
@@ -51,14 +57,14 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
     options = {key: value for key, value in config.items() if key not in RESERVED}
     if options.get("n") in INFINITIES:
         options["n"] = float(options["n"])
-    common: dict[str, Any] = {"generator": generator, "engine": "inplace", **options}
+    common: dict[str, Any] = {"generator": generator, **options}
     if config.get("scope", "layer") == "global":
         amount = _global_amount(chosen, fields)
         pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
         return
     for parameter in chosen:
         if issubclass(method, pruning.Identity):
-            method.apply(parameter.module, parameter.parameter, engine="inplace")
+            method.apply(parameter.module, parameter.parameter)
         else:
             amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
             method.apply(parameter.module, parameter.parameter, amount=amount, **common)

@@ -112,9 +112,14 @@ class Session:
         chosen, self._masks = rounds.prune_round(self._model, spec.fields, parent, generator)
         before = loop.evaluate(self._model, self._data.val, **self._evaluation(config))
         rounds.hold_finite(before)
-        keeper = MaskKeeper(self._model, self._masks, spec.fields["prune"]["engine"])
-        fit = self._fit(spec, config, keeper)
-        keeper.release()
+        if spec.fields["prune"]["holding"] == "hooks":
+            self._masks.apply(self._model)
+            fit = self._fit(spec, config)
+            rounds.make_plain(self._model)
+        else:
+            keeper = MaskKeeper(self._model, self._masks)
+            fit = self._fit(spec, config, keeper)
+            keeper.release()
         after = self._final(config)
         dead = rounds.hold_laws(chosen, spec.fields, parent, self._masks, plain_state(self._model))
         count = self._macs()

@@ -19,8 +19,6 @@ from torch import nn
 
 import pruning
 
-ENGINES = ("reparam", "inplace")
-
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_01_scores_are_fresh_after_an_optimizer_step(library: Any) -> None:
@@ -61,16 +59,15 @@ def test_02_a_failed_second_application_changes_nothing(library: Any, failure: s
     library.remove(layer, "weight")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_02_rollback_in_every_round_and_engine(engine: Any, failure: str, rounds: int) -> None:
+def test_02_rollback_in_every_round(failure: str, rounds: int) -> None:
     layer = linear([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     for _ in range(rounds):
-        pruning.l1_unstructured(layer, "weight", 1, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 1)
     before = snapshot(layer)
     with pytest.raises(ValueError, match="`"):
-        pruning.l1_unstructured(layer, "weight", **FAILURES[failure], engine=engine)
+        pruning.l1_unstructured(layer, "weight", **FAILURES[failure])
     assert snapshot(layer) == before
 
 
@@ -121,16 +118,15 @@ def test_03_deepcopy_whatever_was_copied_before(between: Any) -> None:
     assert layer.weight_orig.grad is None
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "duplicate",
     [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: cloudpickle.loads(cloudpickle.dumps(m))],
     ids=["deepcopy", "pickle", "cloudpickle"],
 )
-def test_03_copies_are_whole_and_independent(engine: Any, duplicate: Any) -> None:
+def test_03_copies_are_whole_and_independent(duplicate: Any) -> None:
     model = nn.Sequential(linear([[1.0, -2.0], [3.0, 0.5]]), nn.ReLU(), nn.Linear(2, 1))
-    pruning.l1_unstructured(model[0], "weight", 1, engine=engine, generator=torch.Generator())
-    pruning.random_unstructured(model[0], "weight", 1, engine=engine, generator=torch.Generator())
+    pruning.l1_unstructured(model[0], "weight", 1, generator=torch.Generator())
+    pruning.random_unstructured(model[0], "weight", 1, generator=torch.Generator())
     with torch.no_grad():
         model[0].weight_orig.add_(1.0)  # pruned entries move; a copy must mask them as the original does
     copied = duplicate(model)
@@ -174,14 +170,6 @@ def test_04_a_global_pruning_keeps_one_mask_for_each_parameter(library: Any) -> 
     stored = io.BytesIO()
     torch.save(model[0], stored)
     assert stored.tell() < 3.5 * weights / 4
-
-
-def test_04_the_inplace_engine_keeps_no_second_copy_of_the_values() -> None:
-    before = held_bytes()
-    layer = nn.Linear(128, 128, bias=False)
-    for _ in range(3):
-        pruning.l1_unstructured(layer, "weight", 0.2, engine="inplace")
-    assert held_bytes() - before <= 2 * layer.weight.nbytes + 4096
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

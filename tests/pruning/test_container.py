@@ -11,29 +11,25 @@ from torch import Tensor, nn
 
 import pruning
 
-ENGINES = ("reparam", "inplace")
-
 
 def only_hook(module: nn.Module) -> Any:
     (hook,) = module._forward_pre_hooks.values()
     return hook
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ["random_unstructured", "l1_unstructured"])
-def test_amounts_are_relative_to_what_survives(method: str, engine: Any) -> None:
+def test_amounts_are_relative_to_what_survives(method: str) -> None:
     layer = nn.Linear(10, 10)
     zeros = []
     for _ in range(4):
-        getattr(pruning, method)(layer, "weight", 0.2, engine=engine)
+        getattr(pruning, method)(layer, "weight", 0.2)
         zeros.append(int((layer.weight_mask == 0).sum()))
     assert zeros == [20, 36, 49, 59]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_masks_are_nested_whatever_comes_next(engine: Any) -> None:
+def test_masks_are_nested_whatever_comes_next() -> None:
     layer = nn.Conv3d(2, 4, 2)
-    pruning.l1_unstructured(layer, "weight", 0.1, engine=engine)
+    pruning.l1_unstructured(layer, "weight", 0.1)
     masks = [layer.weight_mask.clone()]
     for prune in (
         lambda: pruning.ln_structured(layer, "weight", 0.3, n=2, dim=0),
@@ -61,7 +57,7 @@ def test_masks_are_nested_whatever_comes_next(engine: Any) -> None:
     ]
     assert isinstance(hook[0], torch_prune.L1Unstructured)
     assert len(hook) == 7
-    assert all(method._engine is None for method in hook)  # only the hook holds the parameter
+    assert all(method._reparam is None for method in hook)  # only the hook holds the parameter
 
 
 def test_a_fully_pruned_tensor_takes_fractions_but_no_counts() -> None:
@@ -114,10 +110,9 @@ class Unknown(Recorder):
     PRUNING_TYPE = "sideways"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_custom_methods_see_the_full_shape_first_and_the_survivors_later(engine: Any) -> None:
+def test_custom_methods_see_the_full_shape_first_and_the_survivors_later() -> None:
     layer = nn.Linear(3, 4)
-    first = Recorder.apply(layer, "weight", engine=engine)
+    first = Recorder.apply(layer, "weight")
     assert isinstance(first, Recorder)
     assert first.seen == [((4, 3), (4, 3))]
     container = Recorder.apply(layer, "weight")
@@ -243,13 +238,12 @@ def test_container_nests_no_containers() -> None:
     assert list(pruning.PruningContainer(pruning.PruningContainer(methods), pruning.Identity()))[:2] == methods
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_hooks_of_torch_are_recognised_and_continued(engine: Any) -> None:
+def test_hooks_of_torch_are_recognised_and_continued() -> None:
     layer = nn.Linear(10, 10)
     torch_prune.l1_unstructured(layer, "weight", 0.2)  # type: ignore[no-untyped-call]
     assert pruning.is_pruned(layer)
     torch_prune.l1_unstructured(layer, "weight", 0.2)  # type: ignore[no-untyped-call]
-    pruning.l1_unstructured(layer, "weight", 0.2, engine=engine)
+    pruning.l1_unstructured(layer, "weight", 0.2)
     assert int((layer.weight_mask == 0).sum()) == 49
     assert len(only_hook(layer)) == 3
     layer(torch.ones(1, 10)).sum().backward()
@@ -261,17 +255,16 @@ def test_hooks_of_torch_are_recognised_and_continued(engine: Any) -> None:
     assert list(dict(layer.named_parameters())) == ["weight", "bias"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_torch_accepts_our_hooks(engine: Any) -> None:
+def test_torch_accepts_our_hooks() -> None:
     layer = nn.Linear(10, 10)
-    pruning.l1_unstructured(layer, "weight", 0.2, engine=engine)
+    pruning.l1_unstructured(layer, "weight", 0.2)
     assert torch_prune.is_pruned(layer)
     torch_prune.remove(layer, "weight")  # type: ignore[no-untyped-call]
     assert not pruning.is_pruned(layer)
     assert int((layer.weight == 0).sum()) == 20
     layer(torch.ones(1, 10)).sum().backward()
     for _ in range(2):
-        pruning.l1_unstructured(layer, "weight", 0.1, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 0.1)
     torch_prune.random_unstructured(layer, "weight", 0.5)  # type: ignore[no-untyped-call]
     layer(torch.ones(1, 10)).sum().backward()
     assert int((layer.weight_mask == 0).sum()) == 59

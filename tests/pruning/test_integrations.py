@@ -15,10 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pruning
 
-ENGINES = ("reparam", "inplace")
 INPUTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-
-pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 
 def network() -> nn.Sequential:
@@ -26,10 +23,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
-def pruned(engine: Any) -> nn.Sequential:
+def pruned() -> nn.Sequential:
     model = network()
     for layer in (model[0], model[2]):
-        pruning.l1_unstructured(layer, "weight", 0.5, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 0.5)
     return model
 
 
@@ -59,8 +56,8 @@ def save_and_load(model: nn.Module) -> nn.Module:
     return loaded
 
 
-def test_torch_save_of_a_module(engine: Any) -> None:
-    model = pruned(engine)
+def test_torch_save_of_a_module() -> None:
+    model = pruned()
     train(model, model, INPUTS)
     loaded = save_and_load(model)
     assert list(loaded.state_dict()) == list(model.state_dict())
@@ -70,8 +67,8 @@ def test_torch_save_of_a_module(engine: Any) -> None:
     assert torch.equal(loaded(INPUTS), dense(loaded, network())(INPUTS))
 
 
-def test_state_dict_into_a_pruned_model_and_after_remove_into_a_dense_one(engine: Any) -> None:
-    model, other = pruned(engine), pruned(engine)
+def test_state_dict_into_a_pruned_model_and_after_remove_into_a_dense_one() -> None:
+    model, other = pruned(), pruned()
     train(model, model, INPUTS)
     stream = io.BytesIO()
     torch.save(model.state_dict(), stream)
@@ -85,19 +82,11 @@ def test_state_dict_into_a_pruned_model_and_after_remove_into_a_dense_one(engine
     assert torch.equal(plain(INPUTS), other(INPUTS))
 
 
-@pytest.mark.parametrize("other", ENGINES)
-def test_state_dicts_pass_between_engines(engine: Any, other: Any) -> None:
-    model, target = pruned(engine), pruned(other)
-    train(model, model, INPUTS)
-    target.load_state_dict(model.state_dict())
-    assert torch.equal(target(INPUTS), model(INPUTS))
-
-
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
-def test_export(engine: Any, strict: bool) -> None:
-    model = pruned(engine)
+def test_export(strict: bool) -> None:
+    model = pruned()
     train(model, model, INPUTS)
     expected = dense(model, network())(INPUTS)
     version = model[0].weight_orig._version
@@ -109,41 +98,31 @@ def test_export(engine: Any, strict: bool) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compile(engine: Any, backend: str) -> None:
+def test_compile(backend: str) -> None:
     torch.compiler.reset()
-    model = pruned(engine)
+    model = pruned()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     train(compiled, model, INPUTS)
     assert torch.allclose(compiled(INPUTS), dense(model, network())(INPUTS), atol=1e-6)
     assert torch.allclose(model(INPUTS), dense(model, network())(INPUTS), atol=1e-6)
-    pruning.enforce_masks(model)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(copied(INPUTS), model(INPUTS))
     pruning.l1_unstructured(model[0], "weight", 0.5)
     assert torch.allclose(compiled(INPUTS), dense(model, network())(INPUTS), atol=1e-6)
 
 
-def test_compiled_training_with_masks_enforced_keeps_zeros(engine: Any) -> None:
-    torch.compiler.reset()
-    model = pruned(engine)
-    train(torch.compile(model, backend="eager"), model, INPUTS)
-    pruning.enforce_masks(model)
-    stored = model[0].weight_orig[model[0].weight_mask == 0]
-    assert not stored.any() if engine == "inplace" else stored.any()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_jit_trace_and_fx(engine: Any) -> None:
-    model = pruned(engine)
+def test_jit_trace_and_fx() -> None:
+    model = pruned()
     expected = model(INPUTS)
     assert torch.allclose(torch.jit.trace(model, (INPUTS,))(INPUTS), expected)  # type: ignore[no-untyped-call]
     assert torch.allclose(torch.fx.symbolic_trace(model)(INPUTS), expected)
     assert torch.equal(model(INPUTS), expected)
 
 
-def test_functional_call_masks_but_never_writes_the_callers_tensors(engine: Any) -> None:
-    model = pruned(engine)
+def test_functional_call_masks_but_never_writes_the_callers_tensors() -> None:
+    model = pruned()
     expected = model(INPUTS)
     given = {name: torch.ones_like(p).requires_grad_() for name, p in model.named_parameters()}
     torch.func.functional_call(model, given, (INPUTS,)).sum().backward()
@@ -156,8 +135,8 @@ def test_functional_call_masks_but_never_writes_the_callers_tensors(engine: Any)
     assert torch.equal(copy.deepcopy(model)(INPUTS), expected)
 
 
-def test_vmap_over_an_ensemble_and_grad(engine: Any) -> None:
-    models = [pruned(engine) for _ in range(3)]
+def test_vmap_over_an_ensemble_and_grad() -> None:
+    models = [pruned() for _ in range(3)]
     for seed, model in enumerate(models):
         pruning.random_unstructured(model[0], "weight", 3, generator=torch.Generator().manual_seed(seed))
     parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
@@ -174,8 +153,8 @@ def test_vmap_over_an_ensemble_and_grad(engine: Any) -> None:
     assert not grads["0.weight_orig"][models[0][0].weight_mask == 0].any()
 
 
-def test_checkpointing(engine: Any) -> None:
-    model = pruned(engine)
+def test_checkpointing() -> None:
+    model = pruned()
     with torch.no_grad():
         model[0].weight_orig.add_(1.0)
     inputs = INPUTS.clone().requires_grad_()
@@ -191,19 +170,19 @@ def attention() -> nn.MultiheadAttention:
 class TestAttention:
     tokens = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 
-    def pruned(self, engine: Any) -> nn.MultiheadAttention:
+    def pruned(self) -> nn.MultiheadAttention:
         module = attention()
-        pruning.l1_unstructured(module.out_proj, "weight", 0.5, engine=engine)
-        pruning.l1_unstructured(module.out_proj, "bias", 0.5, engine=engine)
-        pruning.l1_unstructured(module, "in_proj_weight", 0.5, engine=engine)
+        pruning.l1_unstructured(module.out_proj, "weight", 0.5)
+        pruning.l1_unstructured(module.out_proj, "bias", 0.5)
+        pruning.l1_unstructured(module, "in_proj_weight", 0.5)
         return module
 
     def run(self, module: Any) -> Tensor:
         output: Tensor = module(self.tokens, self.tokens, self.tokens)[0]
         return output
 
-    def test_trains_right_and_stays_zero(self, engine: Any) -> None:
-        module = self.pruned(engine)
+    def test_trains_right_and_stays_zero(self) -> None:
+        module = self.pruned()
         train(lambda: self.run(module), module)
         assert torch.allclose(self.run(module), self.run(dense(module, attention())), atol=1e-6)
         assert not module.out_proj.weight[module.out_proj.weight_mask == 0].any()
@@ -212,8 +191,8 @@ class TestAttention:
             assert torch.allclose(self.run(module), self.run(dense(module, attention()).eval()), atol=1e-6)
 
     @pytest.mark.parametrize("duplicate", [copy.deepcopy, save_and_load])
-    def test_copies(self, engine: Any, duplicate: Any) -> None:
-        module = self.pruned(engine)
+    def test_copies(self, duplicate: Any) -> None:
+        module = self.pruned()
         train(lambda: self.run(module), module)
         copied = duplicate(duplicate(module))
         assert torch.equal(self.run(copied), self.run(module))
@@ -221,16 +200,16 @@ class TestAttention:
         assert torch.allclose(self.run(copied), self.run(dense(copied, attention())), atol=1e-6)
 
     @pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
-    def test_compile_and_export(self, engine: Any) -> None:
+    def test_compile_and_export(self) -> None:
         torch.compiler.reset()
-        module = self.pruned(engine)
+        module = self.pruned()
         expected = self.run(module)
         assert torch.allclose(self.run(torch.compile(module, backend="eager")), expected, atol=1e-6)
         program = torch.export.export(module, (self.tokens,) * 3, strict=False)
         assert torch.allclose(self.run(program.module()), expected, atol=1e-6)
 
-    def test_prune_again_and_remove(self, engine: Any) -> None:
-        module = self.pruned(engine)
+    def test_prune_again_and_remove(self) -> None:
+        module = self.pruned()
         kind = type(attention().out_proj)
         assert isinstance(module.out_proj, kind)
         pruning.l1_unstructured(module.out_proj, "weight", 0.5)
@@ -243,10 +222,10 @@ class TestAttention:
         assert torch.equal(self.run(module), expected)
         train(lambda: self.run(module), module)
 
-    def test_transformer_layer_fused_path(self, engine: Any) -> None:
+    def test_transformer_layer_fused_path(self) -> None:
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
         for module, name in ((layer.self_attn.out_proj, "weight"), (layer.linear1, "weight")):
-            pruning.random_unstructured(module, name, 0.5, engine=engine)
+            pruning.random_unstructured(module, name, 0.5)
         expected = layer(self.tokens)
         with torch.no_grad():
             assert torch.allclose(layer.eval()(self.tokens), expected, atol=1e-5)
@@ -255,13 +234,12 @@ class TestAttention:
 class TestRecurrence:
     sequence = torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(1))
 
-    def test_an_lstm_keeps_its_own_list_right(self, engine: Any) -> None:
+    def test_an_lstm_keeps_its_own_list_right(self) -> None:
         torch.manual_seed(0)
         lstm = nn.LSTM(4, 3)
         names = [name for name, _ in lstm.named_parameters()]
-        pruning.l1_unstructured(lstm, "weight_hh_l0", 0.5, engine=engine)
-        # The inplace engine reads the parameter itself.
-        assert sum(isinstance(p, nn.Parameter) for p in lstm._flat_weights) == (3 if engine == "reparam" else 4)
+        pruning.l1_unstructured(lstm, "weight_hh_l0", 0.5)
+        assert sum(isinstance(p, nn.Parameter) for p in lstm._flat_weights) == 3
         train(lambda: lstm(self.sequence)[0], lstm)
         reference = dense(lstm, nn.LSTM(4, 3))
         assert torch.allclose(lstm(self.sequence)[0], reference(self.sequence)[0])
@@ -275,18 +253,18 @@ class TestRecurrence:
         assert [name for name, _ in lstm.named_parameters()] == names
         assert torch.allclose(lstm(self.sequence)[0], reference(self.sequence)[0])
 
-    def test_to_another_dtype(self, engine: Any) -> None:
+    def test_to_another_dtype(self) -> None:
         lstm = nn.LSTM(4, 3)
-        pruning.random_unstructured(lstm, "weight_ih_l0", 0.5, engine=engine)
+        pruning.random_unstructured(lstm, "weight_ih_l0", 0.5)
         assert lstm.double()(self.sequence.double())[0].dtype == torch.float64
 
 
-def test_tied_weights(engine: Any) -> None:
+def test_tied_weights() -> None:
     model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
     model[1].weight = model[0].weight
     pairs = [(model[0], "weight"), (model[1], "weight")]
     for left in (12, 6):
-        pruning.global_unstructured(pairs, pruning.L1Unstructured, amount=0.5, engine=engine)
+        pruning.global_unstructured(pairs, pruning.L1Unstructured, amount=0.5)
         assert int(model[0].weight_mask.sum()) == left
         assert model[0].weight_mask is model[1].weight_mask
         assert model[0].weight_orig is model[1].weight_orig
@@ -301,29 +279,29 @@ def test_tied_weights(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
-def test_dtypes(engine: Any, dtype: torch.dtype) -> None:
+def test_dtypes(dtype: torch.dtype) -> None:
     layer = nn.Linear(6, 4, dtype=dtype)
-    pruning.l1_unstructured(layer, "weight", 6, engine=engine)
-    pruning.random_unstructured(layer, "weight", 6, engine=engine)
+    pruning.l1_unstructured(layer, "weight", 6)
+    pruning.random_unstructured(layer, "weight", 6)
     assert layer.weight_mask.dtype == dtype
     assert int((layer.weight == 0).sum()) == 12
-    pruning.ln_structured(layer, "weight", 2, n=2, dim=0, engine=engine)
+    pruning.ln_structured(layer, "weight", 2, n=2, dim=0)
     layer(INPUTS.to(dtype)).abs().sum().backward()
     assert int((layer.weight_mask != 0).any(1).sum()) == 2
 
 
-def test_autocast_and_conversion(engine: Any) -> None:
-    model = pruned(engine)
+def test_autocast_and_conversion() -> None:
+    model = pruned()
     with torch.autocast("cpu", torch.bfloat16):
         model(INPUTS).float().sum().backward()
     assert int((model.bfloat16()[0].weight_mask == 0).sum()) == 15
     assert model(INPUTS.bfloat16()).isfinite().all()
 
 
-def test_channels_last(engine: Any) -> None:
+def test_channels_last() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    pruning.l1_unstructured(conv, "weight", 0.5, engine=engine)
-    pruning.random_unstructured(conv, "weight", 0.5, engine=engine)
+    pruning.l1_unstructured(conv, "weight", 0.5)
+    pruning.random_unstructured(conv, "weight", 0.5)
     assert int((conv.weight == 0).sum()) == 81
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
     conv(torch.randn(2, 3, 8, 8)).sum().backward()

@@ -112,12 +112,11 @@ def test_a_dense_model_has_no_masks():
     assert MaskSet({}).sparsity() == 0.0
 
 
-@pytest.mark.parametrize("engine", ["inplace", "reparam"])
-def test_apply_to_a_plain_model(engine):
+def test_apply_to_a_plain_model():
     net = model()
     dense = {name: p.detach().clone() for name, p in net.named_parameters()}
     masks = some_masks()
-    masks.apply(net, engine=engine)
+    masks.apply(net)
     assert MaskSet.collect(net) == masks
     net[0](torch.randn(1, 1, 3, 3))
     assert torch.equal(net[0].weight, dense["0.weight"] * masks["0.weight"])
@@ -189,29 +188,37 @@ def test_equality_and_digest_are_of_names_shapes_and_bits():
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["reparam", "inplace"])
-def test_all_masks_apply_or_none(engine):
+def test_all_masks_apply_or_none():
     plain = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
     plain[1].weight_mask = "mine"
     masks = MaskSet({"0.weight": torch.zeros(4, 5), "1.weight": torch.zeros(3, 4)})
     with pytest.raises(
         ValueError, match=r"`1\.weight` cannot be pruned: Linear already has an attribute 'weight_mask'"
     ):
-        masks.apply(plain, engine)
+        masks.apply(plain)
     assert list(plain.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert plain[0].weight.all()
 
 
-@pytest.mark.parametrize("engine", ["reparam", "inplace"])
-def test_tied_parameters_get_one_mask(engine):
+def test_tied_parameters_get_one_mask():
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     rows, columns = torch.ones(4, 4), torch.ones(4, 4)
     rows[0], columns[:, 0] = 0, 0
-    MaskSet({"0.weight": rows, "1.weight": columns}).apply(tied, engine)
+    MaskSet({"0.weight": rows, "1.weight": columns}).apply(tied)
     assert tied[0].weight_mask is tied[1].weight_mask
     assert torch.equal(tied[0].weight_mask, rows * columns)
     assert torch.equal(tied[0].weight, tied[1].weight)
+
+
+def test_a_tied_parameter_is_pruned_wherever_it_stands():
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    masks = MaskSet({"0.weight": torch.eye(4)})
+    for _ in range(2):
+        masks.apply(tied)
+        assert not tied[1].weight[~masks["0.weight"]].any()
+        assert tied[1].weight_mask is tied[0].weight_mask
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -71,7 +71,7 @@ def test_macs_of_lenet_by_hand():
         "3": LayerMacs(30_000, 30_000),
         "4": LayerMacs(1_000, 1_000),
     }
-    l1_unstructured(model[1], "weight", 0.9, engine="inplace")
+    l1_unstructured(model[1], "weight", 0.9)
     torch_prune.random_unstructured(model[4], "weight", 300)
     assert measure.macs(model, example).layers["1"] == LayerMacs(235_200, 23_520)
     assert measure.macs(model, example).remaining == 23_520 + 30_000 + 700

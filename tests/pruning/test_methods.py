@@ -15,8 +15,6 @@ from torch import Tensor, nn
 import pruning
 from pruning import channels
 
-ENGINES = ("reparam", "inplace")
-
 
 def linear(weight: list[list[float]]) -> nn.Linear:
     values = torch.tensor(weight)
@@ -33,42 +31,41 @@ def conv() -> nn.Conv2d:
     return layer
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 class TestByHand:
-    def test_identity_changes_nothing(self, engine: Any) -> None:
+    def test_identity_changes_nothing(self) -> None:
         layer = nn.Linear(5, 2)
         inputs = torch.randn(3, 5)
         expected = layer(inputs)
-        assert pruning.identity(layer, "weight", engine=engine) is layer
+        assert pruning.identity(layer, "weight") is layer
         assert torch.equal(layer.weight_mask, torch.ones(2, 5))
         assert torch.equal(layer(inputs), expected)
         layer(inputs).sum().backward()
         assert torch.allclose(layer.weight_orig.grad, inputs.sum(0).expand(2, 5))
         assert torch.equal(layer(inputs), layer(inputs))
 
-    def test_l1_prunes_the_smallest_and_then_the_next_smallest(self, engine: Any) -> None:
+    def test_l1_prunes_the_smallest_and_then_the_next_smallest(self) -> None:
         layer = linear([[1.0, 2.0, 3.0, 4.0], [-4.0, -3.0, -2.0, -1.0]])
-        pruning.l1_unstructured(layer, "weight", 2, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 2)
         assert layer.weight.tolist() == [[0, 2, 3, 4], [-4, -3, -2, 0]]
         pruning.l1_unstructured(layer, "weight", 2)
         assert layer.weight.tolist() == [[0, 0, 3, 4], [-4, -3, 0, 0]]
 
-    def test_l1_by_importance_scores(self, engine: Any) -> None:
+    def test_l1_by_importance_scores(self) -> None:
         layer = linear([[1.0, 2.0, 3.0, 4.0], [-4.0, -3.0, -2.0, -1.0]])
         scores = torch.tensor([[4.0, 2.0, 1.0, 3.0], [-3.0, -1.0, -2.0, -4.0]])
-        pruning.l1_unstructured(layer, "weight", 2, scores, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 2, scores)
         assert layer.weight.tolist() == [[1, 2, 0, 4], [-4, 0, -2, -1]]
         pruning.l1_unstructured(layer, "weight", 2, importance_scores=scores)
         assert layer.weight.tolist() == [[1, 0, 0, 4], [-4, 0, 0, -1]]
 
-    def test_equal_scores_go_by_lowest_index(self, engine: Any) -> None:
+    def test_equal_scores_go_by_lowest_index(self) -> None:
         layer = linear([[2.0, -2.0, 2.0], [2.0, 1.0, -2.0]])
-        pruning.l1_unstructured(layer, "weight", 3, engine=engine)
+        pruning.l1_unstructured(layer, "weight", 3)
         assert layer.weight_mask.tolist() == [[0, 0, 1], [1, 0, 1]]
 
-    def test_ln_by_channel_and_then_by_column(self, engine: Any) -> None:
+    def test_ln_by_channel_and_then_by_column(self) -> None:
         layer = conv()
-        pruning.ln_structured(layer, "weight", 1, n=2, dim=1, engine=engine)
+        pruning.ln_structured(layer, "weight", 1, n=2, dim=1)
         expected = torch.ones(1, 3, 2, 2)
         expected[:, 1] = 0
         assert torch.equal(layer.weight_mask, expected)
@@ -76,37 +73,37 @@ class TestByHand:
         expected[..., 0] = 0
         assert torch.equal(layer.weight_mask, expected)
 
-    def test_ln_by_importance_scores(self, engine: Any) -> None:
+    def test_ln_by_importance_scores(self) -> None:
         layer = conv()
         scores = torch.tensor([[[[10.0, 1], [10, 1]], [[30, 3], [30, 3]], [[-20, -2], [-20, -2]]]])
-        pruning.ln_structured(layer, "weight", 1, 2, 1, scores, engine=engine)
+        pruning.ln_structured(layer, "weight", 1, 2, 1, scores)
         assert layer.weight_mask[0, :, 0, 0].tolist() == [0, 1, 1]
         pruning.ln_structured(layer, "weight", 1, 2, -1, importance_scores=scores)
         assert layer.weight_mask[0, 1].tolist() == [[1, 0], [1, 0]]
 
-    def test_ln_ranks_what_is_left_of_a_channel(self, engine: Any) -> None:
+    def test_ln_ranks_what_is_left_of_a_channel(self) -> None:
         layer = linear([[9.0, 1.0], [2.0, 2.0]])
-        pruning.custom_from_mask(layer, "weight", torch.tensor([[0, 1], [1, 1]]), engine=engine)
+        pruning.custom_from_mask(layer, "weight", torch.tensor([[0, 1], [1, 1]]))
         pruning.ln_structured(layer, "weight", 1, n=2, dim=0)
         assert layer.weight_mask.tolist() == [[0, 0], [1, 1]]
 
-    def test_random_structured_takes_whole_channels(self, engine: Any) -> None:
+    def test_random_structured_takes_whole_channels(self) -> None:
         layer = nn.Conv2d(4, 5, 2)
-        pruning.random_structured(layer, "weight", 0.6, dim=1, engine=engine)  # round(2.4)
+        pruning.random_structured(layer, "weight", 0.6, dim=1)  # round(2.4)
         kept = layer.weight_mask.sum((0, 2, 3))
         assert sorted(kept.tolist()) == [0, 0, 20, 20]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64])
-    def test_custom_mask_of_any_dtype_combines_with_the_old_one(self, engine: Any, dtype: torch.dtype) -> None:
+    def test_custom_mask_of_any_dtype_combines_with_the_old_one(self, dtype: torch.dtype) -> None:
         layer = linear([[1.0, 2.0, 3.0, 4.0]])
-        pruning.custom_from_mask(layer, "weight", mask=torch.tensor([[1, 1, 0, 0]], dtype=dtype), engine=engine)
+        pruning.custom_from_mask(layer, "weight", mask=torch.tensor([[1, 1, 0, 0]], dtype=dtype))
         pruning.custom_from_mask(layer, "weight", mask=torch.tensor([[0, 1, 1, 0]], dtype=dtype))
         assert layer.weight.tolist() == [[0, 2, 0, 0]]
         assert layer.weight_mask.dtype == torch.float32
 
-    def test_biases_and_vectors_can_be_pruned(self, engine: Any) -> None:
+    def test_biases_and_vectors_can_be_pruned(self) -> None:
         layer = nn.Conv3d(2, 4, 2)
-        pruning.random_unstructured(layer, "bias", 0.5, engine=engine)
+        pruning.random_unstructured(layer, "bias", 0.5)
         assert int((layer.bias == 0).sum()) == 2
         assert layer.bias_mask.shape == layer.bias_orig.shape == layer.bias.shape
 
@@ -215,14 +212,13 @@ def test_custom_masks_must_fit(bad: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", ["RandomUnstructured", "L1Unstructured"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_apply_dispatches_through_the_class_attribute(name: str, engine: Any) -> None:
+def test_apply_dispatches_through_the_class_attribute(name: str) -> None:
     layer = nn.Linear(5, 2)
     mask = torch.ones(2, 5)
     mask[1, 0] = mask[0, 3] = 0
     with mock.patch(f"pruning.{name}.compute_mask") as compute_mask:
         compute_mask.return_value = mask
-        getattr(pruning, name).apply(layer, "weight", amount=0.9, engine=engine)
+        getattr(pruning, name).apply(layer, "weight", amount=0.9)
     assert torch.equal(layer.weight_mask, mask)
     outputs = layer(torch.ones(1, 5))
     assert torch.allclose(outputs, (layer.weight_orig * mask).sum(1) + layer.bias)
@@ -280,7 +276,6 @@ def test_every_method_takes_the_common_keywords(name: str) -> None:
     common: dict[str, Any] = {
         "importance_scores": torch.rand(4, 4),
         "generator": torch.Generator().manual_seed(0),
-        "engine": "inplace",
     }
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     hook = pruning.METHODS[name].apply(first, "weight", **extra, **common)
@@ -295,8 +290,6 @@ def test_errors_about_the_parameter() -> None:
     for name in ("nope", "bias", "training"):
         with pytest.raises(AttributeError, match=rf"`name` \(='{name}'\).*it has 'weight'"):
             pruning.identity(layer, name)
-    with pytest.raises(ValueError, match=r"`engine` \(='fast'\)"):
-        pruning.identity(layer, "weight", engine="fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="has not been pruned"):
         pruning.remove(layer, "weight")
     with pytest.raises(ValueError, match="must be a parameter"):
@@ -357,10 +350,9 @@ def test_channels_without_entries(shape: tuple[int, ...]) -> None:
         pruning.random_structured(module, "weight", 1, dim=0)
 
 
-@pytest.mark.parametrize("engine", [None, *ENGINES])
-def test_a_subclass_may_apply_its_mask_in_its_own_way(engine: Any) -> None:
-    """Straight through: pruned in the forward, trained as if it were not; `None` is torch's own method."""
-    library: Any = torch_prune if engine is None else pruning
+@pytest.mark.parametrize("library", [pruning, torch_prune])
+def test_a_subclass_may_apply_its_mask_in_its_own_way(library: Any) -> None:
+    """Straight through: pruned in the forward, trained as if it were not."""
 
     class StraightThrough(library.L1Unstructured):  # type: ignore[misc]
         def apply_mask(self, module: nn.Module) -> Tensor:
@@ -369,7 +361,7 @@ def test_a_subclass_may_apply_its_mask_in_its_own_way(engine: Any) -> None:
 
     layer = linear([[1.0, -2.0, 3.0, -4.0]])
     parameter = layer.weight
-    StraightThrough.apply(layer, "weight", 2, **({} if engine is None else {"engine": engine}))
+    StraightThrough.apply(layer, "weight", 2)
     assert layer.weight.tolist() == [[0, 0, 6, -8]]
     for _ in range(2):
         outputs = layer(torch.ones(1, 4))
@@ -397,7 +389,6 @@ WRONG: dict[str, tuple[type[Exception], str, Any]] = {
         lambda m: pruning.random_unstructured(m, "weight", 0.5, generator=42),
     ),
     "module": (TypeError, "`module`", lambda _: pruning.l1_unstructured(None, "weight", 0.5)),
-    "engine": (ValueError, r"`engine` \(=\['x'\]\)", lambda m: pruning.identity(m, "weight", engine=["x"])),
     "modules": (
         *(TypeError, "`parameters` must hold pairs"),
         lambda m: pruning.global_unstructured([m], pruning.L1Unstructured, amount=1),

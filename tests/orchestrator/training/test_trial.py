@@ -45,13 +45,13 @@ def dense(seed: int = 0, **changes: Any) -> StageSpec:
 
 
 def chain(
-    *targets: float, method: Mapping[str, Any] = RANDOM, engine: str = "inplace", **changes: Any
+    *targets: float, method: Mapping[str, Any] = RANDOM, holding: str = "keeper", **changes: Any
 ) -> tuple[StageSpec, ...]:
     specs = [dense(**changes)]
     for index, target in enumerate(targets, start=1):
         fields = {
             "method": method,
-            "prune": {**PRUNE, "engine": engine},
+            "prune": {**PRUNE, "holding": holding},
             "finetune": TRAIN,
             "seed": 0,
             "round": index,
@@ -112,12 +112,12 @@ def test_pruned_weights_stay_zero_through_momentum_and_weight_decay(store: Store
     assert state_digest(weights) == record.weights_digest
 
 
-def test_either_engine_trains_to_the_same_bits(store: Store) -> None:
-    inplace, reparam = (run(store, chain(0.3, 0.6, engine=engine))[1:] for engine in ("inplace", "reparam"))
+def test_a_keeper_and_hooks_train_to_the_same_bits(store: Store) -> None:
+    kept, hooked = (run(store, chain(0.3, 0.6, holding=holding))[1:] for holding in ("keeper", "hooks"))
 
-    assert [each.weights_digest for each in inplace] == [each.weights_digest for each in reparam]
-    assert [each.mask_digest for each in inplace] == [each.mask_digest for each in reparam]
-    assert not {each.key for each in inplace} & {each.key for each in reparam}
+    assert [each.weights_digest for each in kept] == [each.weights_digest for each in hooked]
+    assert [each.mask_digest for each in kept] == [each.mask_digest for each in hooked]
+    assert not {each.key for each in kept} & {each.key for each in hooked}
 
 
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:
@@ -215,11 +215,10 @@ def test_the_laws_are_held() -> None:
         rounds.hold_finite({"loss": float("nan")})
 
 
-@pytest.mark.parametrize("engine", ["inplace", "reparam"])
-def test_the_plain_state_is_that_of_a_network_never_pruned(engine: Any) -> None:
+def test_the_plain_state_is_that_of_a_network_never_pruned() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     names = sorted(model.state_dict())
-    pruning.l1_unstructured(model[0], "weight", amount=5, engine=engine)
+    pruning.l1_unstructured(model[0], "weight", amount=5)
     plain = plain_state(model)
 
     assert sorted(plain) == names

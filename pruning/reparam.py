@@ -1,0 +1,105 @@
+"""How a module holds a pruned parameter, as in `torch.nn.utils.prune`: `name_orig`, `name_mask` and a forward pre-hook.
+
+`name_orig` keeps every value, and each forward sets
+
+    name = name_orig where name_mask != 0, else 0           (a new tensor; gradients of `name_orig` are masked)
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from pruning.attention import LiveOutProj
+from pruning.masking import is_capturing, mask_, masked, masked_sparsely
+
+
+def orig_name(name: str) -> str:
+    """Return the name of the parameter that holds the values of `name`."""
+    return f"{name}_orig"
+
+
+def mask_name(name: str) -> str:
+    """Return the name of the buffer that holds the mask of `name`."""
+    return f"{name}_mask"
+
+
+def publish(module: nn.Module, name: str, value: Tensor) -> None:
+    """Make `value` what `module.name` reads, without registering it; refuse to hide a parameter."""
+    if name in module._parameters:
+        raise TypeError(
+            f"`{name}` of {type(module).__name__} was assigned a parameter while `{orig_name(name)}` is held pruned; "
+            "assign that one, or call `remove` before."
+        )
+    if isinstance(module, LiveOutProj):  # computes `name` when it is read
+        module.__dict__.pop(name, None)
+    else:
+        setattr(module, name, value)
+
+
+def stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
+    """Return the parameter `name_orig` and the buffer `name_mask`."""
+    try:
+        return cast(Tensor, module._parameters[name + "_orig"]), cast(Tensor, module._buffers[name + "_mask"])
+    except KeyError:  # a replica of `nn.DataParallel` holds them as plain attributes
+        return getattr(module, orig_name(name)), getattr(module, mask_name(name))
+
+
+class Reparam:
+    """Keeps `name` at `name_orig` under `name_mask` in one module; the module's hook calls it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # several: shallow copies share their hooks
+
+    def read(self, module: nn.Module) -> Tensor:
+        """Return a new masked tensor."""
+        orig, mask = stored(module, self.name)
+        if getattr(module, "sparse", False) and not is_capturing():  # an embedding that has sparse gradients
+            return masked_sparsely(orig, mask)
+        return masked(orig, mask)
+
+    def refresh(self, module: nn.Module) -> None:
+        """Set `module.name` anew, as is due before a forward."""
+        publish(module, self.name, self.read(module))
+        if not is_capturing():
+            self._modules.add(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _modules=weakref.WeakSet())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Reparam:
+        # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
+        # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
+        copied = memo[id(self)] = type(self)(self.name)
+        for module in self._modules:
+            if id(module) in memo:
+                copied._modules.add(memo[id(module)])
+            value = module.__dict__.get(self.name)
+            if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
+                memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in stored(module, self.name)))
+        return copied
+
+
+def held(model: nn.Module) -> Iterator[tuple[nn.Module, Reparam]]:
+    """Yield (module, what holds its parameter) for every parameter in `model` that this package holds pruned."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            reparam = getattr(hook, "_reparam", None)
+            if isinstance(reparam, Reparam):
+                yield module, reparam
+
+
+def mask_gradients(model: nn.Module) -> None:
+    """Set the gradients of pruned entries to zero, whatever has put them there."""
+    for module, reparam in held(model):
+        orig, mask = stored(module, reparam.name)
+        if orig.grad is not None:
+            mask_(orig.grad, mask)
