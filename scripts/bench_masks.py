@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -187,8 +187,8 @@ def later_rounds(size: str, repeats: int) -> Iterator[Row]:
 # --- a step of training -----------------------------------------------------------------------------------------------
 
 
-Hold: TypeAlias = Callable[[nn.Sequential], Callable[[], object]]
-"""Prunes a model and returns what is to be called after each step of the optimizer."""
+Hold: TypeAlias = Callable[[nn.Sequential], Callable[[torch.optim.Optimizer], object]]
+"""Prunes a model and returns what is to be told the optimizer."""
 
 
 def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.Optimizer], hold: Hold) -> Action:
@@ -196,41 +196,42 @@ def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.O
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
     images, labels = torch.randn(batch, 784), torch.randint(10, (batch,))
-    after_step = hold(model)
+    attach = hold(model)
     optimizer = optimizer_type(model.parameters())
+    attach(optimizer)
 
     def run() -> None:
         for _ in range(steps):
             optimizer.zero_grad()
             functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            after_step()
 
     return run
 
 
-def by_hooks(package: Any, model: nn.Sequential) -> Callable[[], object]:
-    """Prune the layers of `model` by hooks, which need nothing after a step."""
+def by_hooks(package: Any, model: nn.Sequential) -> Callable[[torch.optim.Optimizer], object]:
+    """Prune the layers of `model` by hooks, which need no optimizer."""
     for layer in list(model)[::2]:
         call(package, "l1_unstructured", layer, amount=AMOUNT)
-    return lambda: None
+    return lambda _: None
 
 
-def by_keeper(model: nn.Sequential) -> Callable[[], object]:
-    """Prune the layers of `model` and leave it plain, as trials do."""
+def by_keeper(gradients: Literal["masked", "dense"], model: nn.Sequential) -> Callable[[torch.optim.Optimizer], object]:
+    """Prune the layers of `model` and leave it plain."""
     by_hooks(pruning, model)
     masks = MaskSet.collect(model)
     for layer in list(model)[::2]:
         pruning.remove(layer, "weight")
-    return pruning.MaskKeeper(model, masks).enforce
+    return pruning.MaskKeeper(model, masks, gradients).attach
 
 
 def training_steps(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001 - one signature for all groups
     """Forward, backward and optimizer at 90% sparsity against dense: a keeper, our hooks, and torch's."""
     steps = 20
     ways: dict[str, Hold] = {
-        "dense": lambda _: lambda: None,
-        "keeper": by_keeper,
+        "dense": lambda _: lambda _: None,
+        "keeper": partial(by_keeper, "dense"),  # as in a trial with these optimizers
+        "keeper, gradients masked": partial(by_keeper, "masked"),
         "hooks": partial(by_hooks, pruning),
         "torch's": partial(by_hooks, torch_prune),
     }

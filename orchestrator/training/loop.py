@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,8 +60,7 @@ def fit(
     *,
     seed: int,
     device: torch.device,
-    before_clip: Callable[[], None] | None = None,
-    after_step: Callable[[], None] | None = None,
+    on_optimizer: Callable[[Optimizer], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     on_point: Callable[[CurvePoint], None] | None = None,
 ) -> FitResult:
@@ -74,8 +74,7 @@ def fit(
 
     Args:
         config: a plain `orchestrator.config.components.Train`; absent keys have their defaults.
-        before_clip: called before gradients are clipped, when they are: masking those of pruned entries.
-        after_step: called after each optimizer step, before anything is evaluated: re-masking.
+        on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
         cancelled: asked before each batch.
         on_point: told each point as it comes.
 
@@ -91,10 +90,12 @@ def fit(
     model.to(device)
     modes = [(module, module.training) for module in model.modules()]
     with seeded(derive(seed, "training"), device):
-        run = _Run(model, data, settings, seed, device, before_clip or _nothing)
+        run = _Run(model, data, settings, seed, device)
+        if on_optimizer is not None:
+            on_optimizer(run.optimizer)
         try:
             model.train()
-            run.train(after_step or _nothing, cancelled or _never, on_point or _ignore)
+            run.train(cancelled or _never, on_point or _ignore)
         finally:
             for module, training in modes:
                 module.training = training
@@ -111,11 +112,9 @@ class _Run:
         config: components.Train,
         seed: int,
         device: torch.device,
-        before_clip: Callable[[], None],
     ) -> None:
         _require_precision(config.precision, device)
         self.model, self.data, self.config, self.device = model, data, config, device
-        self.before_clip = before_clip
         generator = torch.Generator().manual_seed(derive(seed, "order"))
         self.batches = data.train.batches(
             config.batch_size, device=device, generator=generator, drop_last=config.drop_last
@@ -129,6 +128,7 @@ class _Run:
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer: Optimizer = _call("train.optimizer", config.optimizer, self.parameters)
+        _refuse_closure(self.optimizer)
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.loss = criterion_of(config.loss, device)
@@ -144,7 +144,6 @@ class _Run:
 
     def train(
         self,
-        after_step: Callable[[], None],
         cancelled: Callable[[], bool],
         on_point: Callable[[CurvePoint], None],
     ) -> None:
@@ -156,7 +155,6 @@ class _Run:
                 raise Cancelled
             self._update(inputs, labels)
             self.step = step
-            after_step()
             if not self.skipped:
                 self._schedule("step")
             if step % self.epoch_length == 0:
@@ -179,7 +177,6 @@ class _Run:
         torch.autograd.backward(self.scaler.scale(loss))
         if self.config.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            self.before_clip()
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
@@ -279,6 +276,15 @@ def _require_precision(precision: str, device: torch.device) -> None:
         )
 
 
+def _refuse_closure(optimizer: Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TrainingError(
+            f"`train.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
+            "a trial are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
+        )
+
+
 def _diverged(which: str, step: int, loss: float) -> Diverged:
     return Diverged(
         f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
@@ -289,9 +295,6 @@ def _diverged(which: str, step: int, loss: float) -> Diverged:
 def _forever(batches: Batches) -> Iterator[Batch]:
     while True:
         yield from batches
-
-
-def _nothing() -> None: ...
 
 
 def _never() -> bool:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -32,6 +32,9 @@ from orchestrator.workloads import data, models
 from pruning import MaskKeeper, is_pruned
 from pruning.macs import Macs, macs
 from pruning.masks import MaskSet
+
+ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
+"""Optimizers that move each entry by its own gradients alone."""
 
 
 def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
@@ -117,7 +120,7 @@ class Session:
             fit = self._fit(spec, config)
             rounds.make_plain(self._model)
         else:
-            keeper = MaskKeeper(self._model, self._masks)
+            keeper = MaskKeeper(self._model, self._masks, _gradients(config))
             fit = self._fit(spec, config, keeper)
             keeper.release()
         after = self._final(config)
@@ -140,8 +143,7 @@ class Session:
             config,
             seed=derive(spec.fields["seed"], f"{spec.round}/fit"),
             device=self._device,
-            before_clip=None if keeper is None else keeper.mask_gradients,
-            after_step=None if keeper is None else keeper.enforce,
+            on_optimizer=None if keeper is None else keeper.attach,
             cancelled=self._order.cancelled,
         )
 
@@ -210,6 +212,12 @@ def _ancestry(key: str, order: WorkOrder) -> tuple[StageSpec, StageSpec]:
         specs.append(StageSpec.from_json(record.spec))
         parent = specs[-1].parent
     return specs[-1], specs[0]
+
+
+def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
+    """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
+    alone = config.get("clip_norm") is None and config["optimizer"]["_target_"] in ELEMENTWISE
+    return "dense" if alone else "masked"
 
 
 def _prefixed(split: str, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from orchestrator.training import loop
 from orchestrator.workloads.data import Data
@@ -44,8 +46,13 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> loop.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
-    hooks = {key: options.pop(key) for key in ("before_clip", "after_step", "cancelled", "on_point") if key in options}
+    hooks = {key: options.pop(key) for key in ("on_optimizer", "cancelled", "on_point") if key in options}
     return loop.fit(model, data or problem(), settings(**options), seed=seed, device=CPU, **hooks)
+
+
+def after_step(act: Callable[[], object]) -> Callable[[Optimizer], object]:
+    """Return what attaches `act` to an optimizer, to be called after each of its steps."""
+    return lambda optimizer: optimizer.register_step_post_hook(lambda *_: act())
 
 
 def state(model: nn.Module) -> list[Tensor]:

@@ -81,14 +81,13 @@ def test_tensors_are_ranked_as_one(device: str) -> None:
 def test_training_leaves_what_is_pruned_at_zero(device: str) -> None:
     model = network(device)
     masks = MaskSet({"0.weight": torch.arange(2000).view(40, 50) % 2})
-    keeper = pruning.MaskKeeper(model, masks)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruning.MaskKeeper(model, masks).attach(optimizer)
     inputs, labels = torch.randn(32, 50, device=device), torch.randint(10, (32,), device=device)
     for _ in range(5):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-        keeper.enforce()
 
     assert torch.equal(model[0].weight.cpu() != 0, masks["0.weight"])
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -24,16 +27,13 @@ def masks_of(model: nn.Module) -> MaskSet:
     return MaskSet.collect(pruned)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, keeper: MaskKeeper | None, clip: float | None) -> None:
-    optimizer.zero_grad()
-    model(torch.arange(12.0).view(2, 6) / 12).square().sum().backward()
-    if clip is not None:
-        if keeper is not None:
-            keeper.mask_gradients()
-        nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    if keeper is not None:
-        keeper.enforce()
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4, clip: float | None = None) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.arange(12.0).view(2, 6) / 12).square().sum().backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -42,15 +42,98 @@ def test_a_kept_model_trains_to_the_bits_of_a_hooked_one(clip: float | None) -> 
     masks = masks_of(kept)
     keeper = MaskKeeper(kept, masks)
     masks.apply(hooked)
-    for model, held in ((kept, keeper), (hooked, None)):
+    for model in (kept, hooked):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        for _ in range(4):
-            step(model, optimizer, held, clip)
+        if model is kept:
+            keeper.attach(optimizer)
+        train(model, optimizer, clip=clip)
     keeper.release()
 
     assert torch.equal(kept[0].weight, hooked[0].weight_orig * hooked[0].weight_mask)
     assert torch.equal(kept[2].weight, hooked[2].weight_orig)
     assert torch.equal(kept[2].bias, hooked[2].bias)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1),
+    "Adafactor": partial(torch.optim.Adafactor, lr=0.1),
+    "Muon": partial(torch.optim.Muon, lr=0.1),
+    "LBFGS": partial(torch.optim.LBFGS, lr=0.5, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_what_is_pruned_has_no_say_in_a_step(make: Callable[..., torch.optim.Optimizer]) -> None:
+    """The reference masks gradients and weights by hand, in the closure too."""
+    mask = torch.eye(6).roll(1, 0) + torch.eye(6)
+    weights = []
+    for keeping in (True, False):
+        torch.manual_seed(0)
+        layer = nn.Linear(6, 6, bias=False)
+        optimizer = make(layer.parameters())
+        if keeping:
+            MaskKeeper(layer, MaskSet({"weight": mask})).attach(optimizer)
+        else:
+            layer.weight.data *= mask
+
+        def loss(layer: nn.Linear = layer, keeping: bool = keeping) -> Tensor:
+            layer.weight.grad = None
+            found: Tensor = (layer(torch.arange(12.0).view(2, 6) / 12) - 1).square().sum()
+            found.backward()
+            if not keeping:
+                assert layer.weight.grad is not None
+                layer.weight.grad *= mask
+            return found
+
+        for _ in range(4):
+            optimizer.step(loss)
+            if not keeping:
+                layer.weight.data *= mask
+        weights.append(layer.weight.detach())
+        assert torch.equal(layer.weight != 0, mask != 0)
+
+    assert torch.equal(*weights)
+
+
+def test_sparse_gradients_are_masked_as_they_are_accumulated() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 4, sparse=True)
+    mask = torch.arange(20).view(5, 4) % 2
+    keeper = MaskKeeper(table, MaskSet({"weight": mask}))
+    optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+    keeper.attach(optimizer)
+    for _ in range(2):  # accumulated
+        table(torch.tensor([1, 1, 3])).sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert torch.equal(gradient.to_dense(), torch.tensor([[0], [4], [0], [2], [0]]) * mask.float())
+    optimizer.step()
+    assert torch.equal(table.weight != 0, mask != 0)
+
+
+def test_dense_gradients_are_left_to_who_asks_for_them() -> None:
+    model = network()
+    masks = masks_of(model)
+    keeper = MaskKeeper(model, masks, "dense")
+    model(torch.ones(1, 6)).sum().backward()
+    assert model[0].weight.grad[~masks["0.weight"]].any()
+    with pytest.raises(ValueError, match=r"`gradients` \(='none'\) must be one of 'masked' and 'dense'"):
+        MaskKeeper(model, masks_of(model), "none")  # type: ignore[arg-type]
+    keeper.release()
+
+
+def test_a_gradient_that_can_be_differentiated_again_is_masked() -> None:
+    layer = nn.Linear(3, 1, bias=False)
+    MaskKeeper(layer, MaskSet({"weight": torch.tensor([[1, 0, 1]])}))
+    with warnings.catch_warnings(action="ignore"):  # torch's, of cycles of memory
+        layer(torch.ones(1, 3)).pow(3).sum().backward(create_graph=True)
+    gradient = layer.weight.grad
+    assert gradient is not None
+    (second,) = torch.autograd.grad(gradient.sum(), layer.weight)
+    assert second[0, 0] == pytest.approx(12 * float(layer.weight.detach().sum()))
+    assert gradient[0, 1] == 0
 
 
 def test_release_leaves_a_plain_model_with_its_zeros() -> None:
@@ -59,16 +142,22 @@ def test_release_leaves_a_plain_model_with_its_zeros() -> None:
     masks = masks_of(model)
     keeper = MaskKeeper(model, masks)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    step(model, optimizer, None, None)
+    keeper.attach(optimizer)
+    train(model, optimizer, steps=1)
+    with torch.no_grad():
+        model[0].weight.fill_(1)
     keeper.release()
 
     assert list(model.state_dict()) == names
     assert all(now is before for now, before in zip(model.parameters(), parameters, strict=True))
     assert not pruning.is_pruned(model)
     assert not model[0].weight[~masks["0.weight"]].any()
-    model[0].weight.data.fill_(1)
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+    train(model, optimizer, steps=1)
     keeper.enforce()
     assert model[0].weight.all(), "nothing is enforced once it is released"
+    assert model[0].weight.grad[~masks["0.weight"]].any(), "nor are gradients masked"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -91,10 +180,10 @@ def test_a_step_that_nobody_masks_is_seen_in_no_later_one() -> None:
     keeper = MaskKeeper(attention, MaskSet({"out_proj.weight": mask}))
     inputs = torch.ones(3, 1, 4)
     optimizer = torch.optim.SGD(attention.parameters(), lr=1.0, momentum=0.9)
+    keeper.attach(optimizer)
     for _ in range(3):
         attention(inputs, inputs, inputs)[0].sum().backward()
         optimizer.step()
-        keeper.enforce()
         assert not attention.out_proj.weight[~mask].any()
 
 
@@ -106,10 +195,11 @@ def test_a_parameter_of_two_modules_is_kept_in_both() -> None:
     masks = MaskSet({"0.weight": torch.eye(6) == 1, "2.weight": torch.ones(6, 6).tril()})
     keeper = MaskKeeper(model, masks)
     masks.apply(hooked)
-    for each, held in ((model, keeper), (hooked, None)):
+    for each in (model, hooked):
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9)
-        for _ in range(3):
-            step(each, optimizer, held, None)
+        if each is model:
+            keeper.attach(optimizer)
+        train(each, optimizer)
     keeper.release()
 
     assert model[2].weight is model[0].weight

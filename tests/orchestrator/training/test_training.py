@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, same, settings, state
+from training_cases import CPU, EPOCH, TRAIN, after_step, fit, metrics, network, points, problem, same, settings, state
 
 from orchestrator.config.components import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
@@ -181,12 +181,12 @@ def test_cancelling_ends_at_the_next_batch() -> None:
     steps: list[int] = []
 
     with pytest.raises(loop.Cancelled):
-        fit(network(), cancelled=lambda: next(answers), after_step=lambda: steps.append(1))
+        fit(network(), cancelled=lambda: next(answers), on_optimizer=after_step(lambda: steps.append(1)))
 
     assert len(steps) == 2
 
 
-def test_after_step_comes_after_every_step_and_before_every_evaluation() -> None:
+def test_what_is_attached_to_the_optimizer_comes_after_every_step_and_before_every_evaluation() -> None:
     model = nn.Linear(4, 3)
     steps: list[int] = []
 
@@ -195,7 +195,7 @@ def test_after_step_comes_after_every_step_and_before_every_evaluation() -> None
         with torch.no_grad():
             model.weight[:, 0] = 0
 
-    fit(model, after_step=mask, on_point=lambda _: steps.append(int(model.weight[:, 0].count_nonzero())))
+    fit(model, on_optimizer=after_step(mask), on_point=lambda _: steps.append(int(model.weight[:, 0].count_nonzero())))
 
     assert steps == ([1] * EPOCH + [0]) * 2
     assert torch.count_nonzero(model.weight[:, 0]) == 0
@@ -238,7 +238,13 @@ def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatc
     steps: list[int] = []
 
     with pytest.raises(loop.Diverged, match="at step 2"):
-        fit(nn.Linear(4, 3), lr=float("inf"), epochs=100, eval_every=600, after_step=lambda: steps.append(1))
+        fit(
+            nn.Linear(4, 3),
+            lr=float("inf"),
+            epochs=100,
+            eval_every=600,
+            on_optimizer=after_step(lambda: steps.append(1)),
+        )
 
     assert len(steps) == 5
 

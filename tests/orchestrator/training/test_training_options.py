@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, settings, state
+from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, same, settings, state
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.training import loop
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
+from pruning import MaskKeeper, MaskSet
 
 HERE = __name__
 SCHEDULERS = "torch.optim.lr_scheduler"
@@ -85,20 +86,24 @@ def test_plateau_follows_the_validation_loss() -> None:
     assert rate < 3.0
 
 
-def test_gradients_that_before_clip_removes_do_not_count() -> None:
+def test_gradients_that_a_keeper_masks_do_not_count_in_the_norm() -> None:
     model = network()
-    last = model[4].bias
+    keeper = MaskKeeper(model, MaskSet({n: torch.zeros_like(p) for n, p in model.named_parameters() if n != "4.bias"}))
     before = [p.detach().clone() for p in model.parameters()]
 
-    def drop() -> None:
-        for parameter in model.parameters():
-            if parameter is not last:
-                parameter.grad = None
-
-    fit(model, lr=1.0, momentum=0.0, epochs=None, steps=1, batch_size=TRAIN, clip_norm=1e-3, before_clip=drop)
+    once = {"lr": 1.0, "momentum": 0.0, "epochs": None, "steps": 1, "batch_size": TRAIN}
+    fit(model, clip_norm=1e-3, on_optimizer=keeper.attach, **once)
     moved = [float((p - b).detach().norm()) for p, b in zip(model.parameters(), before, strict=True)]
 
     assert sum(moved) == pytest.approx(1e-3, rel=1e-3), "what is left is clipped to the whole norm"
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_before_the_first_step() -> None:
+    model = network()
+    before = state(model)
+    with pytest.raises(loop.TrainingError, match=r"`train\.optimizer` \(=LBFGS\) must .* closure.*; pass torch"):
+        fit(model, optimizer={"_target_": "torch.optim.LBFGS", "lr": 1.0})
+    assert same(state(model), before)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.store.store import Store
-from orchestrator.training import rounds
+from orchestrator.training import rounds, segment
 from orchestrator.training.rounds import LawBroken
 from orchestrator.training.segment import plain_state, run_segment, state_digest
 from orchestrator.workloads.models import prunable
@@ -118,6 +119,20 @@ def test_a_keeper_and_hooks_train_to_the_same_bits(store: Store) -> None:
     assert [each.weights_digest for each in kept] == [each.weights_digest for each in hooked]
     assert [each.mask_digest for each in kept] == [each.mask_digest for each in hooked]
     assert not {each.key for each in kept} & {each.key for each in hooked}
+
+
+@pytest.mark.parametrize("name", [*sorted(segment.ELEMENTWISE), "torch.optim.Adafactor"])
+def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
+    name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finetune = {**TRAIN, "optimizer": {"_target_": name, "lr": 0.01, "weight_decay": 0.01}}
+    dense, pruned = chain(0.5)
+    specs = dense, replace(pruned, fields={**pruned.fields, "finetune": finetune})
+    chosen = run(store, specs)[1]
+    monkeypatch.setattr(segment, "ELEMENTWISE", frozenset())
+    masked = run(Store(str(tmp_path / "other")), specs)[1]
+
+    assert chosen.weights_digest == masked.weights_digest
 
 
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:
