@@ -146,7 +146,7 @@ def _record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
         mask_digest="" if dense else spec.key,
         steps=steps,
         best_step=steps,
-        seconds=seconds,
+        measurements={"seconds": seconds},
         started=started,
         host="localhost",
         environment={"python": "3", "torch": "2", "numpy": "2", "platform": "any", "orchestrator": "0"},

@@ -15,6 +15,7 @@ from typing import Literal
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.core.stage_kinds import KINDS
 
 Verdict = Literal["pass", "fail", "n/a"]
 
@@ -152,7 +153,7 @@ def _achieved(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
 
 
 def _dead(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
-    pruned = {key: record for key, record in records.items() if key in plan.stages and record.kind == "round"}
+    pruned = {key: record for key, record in records.items() if key in plan.stages and KINDS[record.kind].prunes}
     if not pruned:
         return "n/a", "nothing was pruned"
     dead = [

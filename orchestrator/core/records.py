@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.specs import StageKind
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 """Raised whenever a record's fields change: a store refuses the versions it does not know."""
 
 
@@ -41,7 +40,7 @@ class StageRecord:
     """
 
     key: str
-    kind: StageKind
+    kind: str
     round: int
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -61,9 +60,14 @@ class StageRecord:
     mask_digest: str
     steps: int
     best_step: int
-    seconds: float
     started: float
     """Unix seconds."""
+    started_from: str = ""
+    """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left."""
+    measurements: Mapping[str, float] = field(default_factory=dict)
+    """What another run would measure anew: `seconds` it took. Never part of the result."""
     warnings: tuple[str, ...] = ()
     device: str = "cpu"
     host: str = ""
@@ -74,7 +78,18 @@ class StageRecord:
     """`StageSpec.to_json()` of what was run, so that a store can be read without the config that made it."""
     version: int = RECORD_VERSION
 
-    CIRCUMSTANCES = ("seconds", "started", "device", "host", "attempt", "environment", "files")
+    CIRCUMSTANCES = ("measurements", "started", "device", "host", "attempt", "environment", "files")
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Role -> key of the stage whose result was meant, as in the spec."""
+        found: Mapping[str, str] = self.spec.get("inputs", {})
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """How long the stage took."""
+        return self.measurements.get("seconds", 0.0)
 
     @property
     def prunable_parameters(self) -> int:

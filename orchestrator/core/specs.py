@@ -6,57 +6,87 @@ speak of the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.stage_kinds import KINDS
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 """Raised whenever the same fields come to mean other work: every older stage is then another stage."""
 
+Key = str
+"""The content address of a stage: 64 hex digits."""
 
-StageKind = Literal["dense", "round"]
+NETWORK = "network"
+"""The role of the input whose live weights a stage goes on from."""
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One unit of work that trials can share: train the dense network, or prune and fine-tune one round.
+    """One unit of work that trials can share, such as training the dense network, or one round.
 
-    key = sha256(canonical JSON of {version, kind, fields, parent key})
+    key = sha256(canonical JSON of {version, kind, fields, inputs})
 
     `fields` holds exactly what the result depends on, defaults included. A dense stage has the fields `model`, `data`,
     `train`, `seed`, `device`, `threads` and `sources`; a round has `method`, `prune`, `finetune`, `seed`, `round`
     (counted from 1), `sources` and either `target` (overall sparsity to reach) or `amount` (of what is left).
     """
 
-    kind: StageKind
+    kind: str
+    """A row of `orchestrator.core.stage_kinds`."""
     fields: Mapping[str, Any]
-    parent: str | None = None
+    inputs: Mapping[str, Key] = field(default_factory=dict)
+    """Role -> the stage whose result is meant: `network` is what the stage goes on from."""
+    starts_from: tuple[Key, ...] = field(default=(), compare=False)
+    """Stages that would save work and give the same bits. Not part of the key."""
     location: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Where the worker finds what `fields` pins by content, such as a data set's directory. Not part of the key."""
 
     @cached_property
-    def key(self) -> str:
-        """The content address: 64 hex digits."""
-        return digest(
-            canonical_json({"version": SPEC_VERSION, "kind": self.kind, "fields": self.fields, "parent": self.parent})
-        )
+    def key(self) -> Key:
+        """The content address."""
+        named = {"version": SPEC_VERSION, "kind": self.kind, "fields": self.fields, "inputs": self.inputs}
+        return digest(canonical_json(named))
+
+    @property
+    def parent(self) -> Key | None:
+        """The stage whose network this one goes on from."""
+        return self.inputs.get(NETWORK)
 
     @property
     def round(self) -> int:
-        """0 for the dense stage, k for the k-th pruning round."""
-        return 0 if self.kind == "dense" else int(self.fields["round"])
+        """k for the k-th pruning round, 0 for what comes before the first."""
+        return int(self.fields.get("round", 0))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""
-        return {"kind": self.kind, "fields": dict(self.fields), "parent": self.parent}
+        return {
+            "kind": self.kind,
+            "fields": dict(self.fields),
+            "inputs": dict(self.inputs),
+            "starts_from": list(self.starts_from),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild the spec that `to_json` wrote."""
-        return cls(kind=data["kind"], fields=data["fields"], parent=data["parent"])
+        return cls(data["kind"], data["fields"], data["inputs"], tuple(data["starts_from"]))
+
+
+def identity_of(spec: StageSpec, identities: Mapping[Key, str]) -> str:
+    """Return what is equal for chains of stages that differ in nothing but the seed.
+
+    identity = sha256(canonical JSON of [kind, fields less `seed`, {role: identity of that input}])
+
+    Args:
+        spec: the last stage of the chain
+        identities: those of its inputs, by key
+    """
+    fields = {name: value for name, value in spec.fields.items() if name != "seed"}
+    return digest(canonical_json([spec.kind, fields, {role: identities[key] for role, key in spec.inputs.items()}]))
 
 
 @dataclass(frozen=True)
@@ -66,23 +96,43 @@ class TrialSpec:
     name: str
     overrides: tuple[str, ...]
     config: Mapping[str, Any]
-    stages: tuple[str, ...]
+    stages: tuple[Key, ...]
+    dense: Key
+    """What the trial is compared with."""
+    identity: str
+    """Equal for trials that differ in nothing but the seed: `identity_of` of the last stage."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages of a sweep, each key once and parents before children, and the trials that are chains of them."""
+    """The stages of a sweep, each key once and after its inputs, and the trials that are chains of them."""
 
-    stages: Mapping[str, StageSpec]
+    stages: Mapping[Key, StageSpec]
     trials: tuple[TrialSpec, ...]
+    finished: Mapping[Key, StageSpec] = field(default_factory=dict)
+    """Stages of the sweep that are durable already: `without` puts them here."""
 
     @cached_property
-    def children(self) -> Mapping[str | None, tuple[str, ...]]:
-        """Stage key -> keys of the stages that start from it; None -> the roots of the forest."""
-        found: dict[str | None, list[str]] = {}
-        for key, spec in self.stages.items():
-            found.setdefault(spec.parent if spec.parent in self.stages else None, []).append(key)
+    def children(self) -> Mapping[Key | None, tuple[Key, ...]]:
+        """Stage key -> keys of the stages that need it; None -> those that need nothing of this plan."""
+        found: dict[Key | None, list[Key]] = {}
+        for key in self.stages:
+            for needed in self.needs(key) or (None,):
+                found.setdefault(needed, []).append(key)
         return {parent: tuple(keys) for parent, keys in found.items()}
+
+    def needs(self, key: Key) -> tuple[Key, ...]:
+        """Return the stages of this plan that are inputs of `key`."""
+        return tuple(dict.fromkeys(other for other in self.stages[key].inputs.values() if other in self.stages))
+
+    def lineage(self, key: Key) -> tuple[StageSpec, ...]:
+        """Return the specs of the stages whose network `key` goes on from, the first one first."""
+        found: list[StageSpec] = []
+        parent = self.stages[key].parent
+        while parent is not None:
+            found.append(self.stages.get(parent) or self.finished[parent])
+            parent = found[-1].parent
+        return tuple(reversed(found))
 
     @cached_property
     def trials_of(self) -> Mapping[str, tuple[int, ...]]:
@@ -94,19 +144,30 @@ class Plan:
                     found[key].append(index)
         return {key: tuple(indices) for key, indices in found.items()}
 
-    def without(self, finished: set[str]) -> Plan:
-        """Return the plan of what is left to do: finished stages go, the trials stay."""
-        return Plan({key: spec for key, spec in self.stages.items() if key not in finished}, self.trials)
+    def without(self, finished: Collection[Key]) -> Plan:
+        """Return the plan of what is left to do: finished stages go aside, the trials stay."""
+        left = {key: spec for key, spec in self.stages.items() if key not in finished}
+        return Plan(left, self.trials, {**self.finished, **self.stages})
 
-    def segments(self) -> Iterator[tuple[str, ...]]:
-        """Yield runs of stages without a branch, parents first: what one task executes on one device."""
-        pending = list(reversed(self.children.get(None, ())))
-        while pending:
-            run = [pending.pop()]
-            while len(following := self.children.get(run[-1], ())) == 1:
-                run.append(following[0])
-            pending.extend(reversed(following))
-            yield tuple(run)
+    def segments(self) -> Iterator[tuple[Key, ...]]:
+        """Yield runs of stages without a branch, inputs first: what one task executes on one device."""
+        joined = {
+            key: following[0]
+            for key, following in self.children.items()
+            if key is not None and len(following) == 1 and self._goes_on(following[0], key)
+        }
+        inner = set(joined.values())
+        for key in self.stages:
+            if key not in inner:
+                run = [key]
+                while run[-1] in joined:
+                    run.append(joined[run[-1]])
+                yield tuple(run)
+
+    def _goes_on(self, key: Key, parent: Key) -> bool:
+        """Whether a stage can follow another in one task: it needs nothing else of this plan."""
+        spec = self.stages[key]
+        return spec.parent == parent and self.needs(key) == (parent,) and not KINDS[spec.kind].own_task
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""

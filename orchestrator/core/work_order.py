@@ -36,10 +36,12 @@ class WorkOrder:
     """A run of stages for one worker: plain data, but for `cancelled`, which the executor supplies in the worker."""
 
     specs: tuple[StageSpec, ...]
-    """The stages, each the parent of the next; the first one's parent is in the store."""
+    """The stages, each going on from the one before; what the first one needs is in the store."""
     store: StageStore
     device: str = "cpu"
     threads: int = 1
+    lineage: tuple[StageSpec, ...] = ()
+    """The stages from whose networks the first one goes on, the dense one first."""
     attempt: int = 1
     cancelled: Callable[[], bool] = never
     """To be asked at every batch: whether to end, by returning or raising."""
@@ -61,3 +63,16 @@ class AttemptStart:
 
 Work = Callable[[WorkOrder], Iterator[StageRecord]]
 """Runs the stages of an order in turn and yields each one's record once it is durable."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a stage: its record and files, to be committed, and its network as it stands on the device."""
+
+    record: StageRecord
+    files: Mapping[str, bytes]
+    network: object
+
+
+Run = Callable[[StageSpec, Mapping[str, object], WorkOrder], Result]
+"""Runs one stage, given the networks of its inputs that are at hand, by role; the others are in the store."""

@@ -34,6 +34,8 @@ class Attempt:
     segment: int
     number: int
     specs: tuple[StageSpec, ...]
+    lineage: tuple[StageSpec, ...] = ()
+    """The stages from whose networks the first one goes on."""
     done: int = 0
     start: AttemptStart | None = None
     """Where it runs, once it does and if that is elsewhere."""
@@ -57,7 +59,7 @@ class Claims(Protocol):
 
 
 class Dispatcher:
-    """Hands out segments, longest chain of stages first, each once its parent stage is durable.
+    """Hands out segments, longest chain of stages first, each once what it needs is durable.
 
     A transient failure is retried up to `cluster.retries` times, each time later, from the last durable stage on. Any
     other fails the stage and, once, all that descend from it; one that awaits every trial stops the sweep. A segment
@@ -83,21 +85,20 @@ class Dispatcher:
         self._claims, self._news = claims, list[StageEvent]()
         self._plan, self._cluster, self._durable, self._clock = plan, cluster, finished, clock
         self._segments = list(plan.segments())
-        ends = {keys[-1]: index for index, keys in enumerate(self._segments)}
-        parents = [ends.get(plan.stages[keys[0]].parent or "") for keys in self._segments]
+        segment_of = {key: index for index, keys in enumerate(self._segments) for key in keys}
+        self._needed = [{segment_of[key] for key in plan.needs(keys[0])} for keys in self._segments]
         self._children: list[list[int]] = [[] for _ in self._segments]
         self._height = [len(keys) for keys in self._segments]  # of the longest chain of stages that begins here
-        for index, parent in reversed(list(enumerate(parents))):
-            if parent is not None:
-                self._children[parent].append(index)
-                self._height[parent] = max(self._height[parent], len(self._segments[parent]) + self._height[index])
+        for index in reversed(range(len(self._segments))):
+            for needed in self._needed[index]:
+                self._children[needed].append(index)
+                self._height[needed] = max(self._height[needed], len(self._segments[needed]) + self._height[index])
         self._open = set(range(len(self._segments)))
         self._running: dict[int, Attempt] = {}
         self._ready: list[tuple[int, int, Attempt]] = []
         self._delayed: list[tuple[float, int, Attempt]] = []
-        for index, parent in enumerate(parents):
-            if parent is None:
-                self._release(index)
+        for index in range(len(self._segments)):
+            self._release(index)
 
     @property
     def done(self) -> bool:
@@ -177,7 +178,7 @@ class Dispatcher:
         if not attempt.left:
             return events
         if failure.transient and attempt.number <= self._cluster.retries:
-            again = Attempt(attempt.segment, attempt.number + 1, attempt.specs[attempt.done :])
+            again = replace(_rest(attempt), number=attempt.number + 1, start=None)
             del self._running[attempt.segment]
             due = self._clock() + self._cluster.backoff * 2 ** (attempt.number - 1)
             heapq.heappush(self._delayed, (due, attempt.segment, again))
@@ -252,16 +253,22 @@ class Dispatcher:
 
     def _descendants(self, segment: int) -> Iterator[int]:
         pending = list(self._children[segment])
+        seen: set[int] = set()
         while pending:
             index = pending.pop()
-            pending.extend(self._children[index])
-            yield index
+            if index not in seen:
+                seen.add(index)
+                pending.extend(self._children[index])
+                yield index
 
     def _release(self, index: int) -> None:
-        self._queue(self._first(index))
+        """Hand a segment out from now on if all that it needs is durable."""
+        if not self._needed[index] & self._open:
+            self._queue(self._first(index))
 
     def _first(self, index: int) -> Attempt:
-        return Attempt(index, 1, tuple(self._plan.stages[key] for key in self._segments[index]))
+        keys = self._segments[index]
+        return Attempt(index, 1, tuple(self._plan.stages[key] for key in keys), self._plan.lineage(keys[0]))
 
     def _queue(self, attempt: Attempt) -> None:
         heapq.heappush(self._ready, (-self._height[attempt.segment], attempt.segment, attempt))
@@ -281,7 +288,8 @@ def _located(failure: Failure, start: AttemptStart | None) -> Failure:
 
 
 def _rest(attempt: Attempt) -> Attempt:
-    return replace(attempt, specs=attempt.specs[attempt.done :], done=0)
+    lineage = (*attempt.lineage, *attempt.specs[: attempt.done])
+    return replace(attempt, specs=attempt.specs[attempt.done :], lineage=lineage, done=0)
 
 
 def _event(kind: EventKind, key: str, attempt: Attempt, when: float, failure: Failure | None = None) -> StageEvent:

@@ -63,6 +63,7 @@ class InlineExecutor:
                 yield from dispatcher.news()
                 order = WorkOrder(
                     specs=attempt.specs,
+                    lineage=attempt.lineage,
                     store=self._store,
                     device="cuda:0" if self._cluster.gpus_per_trial else "cpu",
                     threads=self._cluster.thread_count,

@@ -17,7 +17,7 @@ from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord
 from orchestrator.core.work_order import Work, WorkOrder
 
-DEFAULT_WORK = "orchestrator.training.segment:run_segment"
+DEFAULT_WORK = "orchestrator.execution.segment:run_segment"
 """Named, not imported: the driver needs no torch."""
 
 TRANSIENT = (MemoryError, ConnectionError, TimeoutError)

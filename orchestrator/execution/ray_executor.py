@@ -207,6 +207,7 @@ class RayExecutor:
             first = attempt.specs[0].key[:12]
             order = WorkOrder(
                 specs=attempt.specs,
+                lineage=attempt.lineage,
                 store=self._store,
                 threads=self._cluster.thread_count,
                 attempt=attempt.number,

@@ -16,7 +16,7 @@ from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.specs import Job, Plan, StageSpec, TrialSpec
+from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
 from orchestrator.planning.misfits import Network, misfits, needs_network
 from pruning import schedule as schedules
 
@@ -37,6 +37,7 @@ def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Net
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
     wrong: dict[str, list[str]] = {}
     stages: dict[str, StageSpec] = {}
+    identities: dict[str, str] = {}
     trials: list[TrialSpec] = []
     names = _names(jobs)
     check = _Check(network)
@@ -47,8 +48,10 @@ def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Net
         if not reasons and job.config is not None:
             chain = list(_chain(job.config))
             for spec in chain:
-                stages.setdefault(spec.key, spec)
-            trials.append(TrialSpec(name, job.overrides, job.config, tuple(spec.key for spec in chain)))
+                if spec.key not in stages:
+                    stages[spec.key], identities[spec.key] = spec, identity_of(spec, identities)
+            keys = tuple(spec.key for spec in chain)
+            trials.append(TrialSpec(name, job.overrides, job.config, keys, keys[0], identities[keys[-1]]))
     for reason in check.unmatched():
         wrong.setdefault(reason, names)
     if wrong:
@@ -82,11 +85,11 @@ def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
     location = _location(config["data"])
     dense = _parts(config, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     dense["data"] = {key: value for key, value in dense["data"].items() if key not in location}
-    spec = StageSpec("dense", dense, None, location)
+    spec = StageSpec("dense", dense, location=location)
     yield spec
     shared = _parts(config, ROUND_PARTS)
     for index, target in enumerate(round_targets(config), start=1):
-        spec = StageSpec("round", shared | {"round": index} | target, spec.key, location)
+        spec = StageSpec("round", shared | {"round": index} | target, {NETWORK: spec.key}, location=location)
         yield spec
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
@@ -16,7 +17,7 @@ SHOWN = 40
 def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
     """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out."""
     asked = sum(len(trial.stages) for trial in plan.trials)
-    dense = sum(spec.kind == "dense" for spec in plan.stages.values())
+    dense = sum(not KINDS[spec.kind].prunes for spec in plan.stages.values())
     first = plan.trials[0].config
     lines = [
         f"sweep     {name}",

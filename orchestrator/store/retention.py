@@ -11,6 +11,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store.stages import StageDamaged
 from orchestrator.store.store import Store
 
@@ -48,18 +49,21 @@ def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) ->
     """
     children: dict[str, set[str]] = defaultdict(set)
     for key, record in records.items():
-        if parent := record.spec.get("parent"):
-            children[parent].add(key)
+        for needed in record.inputs.values():
+            children[needed].add(key)
     ends: set[str] = set()
     for plan in plans:
         ends.update(trial.stages[-1] for trial in plan.trials)
         for key, spec in plan.stages.items():
-            if spec.parent:
-                children[spec.parent].add(key)
+            for needed in spec.inputs.values():
+                children[needed].add(key)
     return {
         key
         for key, record in records.items()
-        if record.kind == "dense" or key in ends or len(children[key]) != 1 or not children[key] <= records.keys()
+        if not KINDS[record.kind].prunes
+        or key in ends
+        or len(children[key]) != 1
+        or not children[key] <= records.keys()
     }
 
 

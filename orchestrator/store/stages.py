@@ -79,6 +79,8 @@ class Stages:
             if standing is None:
                 if self._publish(record, files):
                     return record
+            elif standing.record.started_from != record.started_from:
+                self._set_aside(record.key, "what it had started from was repeated, and is other weights now")
             elif WEIGHTS in standing.record.files or WEIGHTS not in files:
                 return standing.record
             elif canonical_json(standing.record.result()) == canonical_json(record.result()):

@@ -28,7 +28,7 @@ from orchestrator.core.file_names import WEIGHTS, component
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.sealed_json import seal, unseal
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.store.backends import Backend
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
@@ -93,24 +93,35 @@ class Store:
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Return the records of those `keys` that are committed.
 
+        A stage whose parent now has other weights than those it started from is not finished: it was damaged and
+        repeated elsewhere, say, and its results do not belong to what stands there now.
+
         A damaged stage is set aside, named in a warning and left out. The sizes of files are compared where that costs
         no request (local paths); their digests are checked by `read`.
 
         Raises:
             StoreError: a record of another version, which is refused and never misread
         """
-        return {key: commit.record for key, commit in self.stages.all_standing(keys).items()}
+        records = {key: commit.record for key, commit in self.stages.all_standing(keys).items()}
+        parents = {record.inputs[NETWORK] for record in records.values() if NETWORK in record.inputs} - records.keys()
+        above = {key: commit.record for key, commit in self.stages.all_standing(parents).items()} | records
+        return {key: record for key, record in records.items() if _follows(record, above)}
 
     def resumable(self, plan: Plan) -> dict[str, StageRecord]:
-        """Return the finished stages of a plan, less those to repeat because work below them needs their weights.
+        """Return the finished stages of a plan, less those below one that is not, and those whose weights are needed.
 
-        That happens where a later sweep branches from a stage whose weights `retention.prune` has dropped. Committing
-        the repeated stage puts them back.
+        What is below a stage that must be repeated may be finished all the same: once its bits are known the worker
+        sees. Weights are needed again where a later sweep branches from a stage whose weights `retention.prune` has
+        dropped. Committing the repeated stage puts them back.
         """
         done = self.finished(plan.stages)
+        for key, spec in plan.stages.items():
+            if any(needed not in done for needed in spec.inputs.values()):
+                done.pop(key, None)
         for key, spec in reversed(list(plan.stages.items())):
-            if key not in done and spec.parent in done and WEIGHTS not in done[spec.parent].files:
-                del done[spec.parent]
+            for needed in spec.inputs.values() if key not in done else ():
+                if needed in done and WEIGHTS not in done[needed].files:
+                    del done[needed]
         return done
 
     def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
@@ -214,6 +225,12 @@ class Store:
     def _mark(self) -> None:
         """Make sure that the store says which layout it has, once a process."""
         _ = self._marked
+
+
+def _follows(record: StageRecord, above: Mapping[Key, StageRecord]) -> bool:
+    """Whether a stage started from what stands as its parent, as far as that is there."""
+    parent = above.get(record.inputs.get(NETWORK, ""))
+    return parent is None or record.started_from == parent.weights_digest
 
 
 def _absolute(uri: str) -> str:

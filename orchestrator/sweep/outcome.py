@@ -11,6 +11,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 
 Status = Literal["finished", "failed", "killed"]
@@ -82,7 +83,7 @@ class Outcome:
         first = self.plan.trials[self.plan.trials_of[key][0]].name
         more = f" and {len(self.plan.trials_of[key]) - 1} more" if len(self.plan.trials_of[key]) > 1 else ""
         stage = self.plan.stages[key]
-        what = "dense training" if stage.kind == "dense" else f"round {stage.round}"
+        what = KINDS[stage.kind].title.format(round=stage.round)
         lines = [f"  {first}{more}, {what}: {failure.message}"]
         lines += [f"      {line}" for line in own_frames(failure.traceback)]
         return lines + ([f"    log: {failure.log} on {failure.host}"] if failure.log else [])

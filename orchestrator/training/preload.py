@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-MODULES = ("orchestrator.training.segment", "torch._dynamo")
+MODULES = ("orchestrator.training.stages", "torch._dynamo")
 
 
 def _load() -> None:

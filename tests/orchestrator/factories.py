@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.core.canonical import digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
-from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec, identity_of
 
 SIZES: Mapping[str, int] = {"conv1.weight": 72, "conv2.weight": 1152, "fc1.weight": 8192, "fc2.weight": 640}
 PARAMETERS = sum(SIZES.values()) + 98
@@ -45,7 +45,7 @@ def chain(trial: Mapping[str, Any]) -> Iterator[StageSpec]:
     for number in range(1, schedule["rounds"] + 1):
         target = 1 - (1 - schedule["sparsity"]) ** (number / schedule["rounds"])
         fields = {name: trial[name] for name in ("method", "prune", "finetune", "seed")}
-        spec = StageSpec("round", {**fields, "round": number, "target": target}, parent)
+        spec = StageSpec("round", {**fields, "round": number, "target": target}, {NETWORK: parent})
         yield spec
         parent = spec.key
 
@@ -53,17 +53,20 @@ def chain(trial: Mapping[str, Any]) -> Iterator[StageSpec]:
 def plan_of(configs: Sequence[Mapping[str, Any]]) -> Plan:
     """Return the plan of these trials, each stage once."""
     stages: dict[str, StageSpec] = {}
+    identities: dict[str, str] = {}
     trials = []
     for trial in configs:
         specs = list(chain(trial))
-        stages.update((spec.key, spec) for spec in specs)
+        for spec in specs:
+            stages[spec.key], identities[spec.key] = spec, identity_of(spec, identities)
         overrides = (
             f"method={trial['method']['name']}",
             f"schedule.sparsity={trial['schedule']['sparsity']}",
             f"seed={trial['seed']}",
         )
         name = f"{trial['method']['name']} sparsity={trial['schedule']['sparsity']} seed={trial['seed']}"
-        trials.append(TrialSpec(name, overrides, trial, tuple(spec.key for spec in specs)))
+        keys = tuple(spec.key for spec in specs)
+        trials.append(TrialSpec(name, overrides, trial, keys, keys[0], identities[keys[-1]]))
     return Plan(stages, tuple(trials))
 
 
@@ -116,10 +119,11 @@ def make_record(plan: Plan, key: str, start: float = EPOCH) -> StageRecord:
         macs=MACS,
         macs_remaining=MACS * (1 - target),
         weights_digest=digest(f"weights {key}"),
+        started_from="" if spec.parent is None else digest(f"weights {spec.parent}"),
         mask_digest=digest(f"mask {key}"),
         steps=steps,
         best_step=steps - 25,
-        seconds=steps / 100,
+        measurements={"seconds": steps / 100},
         started=started,
         host="worker-1",
         environment={"torch": "2.13.0"},

@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
-from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
 from orchestrator.core.work_order import WorkOrder
 
 
@@ -107,10 +107,10 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
         macs=300,
         macs_remaining=200.0,
         weights_digest=spec.key,
+        started_from=spec.parent or "",
         mask_digest=spec.key,
         steps=10,
         best_step=7,
-        seconds=0.0,
         started=0.0,
         device=order.device,
         attempt=order.attempt,
@@ -125,14 +125,19 @@ def stage(name: str, parent: StageSpec | None = None, round_: int = 0, **script:
     fields: dict[str, Any] = {"name": name, "script": script}
     if parent is None:
         return StageSpec("dense", fields)
-    return StageSpec("round", {**fields, "round": round_ or parent.round + 1}, parent.key)
+    return StageSpec("round", {**fields, "round": round_ or parent.round + 1}, {NETWORK: parent.key})
 
 
 def plan_of(*chains: list[StageSpec]) -> Plan:
     """The plan of trials that are these chains of stages."""
     stages = {spec.key: spec for chain in chains for spec in chain}
-    trials = [TrialSpec(chain[-1].fields["name"], (), {}, tuple(spec.key for spec in chain)) for chain in chains]
-    return Plan(stages, tuple(trials))
+    return Plan(stages, tuple(trial_of(chain[-1].fields["name"], chain) for chain in chains))
+
+
+def trial_of(name: str, chain: Sequence[StageSpec], overrides: tuple[str, ...] = (), **config: Any) -> TrialSpec:
+    """The trial that is this chain of stages."""
+    keys = tuple(spec.key for spec in chain)
+    return TrialSpec(name, overrides, config, keys, keys[0], f"all but the seed of {name}")
 
 
 def chain(name: str, *scripts: Mapping[str, Any]) -> list[StageSpec]:

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
 
 FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}
@@ -38,7 +38,7 @@ def record_of(key: str, **changes: Any) -> StageRecord:
         "mask_digest": "m",
         "steps": 20,
         "best_step": 19,
-        "seconds": 1.25,
+        "measurements": {"seconds": 1.25},
         "started": 1.5e9,
         "environment": {"torch": "2"},
     }
@@ -50,12 +50,13 @@ def chain(*rounds: int, seed: int = 0, parent: StageSpec | None = None) -> list[
     specs = [] if parent is not None else [StageSpec("dense", {"seed": seed})]
     for number in rounds:
         above = specs[-1] if specs else parent
-        specs.append(StageSpec("round", {"round": number, "seed": seed}, above.key if above else None))
+        specs.append(StageSpec("round", {"round": number, "seed": seed}, {NETWORK: above.key} if above else {}))
     return specs
 
 
 def record_for(spec: StageSpec, **changes: Any) -> StageRecord:
-    return record_of(spec.key, kind=spec.kind, round=spec.round, spec=spec.to_json(), **changes)
+    digests = {"weights_digest": f"weights {spec.key}", "started_from": f"weights {spec.parent}" if spec.parent else ""}
+    return record_of(spec.key, kind=spec.kind, round=spec.round, spec=spec.to_json(), **(digests | changes))
 
 
 def fresh(store: Store) -> Store:

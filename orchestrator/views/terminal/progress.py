@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import Eta
 
@@ -85,7 +86,7 @@ class Progress:
         """Say what will run, what is done already, and where things are: {"MLflow": "mlflow ui", ...}."""
         stages, tally = self._plan.stages, self._tally
         asked = sum(len(trial.stages) for trial in self._plan.trials)
-        dense = sum(spec.kind == "dense" for spec in stages.values())
+        dense = sum(not KINDS[spec.kind].prunes for spec in stages.values())
         self.say(
             f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
             f"({counted(dense, 'dense training')}, {counted(len(stages) - dense, 'round')}), "
@@ -169,7 +170,7 @@ class Progress:
         indices = self._plan.trials_of[key]
         trial = self._plan.trials[indices[0]] if indices else None
         shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
-        if spec.kind == "dense":
+        if not KINDS[spec.kind].prunes:
             return f"dense, seed {spec.fields.get('seed', '?')}{shared}"
         rounds = len(trial.stages) - 1 if trial else "?"
         return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
@@ -231,7 +232,7 @@ def counted(number: int, noun: str) -> str:
 def figures(record: StageRecord) -> str:
     """A finished stage in a few words."""
     text = f"accuracy {accuracy(record)}"
-    return text if record.kind == "dense" else f"sparsity {100 * record.sparsity:.2f}%, {text}"
+    return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
 
 
 def accuracy(record: StageRecord) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from orchestrator.core.records import StageRecord
+from orchestrator.core.stage_kinds import KINDS
 
 ROW, CELL, LETTER = 22, 74, 6.6
 """Pixels: height of a row, width of a cell, width of a letter."""
@@ -13,7 +14,7 @@ ROW, CELL, LETTER = 22, 74, 6.6
 
 def mask_picture(chain: Sequence[StageRecord]) -> bytes:
     """Return a grid as SVG: a row for each tensor, a column for each round, darker where more is pruned."""
-    rounds = [record for record in chain if record.kind == "round"]
+    rounds = [record for record in chain if KINDS[record.kind].prunes]
     names = list(dict.fromkeys(name for record in rounds for name in record.tensor_sparsity))
     sizes = {name: size for record in rounds for name, size in record.tensor_sizes.items()}
     labels = {name: f"{name} ({sizes.get(name, 0):,})" for name in names}

@@ -12,7 +12,7 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.specs import NETWORK, Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.dispatch import Attempt, Dispatcher
 
@@ -197,3 +197,22 @@ def _forest(draw: random.Random) -> Plan:
 
 def _leaves(parent: StageSpec) -> list[StageSpec]:
     return [stage(f"leaf{index}", parent) for index in range(3)]
+
+
+def test_a_stage_of_several_inputs_waits_for_all_of_them() -> None:
+    one, other = stage("one"), stage("other")
+    joint = StageSpec("round", {"name": "joint", "script": {}, "round": 1}, {NETWORK: one.key, "teacher": other.key})
+    after = stage("after", joint)
+    plan = Plan({spec.key: spec for spec in (one, other, joint, after)}, ())
+    assert sorted(map(len, plan.segments())) == [1, 1, 2]
+    dispatcher = Dispatcher(plan, Cluster(), nothing)
+    first, second = take(dispatcher), take(dispatcher)
+    assert {first.specs[0].key, second.specs[0].key} == {one.key, other.key}
+
+    for attempt in (first, second):
+        assert dispatcher.next() is None
+        dispatcher.take(attempt, record(attempt.specs[0]))
+
+    last = take(dispatcher)
+    assert last.specs == (joint, after)
+    assert last.lineage == (one,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -151,9 +152,34 @@ def test_a_changed_source_is_another_stage(
 def test_the_key_is_the_digest_of_canonical_json() -> None:
     spec = StageSpec("dense", {"b": 1, "a": [0.5, None]})
 
-    # sha256 of {"fields":{"a":[0.5,null],"b":1},"kind":"dense","parent":null,"version":1}, by another tool
-    assert spec.key == "2c3f542942865ad93a2d5c5cc6e6b98c4b1de0a46d77f5059722be4a5aa7f917"
+    # sha256 of {"fields":{"a":[0.5,null],"b":1},"inputs":{},"kind":"dense","version":2}, by another tool
+    assert spec.key == "19099ed9a4bf73060562e98123b841b59359e44c693d7d38fa8cb20f2b21db0f"
     assert StageSpec("dense", {"a": [0.5, None], "b": 1}).key == spec.key
+
+
+def test_every_input_is_in_the_key_by_its_role_and_what_only_saves_work_is_not() -> None:
+    fields = {"a": 1}
+    keys = {
+        StageSpec("round", fields, inputs).key
+        for inputs in ({}, {"network": "x"}, {"network": "y"}, {"teacher": "x"}, {"network": "x", "teacher": "y"})
+    }
+
+    assert len(keys) == 5
+    assert StageSpec("round", fields, {"network": "x"}, starts_from=("z",)).key in keys
+    spec = StageSpec("round", fields, {"network": "x", "teacher": "y"}, starts_from=("z",))
+    assert StageSpec.from_json(json.loads(json.dumps(spec.to_json()))).to_json() == spec.to_json()
+
+
+def test_an_identity_is_that_of_the_raw_settings_less_the_seed(config: Callable[..., Any]) -> None:
+    def identities(**model: Any) -> list[str]:
+        own = {"model": {"name": "mine", "_target_": "torch.nn.Linear", **model}}
+        return [trial.identity for trial in make_plan(jobs(*(config(seed=seed, **own) for seed in (0, 1)))).trials]
+
+    first, second = identities(token_dim=64), identities(token_dim=128)
+
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert first[0] != second[0], "a name that looks like a secret's is hidden where it is shown, not here"
 
 
 def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]) -> None:

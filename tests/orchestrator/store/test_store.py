@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fakes import trial_of
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.sealed_json import seal
-from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.specs import Plan
 from orchestrator.store.stages import StageDamaged
 from orchestrator.store.store import Store
 
@@ -124,13 +125,13 @@ def test_the_record_of_another_stage_is_refused(store: Store) -> None:
     assert len(store.backend.names("quarantine")) == 1
 
 
-@pytest.mark.parametrize("version", [0, 2, "1"])
+@pytest.mark.parametrize("version", [0, 1, "2"])
 def test_a_record_of_another_version_is_refused_and_left_alone(store: Store, version: object) -> None:
     store.commit(record_of(KEY), FILES)
     data = {**record_of(KEY).to_json(), "version": version}
     store.backend.write(f"stages/{KEY}/record.json", seal({"attempt": "", "record": data}))
     for use in (lambda: store.finished([KEY]), lambda: store.commit(record_of(KEY), FILES)):
-        with pytest.raises(StoreError, match=r"`version`.*must be 1.*release that wrote it"):
+        with pytest.raises(StoreError, match=r"`version`.*must be 2.*release that wrote it"):
             use()
     assert store.backend.names("quarantine") == []
 
@@ -214,7 +215,7 @@ def test_dropped_weights_are_put_back_by_an_equal_result(store: Store) -> None:
     assert list(store.finished([KEY])[KEY].files) == ["masks.safetensors"]
     with pytest.raises(StoreError, match="weights were dropped"):
         store.read(KEY, WEIGHTS)
-    again = fresh(store).commit(record_of(KEY, started=2e9, seconds=9.0, attempt=2), FILES)
+    again = fresh(store).commit(record_of(KEY, started=2e9, measurements={"seconds": 9.0}, attempt=2), FILES)
     assert again == first
     assert store.read(KEY, WEIGHTS) == FILES[WEIGHTS]
 
@@ -246,7 +247,7 @@ def test_sweeps_are_saved_and_rebuilt(store: Store) -> None:
     specs = chain(1, 2)
     plan = Plan(
         {spec.key: spec for spec in specs},
-        (TrialSpec("a", ("seed=0",), {"seed": 0}, tuple(spec.key for spec in specs)),),
+        (trial_of("a", specs, ("seed=0",), seed=0),),
     )
     store.save_sweep("digits", {"command": "old", "plan": plan.to_json()})
     store.save_sweep("digits", {"command": "é", "plan": plan.to_json()})
@@ -280,3 +281,21 @@ def test_records_are_plain_json_that_keeps_the_order_of_layers(store: Store) -> 
     store.commit(record_of(KEY, tensor_sparsity=layers), FILES)
     assert list(store.finished([KEY])[KEY].tensor_sparsity) == list(layers)
     assert json.loads(store.backend.read(f"stages/{KEY}/record.json"))["record"]["sparsity"] == 0.5
+
+
+def test_a_stage_is_not_finished_once_its_parent_is_of_other_weights(store: Store) -> None:
+    dense, first, second = chain(1, 2)
+    for spec in (dense, first, second):
+        store.commit(record_for(spec), FILES)
+    store.discard(dense.key)
+    keys = [spec.key for spec in (dense, first, second)]
+    assert set(store.finished(keys)) == set(keys[1:])
+    assert store.resumable(Plan({s.key: s for s in (dense, first, second)}, ())) == {}, "until its bits are known"
+
+    store.commit(record_for(dense, weights_digest="others"), FILES)
+
+    assert set(store.finished(keys)) == {dense.key, second.key}
+    again = store.commit(record_for(first, started_from="others", weights_digest="new"), FILES)
+    assert again.weights_digest == "new"
+    assert len(store.backend.names("quarantine")) == 1
+    assert set(store.finished(keys)) == {dense.key, first.key}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes import trial_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
@@ -17,7 +18,7 @@ from store_cases import FILES, altered, chain, fresh, key_of, record_for, record
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.specs import NETWORK, Plan, StageSpec
 from orchestrator.store import retention
 from orchestrator.store.retention import needed_weights, prune, sizes, verify
 from orchestrator.store.store import Store
@@ -27,9 +28,7 @@ HERE = Path(__file__).parents[1]
 
 def plan_of(*trials: list[StageSpec]) -> Plan:
     stages = {spec.key: spec for trial in trials for spec in trial}
-    return Plan(
-        stages, tuple(TrialSpec(f"t{i}", (), {}, tuple(spec.key for spec in trial)) for i, trial in enumerate(trials))
-    )
+    return Plan(stages, tuple(trial_of(f"t{i}", trial) for i, trial in enumerate(trials)))
 
 
 def with_weights(store: Store, specs: list[StageSpec]) -> list[bool]:
@@ -115,7 +114,7 @@ def forests(draw: st.DrawFn) -> tuple[Plan, set[str]]:
     above: dict[str, StageSpec] = {}
     for number in range(1, draw(st.integers(1, 14))):
         parent = draw(st.sampled_from(specs))
-        specs.append(StageSpec("round", {"n": number, "round": parent.round + 1}, parent.key))
+        specs.append(StageSpec("round", {"n": number, "round": parent.round + 1}, {NETWORK: parent.key}))
         above[specs[-1].key] = parent
     chains = []
     for end in draw(st.lists(st.sampled_from(specs), min_size=1, max_size=5)):

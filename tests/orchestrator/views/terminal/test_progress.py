@@ -118,7 +118,7 @@ def test_the_live_display_shows_what_runs() -> None:
 
     assert "1/3 stages" in text
     assert "0 trials waiting, 1 running, 0 done, 0 failed; in use: 1 CPU" in text
-    assert "round 1/2  to 68.4% from 0.0%, accuracy 97." in text
+    assert f"round 1/2  to 68.4% from 0.0%, accuracy {make_record(plan, dense).after['val/accuracy']:.2%}" in text
     assert "1:10" in text
 
 

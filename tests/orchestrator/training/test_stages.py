@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from torch import nn
 
 import pruning
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import rounds, segment
+from orchestrator.training import rounds, stages
 from orchestrator.training.rounds import LawBroken
-from orchestrator.training.segment import plain_state, run_segment, state_digest
+from orchestrator.training.stages import plain_state, state_digest
 from orchestrator.workloads.models import prunable
 from pruning.masks import MaskSet
 
@@ -58,7 +59,7 @@ def chain(
             "round": index,
             "target": target,
         }
-        specs.append(StageSpec("round", fields, specs[-1].key))
+        specs.append(StageSpec("round", fields, {NETWORK: specs[-1].key}))
     return tuple(specs)
 
 
@@ -121,7 +122,7 @@ def test_a_keeper_and_hooks_train_to_the_same_bits(store: Store) -> None:
     assert not {each.key for each in kept} & {each.key for each in hooked}
 
 
-@pytest.mark.parametrize("name", [*sorted(segment.ELEMENTWISE), "torch.optim.Adafactor"])
+@pytest.mark.parametrize("name", [*sorted(stages.ELEMENTWISE), "torch.optim.Adafactor"])
 def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +130,7 @@ def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     dense, pruned = chain(0.5)
     specs = dense, replace(pruned, fields={**pruned.fields, "finetune": finetune})
     chosen = run(store, specs)[1]
-    monkeypatch.setattr(segment, "ELEMENTWISE", frozenset())
+    monkeypatch.setattr(stages, "ELEMENTWISE", frozenset())
     masked = run(Store(str(tmp_path / "other")), specs)[1]
 
     assert chosen.weights_digest == masked.weights_digest
@@ -139,12 +140,59 @@ def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) ->
     specs = chain(0.3, 0.6)
     other = Store(str(tmp_path / "other"))
     whole = run(store, specs)
-    apart = [record for spec in specs for record in run(other, (spec,))]
+    orders = [WorkOrder((spec,), other, lineage=specs[:index]) for index, spec in enumerate(specs)]
+    apart = [record for order in orders for record in run_segment(order)]
 
     assert [record.result() for record in whole] == [record.result() for record in apart]
     assert [store.read(r.key, "weights.safetensors") for r in whole] == [
         other.read(r.key, "weights.safetensors") for r in apart
     ]
+
+
+def without_dense(store: Store, specs: Sequence[StageSpec]) -> list[str]:
+    """Lose the dense stage, run the segment again, and return the stages that were trained for it."""
+    store.discard(specs[0].key)
+    before = {key: store.finished([key])[key].started for key in (spec.key for spec in specs[1:])}
+    again = run(store, tuple(specs))
+    return [record.key for record in again if record.started != before.get(record.key)]
+
+
+def test_a_repeated_stage_of_equal_bits_keeps_what_started_from_it(store: Store) -> None:
+    specs = chain(0.3, 0.6)
+    dense, first, second = run(store, specs)
+
+    assert [first.started_from, second.started_from] == [dense.weights_digest, first.weights_digest]
+    assert without_dense(store, specs) == [specs[0].key]
+
+
+def test_a_repeated_stage_of_other_bits_has_what_started_from_it_repeated(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = chain(0.3, 0.6)
+    run(store, specs)
+    derive = stages.derive
+    monkeypatch.setattr(stages, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}"))  # as another torch
+
+    assert without_dense(store, specs) == [spec.key for spec in specs]
+    assert store.finished([spec.key for spec in specs]).keys() == {spec.key for spec in specs}
+
+
+def test_a_worker_whose_commit_came_second_goes_on_from_the_weights_that_stand(store: Store, tmp_path: Path) -> None:
+    ours, theirs = chain(0.5), chain(0.5, seed=7)
+    (standing,) = run(Store(str(tmp_path / "other")), theirs[:1])
+    weights = Store(str(tmp_path / "other")).read(standing.key, "weights.safetensors")
+    standing = replace(standing, key=ours[0].key, spec=ours[0].to_json())
+
+    class Second(Store):
+        def commit(self, record: StageRecord, files: Any) -> StageRecord:
+            if record.key == ours[0].key:
+                super().commit(standing, {"weights.safetensors": weights})
+            return super().commit(record, files)
+
+    dense, pruned = run(Second(store.uri), ours)
+
+    assert dense.weights_digest == standing.weights_digest
+    assert pruned.started_from == standing.weights_digest
 
 
 def test_the_global_generators_are_neither_used_nor_moved(store: Store, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Run one stage: train the dense network, or prune and fine-tune one round. No Ray, no MLflow.
 
-A stage is a function of its spec and of its parent's state. Between the stages of a segment the network stays on its
-device; a segment that begins with a round restores it from the store. Both give the same bits.
+A stage is a function of its spec and of the state that it goes on from: a network that is on its device already, or
+one that is restored from the store. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy
@@ -24,9 +24,11 @@ import orchestrator
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.specs import NETWORK, StageSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.workloads import data, models
 from pruning import MaskKeeper, is_pruned
@@ -37,134 +39,159 @@ ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW
 """Optimizers that move each entry by its own gradients alone."""
 
 
-def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
-    """Run the stages of `order` one after another; yield each stage's record once it is durable.
+@dataclass
+class Network:
+    """A network on its device, its masks so far, its data, and the digest of its state as it was last committed."""
+
+    model: nn.Module
+    masks: MaskSet
+    data: data.Data
+    digest: str = ""
+
+
+def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Build a network and train it.
+
+    Raises:
+        loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
+        OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
+    """
+    return _Stage(spec, _built(spec, spec, order), order).result(_Stage.train)
+
+
+def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Prune the network that `inputs` holds, or else the store, and fine-tune what is left.
 
     Raises:
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
     """
-    torch.set_num_threads(order.threads)
-    first = order.specs[0]
-    session = Session(first, order) if first.kind == "dense" else Session.restore(first, order)
-    for spec in order.specs:
-        record, files = session.run(spec)
-        yield order.store.commit(record, files)
+    network = inputs.get(NETWORK) or _restored(spec, order)
+    assert isinstance(network, Network)
+    return _Stage(spec, network, order).result(_Stage.prune)
 
 
-class Session:
-    """A network on its device, and what its stages share: the data and the dense stage they stem from."""
+def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network of the stage `dense` as it is initialised."""
+    loaded = data.load({**dense.fields["data"], **spec.location})
+    seed = derive(dense.fields["seed"], "0/init")
+    model = models.build(dense.fields["model"], input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
+    return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
 
-    def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
-        self._order = order
+
+def _restored(spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network that a stage goes on from, as the store has it."""
+    key = str(spec.parent)
+    record = order.store.finished([key]).get(key)
+    if record is None:
+        raise OrchestratorError(f"stage {key[:12]} is not in the store any more; run the sweep again.")
+    lineage = (*order.lineage, *order.specs)
+    network = _built(lineage[0], spec, order)
+    network.model.load_state_dict(load_tensors(order.store.read(key, WEIGHTS)))
+    if KINDS[record.kind].prunes:
+        network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
+    network.digest = record.weights_digest
+    return network
+
+
+class _Stage:
+    """One stage on a network: what it does to it, and what it says of itself."""
+
+    def __init__(self, spec: StageSpec, network: Network, order: WorkOrder) -> None:
+        torch.set_num_threads(order.threads)
+        self._spec, self._network, self._order = spec, network, order
+        self._model, self._data = network.model, network.data
         self._device = torch.device(order.device)
-        fields = dense.fields
-        self._data = data.load({**fields["data"], **order.specs[0].location})
-        self._dense = fields
-        self._model = models.build(
-            fields["model"],
-            input_shape=self._data.input_shape,
-            classes=self._data.classes,
-            seed=derive(fields["seed"], "0/init"),
-        ).to(self._device)
-        self._masks = MaskSet({})
+        self._config: Mapping[str, Any] = spec.fields[KINDS[spec.kind].training]
 
-    @classmethod
-    def restore(cls, first: StageSpec, order: WorkOrder) -> Session:
-        """Return the session as the parent of `first` left it, from the store."""
-        key = str(first.parent)
-        dense, parent = _ancestry(key, order)
-        session = cls(dense, order)
-        session._model.load_state_dict(load_tensors(order.store.read(key, WEIGHTS)))
-        if parent.kind == "round":
-            session._masks = MaskSet.from_bytes(order.store.read(key, MASKS), session._model)
-        return session
-
-    def run(self, spec: StageSpec) -> tuple[StageRecord, dict[str, bytes]]:
-        """Run one stage on the network as it stands; return its record and its files."""
-        started = time.time()
-        clock = time.perf_counter()
-        record = self._train(spec) if spec.kind == "dense" else self._round(spec)
+    def result(self, act: Callable[[_Stage], StageRecord]) -> Result:
+        """Do what the stage is for; return its record and files, and the network as it is now."""
+        started, clock, network = time.time(), time.perf_counter(), self._network
+        record = act(self)
         weights = plain_state(self._model)
         files = {WEIGHTS: save_tensors(weights)}
-        if spec.kind == "round":
-            files[MASKS] = self._masks.to_bytes()
+        if KINDS[self._spec.kind].prunes:
+            files[MASKS] = network.masks.to_bytes()
         record = replace(
             record,
             weights_digest=state_digest(weights),
-            mask_digest=self._masks.digest(),
-            seconds=time.perf_counter() - clock,
+            mask_digest=network.masks.digest(),
+            measurements={"seconds": time.perf_counter() - clock},
             started=started,
+            started_from=network.digest,
             device=str(self._device),
             host=socket.gethostname(),
             attempt=self._order.attempt,
             environment=environment(),
-            spec=spec.to_json(),
+            spec=redact_tree(self._spec.to_json()),
         )
-        return record, files
+        return Result(record, files, replace(network, digest=record.weights_digest))
 
-    def _train(self, spec: StageSpec) -> StageRecord:
-        config = spec.fields["train"]
-        fit = self._fit(spec, config)
+    def train(self) -> StageRecord:
+        """Train the network as it is."""
+        fit = self._fit()
         count = self._macs()
-        return _record(spec, fit, {}, self._final(config), self._model, count.total, count.total)
+        return _record(self._spec, fit, {}, self._final(), self._model, count.total, count.total)
 
-    def _round(self, spec: StageSpec) -> StageRecord:
-        config, parent = spec.fields["finetune"], self._masks
+    def prune(self) -> StageRecord:
+        """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
+        spec, earlier = self._spec, self._network.masks
         generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
-        chosen, self._masks = rounds.prune_round(self._model, spec.fields, parent, generator)
-        before = loop.evaluate(self._model, self._data.val, **self._evaluation(config))
+        chosen, masks = rounds.prune_round(self._model, spec.fields, earlier, generator)
+        self._network.masks = masks
+        before = loop.evaluate(self._model, self._data.val, **self._evaluation())
         rounds.hold_finite(before)
         if spec.fields["prune"]["holding"] == "hooks":
-            self._masks.apply(self._model)
-            fit = self._fit(spec, config)
+            masks.apply(self._model)
+            fit = self._fit()
             rounds.make_plain(self._model)
         else:
-            keeper = MaskKeeper(self._model, self._masks, _gradients(config))
-            fit = self._fit(spec, config, keeper)
+            keeper = MaskKeeper(self._model, masks, _gradients(self._config))
+            fit = self._fit(keeper)
             keeper.release()
-        after = self._final(config)
-        dead = rounds.hold_laws(chosen, spec.fields, parent, self._masks, plain_state(self._model))
+        after = self._final()
+        dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
         count = self._macs()
         record = _record(spec, fit, _prefixed("val", before), after, self._model, count.total, count.remaining)
         return replace(
             record,
             requested_sparsity=spec.fields.get("target"),
-            sparsity=self._masks.sparsity(),
-            tensor_sparsity=self._masks.sparsities(),
-            tensor_sizes=self._masks.sizes(),
+            sparsity=masks.sparsity(),
+            tensor_sparsity=masks.sparsities(),
+            tensor_sizes=masks.sizes(),
             warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in dead),
+            details={"dead_tensors": list(dead)},
         )
 
-    def _fit(self, spec: StageSpec, config: Mapping[str, Any], keeper: MaskKeeper | None = None) -> loop.FitResult:
+    def _fit(self, keeper: MaskKeeper | None = None) -> loop.FitResult:
         return loop.fit(
             self._model,
             self._data,
-            config,
-            seed=derive(spec.fields["seed"], f"{spec.round}/fit"),
+            self._config,
+            seed=derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
             device=self._device,
             on_optimizer=None if keeper is None else keeper.attach,
             cancelled=self._order.cancelled,
         )
 
-    def _final(self, config: Mapping[str, Any]) -> dict[str, float]:
+    def _final(self) -> dict[str, float]:
         """Metrics of the selected model; the test split is read here and nowhere else."""
-        return {
-            **_prefixed("val", loop.evaluate(self._model, self._data.val, **self._evaluation(config))),
-            **_prefixed("test", loop.evaluate(self._model, self._data.test, **self._evaluation(config))),
-        }
+        found = _prefixed("val", loop.evaluate(self._model, self._data.val, **self._evaluation()))
+        if not KINDS[self._spec.kind].reads_test:
+            return found
+        return found | _prefixed("test", loop.evaluate(self._model, self._data.test, **self._evaluation()))
 
-    def _evaluation(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def _evaluation(self) -> dict[str, Any]:
         return {
             "device": self._device,
-            "batch_size": config["eval_batch_size"],
-            "precision": config["precision"],
-            "loss": config["loss"],
+            "batch_size": self._config["eval_batch_size"],
+            "precision": self._config["precision"],
+            "loss": self._config["loss"],
         }
 
     def _macs(self) -> Macs:
         example = torch.zeros(1, *self._data.input_shape, device=self._device)
-        return macs(self._model, example, self._masks)
+        return macs(self._model, example, self._network.masks)
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
@@ -199,19 +226,6 @@ def environment() -> dict[str, str]:
         "platform": platform.platform(),
         "orchestrator": orchestrator.__version__,
     }
-
-
-def _ancestry(key: str, order: WorkOrder) -> tuple[StageSpec, StageSpec]:
-    """Return the specs of the dense stage that `key` stems from, and of `key` itself."""
-    specs: list[StageSpec] = []
-    parent: str | None = key
-    while parent is not None:
-        record = order.store.finished([parent]).get(parent)
-        if record is None:
-            raise OrchestratorError(f"stage {parent[:12]} is not in the store any more; run the sweep again.")
-        specs.append(StageSpec.from_json(record.spec))
-        parent = specs[-1].parent
-    return specs[-1], specs[0]
 
 
 def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
@@ -251,6 +265,5 @@ def _record(
         mask_digest="",
         steps=fit.steps,
         best_step=fit.best_step,
-        seconds=0.0,
         started=0.0,
     )

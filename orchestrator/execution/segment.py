@@ -1,0 +1,47 @@
+"""Run a segment: its stages one after another, the network kept on its device from one to the next."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import cast
+
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import NETWORK, Key
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import Run, WorkOrder
+
+
+def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
+    """Run the stages of `order`; yield each one's record once it is durable.
+
+    A stage that turns out to be durable already, because what it starts from had to be repeated and gave the same
+    bits, is not run again. Where another worker's commit stands, what follows goes on from its weights, not from ours.
+    """
+    network: object = None
+    repeats = bool(order.store.finished([spec.key for spec in order.specs]))
+    for index, spec in enumerate(order.specs):
+        if repeats and (record := _standing(order, index)) is not None:
+            network = None
+        else:
+            inputs = {} if network is None else {NETWORK: network}
+            result = _run_of(spec.kind)(spec, inputs, order)
+            record = order.store.commit(result.record, result.files)
+            network = result.network if record.weights_digest == result.record.weights_digest else None
+        yield record
+
+
+def _standing(order: WorkOrder, index: int) -> StageRecord | None:
+    """Return the record of a stage that need not run: it is durable, and what follows finds its weights."""
+    left: list[Key] = [spec.key for spec in order.specs[index:]]
+    standing = order.store.finished(left)
+    record = standing.get(left[0])
+    if record is None or WEIGHTS in record.files or all(key in standing for key in left):
+        return record
+    return None
+
+
+def _run_of(kind: str) -> Run:
+    module, _, name = KINDS[kind].run.partition(":")
+    return cast(Run, getattr(importlib.import_module(module), name))
