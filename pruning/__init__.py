@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
     from pruning.base import BasePruningMethod as BasePruningMethod
-    from pruning.container import PruningContainer as PruningContainer
+    from pruning.base import PruningContainer as PruningContainer
     from pruning.functional import custom_from_mask as custom_from_mask
     from pruning.functional import identity as identity
     from pruning.functional import is_pruned as is_pruned
@@ -61,7 +61,7 @@ _HOMES = {
     "METHODS": "methods",
     "MaskKeeper": "keeper",
     "MaskSet": "masks",
-    "PruningContainer": "container",
+    "PruningContainer": "base",
     "RandomStructured": "structured",
     "RandomUnstructured": "unstructured",
     "count_to_prune": "amount",

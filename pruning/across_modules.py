@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount
-from pruning.base import BasePruningMethod, check_same_shape, drawing_from, is_builtin
+from pruning.base import BasePruningMethod, commit
 from pruning.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
+from pruning.deciding import drawing_from, is_builtin
 from pruning.masking import masked
+from pruning.parameter import ModuleParameter, check_same_shape
 from pruning.selection import prune_random_across_, prune_smallest_across_
 from pruning.structured import LnStructured, RandomStructured
-from pruning.target import Target
 from pruning.unstructured import CustomFromMask
 
 Scores = Mapping[tuple[nn.Module, str], Tensor]
@@ -131,8 +132,8 @@ def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
     shared = _gather(masks, None)
     pruned = [each.copied_mask() for each in shared]
     for each, mask in zip(shared, pruned, strict=True):
-        for target in each.targets:
-            CustomFromMask(masks[target.module, target.name]).prune_(mask, mask)
+        for place in each.places:
+            CustomFromMask(masks[place.module, place.name]).prune_(mask, mask)
     for each, mask in zip(shared, pruned, strict=True):
         each.commit(mask)
 
@@ -146,15 +147,15 @@ def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
 
 
 @dataclass
-class _Shared:
-    """One parameter, wherever it stands: the targets that hold it, and the scores given for it."""
+class _TiedParameter:
+    """One parameter, wherever it stands: the modules that have it, and the scores given for it."""
 
-    targets: list[Target]
+    places: list[ModuleParameter]
     given: Tensor | None
 
     @property
-    def first(self) -> Target:
-        return self.targets[0]
+    def first(self) -> ModuleParameter:
+        return self.places[0]
 
     @property
     def label(self) -> str:
@@ -162,12 +163,12 @@ class _Shared:
 
     def copied_mask(self) -> Tensor:
         """Return a mask to prune further in place: what every module that holds the parameter still keeps."""
-        if all(target.mask is self.first.mask for target in self.targets):
+        if all(place.mask is self.first.mask for place in self.places):
             return self.first.copied_mask()
         combined = torch.ones_like(self.first.orig.detach())
-        for target in self.targets:
-            if target.mask is not None:
-                combined.mul_(target.mask)
+        for place in self.places:
+            if place.mask is not None:
+                combined.mul_(place.mask)
         return combined
 
     def entry_scores(self) -> Tensor:
@@ -177,13 +178,13 @@ class _Shared:
         return masked(self.first.orig.detach(), mask) if self.given is None else self.given.detach()
 
     def commit(self, mask: Tensor) -> None:
-        for target in self.targets:
+        for place in self.places:
             method = CustomFromMask(mask)
-            method._tensor_name = target.name
-            target.commit(method, mask)
+            method._tensor_name = place.name
+            commit(method, place, mask)
 
 
-def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None) -> list[_Shared]:
+def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None) -> list[_TiedParameter]:
     """Look at all parameters and scores, and check them, before anything is changed."""
     if not isinstance(parameters, Iterable):
         raise TypeError(f"`parameters` (={parameters!r}) must be an iterable of pairs (module, name).")
@@ -193,14 +194,14 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
     pairs = list(dict.fromkeys(map(_pair, parameters)))
     if unknown := [f"{type(module).__name__}.{name}" for module, name in given if (module, name) not in pairs]:
         raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
-    shared: dict[int, _Shared] = {}
+    shared: dict[int, _TiedParameter] = {}
     for module, name in pairs:
-        target = Target.of(module, name)
+        place = ModuleParameter.of(module, name)
         scores = given.get((module, name))
         if scores is not None:
-            check_same_shape(scores, target.orig, target.label)
-        each = shared.setdefault(id(target.orig), _Shared([], scores))
-        each.targets.append(target)
+            check_same_shape(scores, place.orig, place.label)
+        each = shared.setdefault(id(place.orig), _TiedParameter([], scores))
+        each.places.append(place)
         each.given = scores if each.given is None else each.given
     return list(shared.values())
 
@@ -229,7 +230,7 @@ def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Se
 
 
 def _with_name_of_nan(
-    error: ValueError, shared: Sequence[_Shared], masks: Sequence[Tensor], scores: Sequence[Tensor]
+    error: ValueError, shared: Sequence[_TiedParameter], masks: Sequence[Tensor], scores: Sequence[Tensor]
 ) -> ValueError:
     """Return `error`, naming the tensors whose scores are NaN, if that is why."""
     labels = [

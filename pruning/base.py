@@ -1,17 +1,18 @@
-"""The base of all pruning methods: what a method decides (`compute_mask`), and how it is applied and removed."""
+"""The base of all pruning methods: how one is applied and removed; and the container of successive ones."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeGuard, cast
 
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
+from pruning.deciding import drawing_from, next_mask, prune_survivors
 from pruning.masking import masked
+from pruning.parameter import ModuleParameter, check_same_shape, is_pruning_hook
 from pruning.reparam import Reparam, held, mask_name, orig_name, publish
 
 
@@ -86,12 +87,10 @@ class BasePruningMethod(ABC):
             AttributeError: `module` has no parameter `name`.
             ValueError: scores of another shape or with NaN, an int amount above what is left.
         """
-        from pruning.target import Target  # which needs the container, a subclass of this class
-
-        target = Target.of(module, name)
+        parameter = ModuleParameter.of(module, name)
         method = cls(*args, **kwargs)
         method._tensor_name = name
-        return target.commit(method, target.compute_mask(method, importance_scores, generator))
+        return commit(method, parameter, next_mask(method, parameter, importance_scores, generator))
 
     def apply_mask(self, module: nn.Module) -> Tensor:
         """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0; a subclass may return another."""
@@ -129,9 +128,7 @@ class BasePruningMethod(ABC):
         Raises:
             RuntimeError: the method has not been applied.
         """
-        from pruning.target import Target
-
-        Target.of(module, self._name_of(module)).release()
+        release(ModuleParameter.of(module, self._name_of(module)))
 
     def forget(self) -> None:  # noqa: B027 - most methods have nothing to let go of
         """Let go of what only computing the mask has needed: called once the mask is in force."""
@@ -142,37 +139,86 @@ class BasePruningMethod(ABC):
         return self._tensor_name
 
 
-class BuiltinMethod(BasePruningMethod):
-    """A method that prunes by marking entries of a mask in place, so that it touches no more than it must.
+class PruningContainer(BasePruningMethod):
+    """The methods applied to one parameter, oldest first; `compute_mask` is that of the newest, on what survives.
 
-    Where a subclass replaces `compute_mask`, that is what is called, with what torch would pass it.
+    Amounts are relative to the survivors: k rounds of amount p leave (1 - p)^k.
+
+    Args:
+        methods: methods, or one iterable of them.
     """
 
-    READS_PRUNED: ClassVar[bool] = False
-    """Whether scores of pruned entries matter, so that they must be masked first."""
+    def __init__(self, *methods: BasePruningMethod | Iterable[BasePruningMethod]) -> None:
+        self._pruning_methods: tuple[BasePruningMethod, ...] = ()
+        for item in methods:
+            if isinstance(item, Iterable):
+                for method in item:
+                    self.add_pruning_method(method)
+            else:
+                self.add_pruning_method(item)
 
-    def prune_(self, mask: Tensor, scores: Tensor) -> None:
-        """Set to 0, in place, what is pruned next of the entries still nonzero in `mask`; raise before writing."""
-        self.prune_across_([mask], [scores])
+    def add_pruning_method(self, method: BasePruningMethod) -> None:
+        """Append `method`.
 
-    def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
-        """As `prune_`, with the entries of all tensors ranked as one: an unstructured method defines this one."""
-        raise NotImplementedError(f"{type(self).__name__} does not prune across tensors.")
+        Raises:
+            TypeError: it is no pruning method.
+            ValueError: it acts on a parameter of another name.
+        """
+        if not is_pruning_hook(cast(object, method)):
+            raise TypeError(f"`method` (={method!r}) must be a BasePruningMethod, not {type(method).__name__}.")
+        name = getattr(method, "_tensor_name", None)
+        if not self._pruning_methods and self._tensor_name is None:
+            self._tensor_name = name
+        elif name != self._tensor_name:
+            raise ValueError(
+                f"`method` acts on the parameter {name!r}, this container on {self._tensor_name!r}; "
+                "use one container for each parameter."
+            )
+        self._pruning_methods += (method,)
 
-    def first_mask(self, scores: Tensor, like: Tensor) -> Tensor:
-        """Return the mask of a tensor that was never pruned, of the shape, strides and dtype of `like`."""
-        mask = torch.ones_like(like)
-        self.prune_(mask, scores)
-        return mask
+    def __len__(self) -> int:
+        return len(self._pruning_methods)
+
+    def __iter__(self) -> Iterator[BasePruningMethod]:
+        return iter(self._pruning_methods)
+
+    def __getitem__(self, index: int) -> BasePruningMethod:
+        return self._pruning_methods[index]
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """Return `default_mask` without what this method prunes of `t`, every entry of `t` being eligible."""
-        return self.first_mask(t, default_mask).mul_(default_mask)
+        """Return `default_mask` without what the newest method prunes of the rest, in the dtype of `t`.
+
+        Raises:
+            ValueError: the container is empty, or the method's `PRUNING_TYPE` is unknown.
+        """
+        if not self._pruning_methods:
+            raise ValueError("An empty PruningContainer computes no mask; call `add_pruning_method` first.")
+        return prune_survivors(self._pruning_methods[-1], t, default_mask, self.generator)
 
 
-def is_builtin(method: object) -> TypeGuard[BuiltinMethod]:
-    """Say whether `method.prune_` decides, nobody having replaced `compute_mask` in a subclass (or patched it)."""
-    return isinstance(method, BuiltinMethod) and type(method).compute_mask is BuiltinMethod.compute_mask
+def commit(method: BasePruningMethod, parameter: ModuleParameter, mask: Tensor) -> BasePruningMethod:
+    """Put `mask` in force and remember `method`; return the hook that holds both."""
+    hook = appended(parameter.hook, method)
+    parameter.hold(hook, mask)
+    hook.publish_own(parameter.module)
+    method.forget()
+    return hook
+
+
+def release(parameter: ModuleParameter) -> None:
+    """Make the pruning of `parameter` permanent, as its hook applies it."""
+    hook = parameter.hook
+    parameter.release(hook.apply_mask(parameter.module).detach() if applies_own_mask(hook) else None)
+
+
+def appended(hook: BasePruningMethod | None, method: BasePruningMethod) -> BasePruningMethod:
+    """Return the hook that holds `method` after those of `hook`, which may be one of torch's."""
+    if hook is None:
+        return method
+    if isinstance(hook, PruningContainer):
+        hook.add_pruning_method(method)
+        return hook
+    return PruningContainer(hook, method)  # of one method, or of all in a container of torch's
 
 
 def applies_own_mask(hook: BasePruningMethod | None) -> TypeGuard[BasePruningMethod]:
@@ -180,45 +226,6 @@ def applies_own_mask(hook: BasePruningMethod | None) -> TypeGuard[BasePruningMet
     return isinstance(hook, BasePruningMethod) and type(hook).apply_mask is not BasePruningMethod.apply_mask
 
 
-def is_pruning_hook(hook: object) -> TypeGuard[BasePruningMethod]:
-    """Say whether `hook` is a pruning method, of this package or of torch (which accepts ours as its own)."""
-    return isinstance(hook, torch_prune.BasePruningMethod)
-
-
-@contextmanager
-def drawing_from(method: BasePruningMethod, generator: torch.Generator | None) -> Iterator[None]:
-    """Let `method` draw from `generator` for a while; it is not kept, since a generator cannot be pickled."""
-    if generator is None:
-        yield
-        return
-    if not isinstance(cast(object, generator), torch.Generator):
-        raise TypeError(f"`generator` (={generator!r}) must be a torch.Generator; make one by `manual_seed`.")
-    before = vars(method).get("generator")
-    method.generator = generator
-    try:
-        yield
-    finally:
-        if before is None:
-            del method.generator
-        else:
-            method.generator = before
-
-
-def check_tensor(value: object, name: str) -> None:
-    """Raise `TypeError` unless the argument `name` is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it by `torch.as_tensor`.")
-
-
-def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:
-    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they have the shape of `tensor`."""
-    check_tensor(scores, "importance_scores")
-    if scores.shape != tensor.shape:
-        raise ValueError(
-            f"`importance_scores` (of shape {tuple(scores.shape)}) must have the shape of `{name}`, "
-            f"{tuple(tensor.shape)}."
-        )
-
-
 # torch's isinstance checks, its `is_pruned` and its `remove` then accept these methods.
 torch_prune.BasePruningMethod.register(BasePruningMethod)  # type: ignore[type-abstract]
+torch_prune.PruningContainer.register(PruningContainer)

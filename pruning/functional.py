@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pruning.amount import Amount
-from pruning.base import is_pruning_hook
+from pruning.base import release
 from pruning.channels import Norm
+from pruning.parameter import ModuleParameter, drop_vacated, is_pruning_hook
 from pruning.structured import LnStructured, RandomStructured
-from pruning.target import Target, drop_vacated
 from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -111,10 +111,10 @@ def remove(module: ModuleT, name: str) -> ModuleT:
         ValueError: `module.name` is not pruned.
     """
     try:
-        target = Target.of(module, name)
+        parameter = ModuleParameter.of(module, name)
     except AttributeError as error:
         raise ValueError(str(error)) from error
-    target.release()
+    release(parameter)
     drop_vacated(module)
     return module
 

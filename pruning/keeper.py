@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pruning.masking import mask_, masked
-from pruning.masks import MaskSet, place
+from pruning.parameter import place
 
 Gradients: TypeAlias = Literal["masked", "dense"]
 
@@ -29,21 +29,21 @@ class MaskKeeper:
 
     Args:
         model: has every parameter that `masks` name, none of them held pruned, where the training will have it.
-        masks: True where the entry is kept.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
         gradients: "masked", or "dense" for a method that looks at the gradients of what is pruned.
 
     Raises:
         ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
     """
 
-    def __init__(self, model: nn.Module, masks: MaskSet, gradients: Gradients = "masked") -> None:
+    def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], gradients: Gradients = "masked") -> None:
         if gradients not in get_args(Gradients):
             raise ValueError(f"`gradients` (={gradients!r}) must be one of 'masked' and 'dense'.")
         places = [place(model, name, mask.shape) for name, mask in masks.items()]
         wanted: dict[nn.Parameter, Tensor] = {}
         for (module, leaf), mask in zip(places, masks.values(), strict=True):
             parameter = module.get_parameter(leaf)
-            wanted[parameter] = wanted[parameter] & mask if parameter in wanted else mask
+            wanted[parameter] = wanted[parameter] & (mask != 0) if parameter in wanted else mask != 0
         self._kept = [
             (parameter, torch.empty_like(parameter.detach()).copy_(mask))
             for parameter, mask in wanted.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from pruning import mask_files
 from pruning.across_modules import prune_by_masks
-from pruning.base import is_pruning_hook
 from pruning.packing import Bytes
+from pruning.parameter import ModuleParameter, place, pruned_names
 from pruning.reparam import mask_name, orig_name
-from pruning.target import Target
 
 
 class MaskSet(Mapping[str, Tensor]):
@@ -59,7 +58,7 @@ class MaskSet(Mapping[str, Tensor]):
         for name, mask in self.items():
             module, leaf = place(model, name, mask.shape)
             try:
-                orig = Target.of(module, leaf).orig
+                orig = ModuleParameter.of(module, leaf).orig
             except (AttributeError, ValueError) as error:
                 raise ValueError(f"`{name}` cannot be pruned: {error}") from error
             wanted[orig] = wanted[orig] & mask if orig in wanted else mask
@@ -216,29 +215,6 @@ class MaskSet(Mapping[str, Tensor]):
         if found.digest() != digest:
             raise ValueError("These masks are damaged: they have not the digest that their file says.")
         return found
-
-
-def pruned_names(module: nn.Module) -> set[str]:
-    """Return the names of the parameters of `module` itself that this package or torch's holds pruned."""
-    return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
-
-
-def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
-    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape."""
-    path, _, leaf = name.rpartition(".")
-    try:
-        module = model.get_submodule(path)
-        parameter = module._parameters.get(leaf, module._parameters.get(orig_name(leaf)))
-    except AttributeError:
-        parameter = None
-    if parameter is None:
-        raise ValueError(f"`{name}` is in the masks, but {type(model).__name__} has no such parameter.")
-    if parameter.shape != torch.Size(shape):
-        raise ValueError(
-            f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; "
-            "they belong to another model."
-        )
-    return module, leaf
 
 
 def _copied(mask: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
-from pruning.base import BasePruningMethod, BuiltinMethod
+from pruning.base import BasePruningMethod
 from pruning.channels import (
     Norm,
     alive_channels,
@@ -22,10 +22,11 @@ from pruning.channels import (
     drop_channels,
     mask_of_channels,
 )
+from pruning.deciding import BuiltinMethod
 from pruning.selection import prune_random_, prune_smallest_
 
 
-class _Structured(BuiltinMethod):
+class _Structured(BuiltinMethod, BasePruningMethod):
     """A method that chooses among channels along `dim`."""
 
     PRUNING_TYPE: ClassVar[str] = "structured"

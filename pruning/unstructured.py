@@ -11,11 +11,13 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
-from pruning.base import BasePruningMethod, BuiltinMethod, check_tensor
+from pruning.base import BasePruningMethod
+from pruning.deciding import BuiltinMethod
+from pruning.parameter import check_tensor
 from pruning.selection import prune_random_across_, prune_smallest_across_
 
 
-class Identity(BuiltinMethod):
+class Identity(BuiltinMethod, BasePruningMethod):
     """Prune nothing: the mask stays as it is (ones, in the first round)."""
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
@@ -24,7 +26,7 @@ class Identity(BuiltinMethod):
         """Leave `masks` alone."""
 
 
-class RandomUnstructured(BuiltinMethod):
+class RandomUnstructured(BuiltinMethod, BasePruningMethod):
     """Prune entries at random: every subset of exactly `count` unpruned entries is equally likely.
 
         count = round(amount * unpruned)        or `amount` itself, if it is an int
@@ -47,7 +49,7 @@ class RandomUnstructured(BuiltinMethod):
         prune_random_across_(masks, partial(resolve_amount, self.amount), generator=self.generator)
 
 
-class L1Unstructured(BuiltinMethod):
+class L1Unstructured(BuiltinMethod, BasePruningMethod):
     """Prune the entries of smallest magnitude.
 
         keep w_i where |w_i| ranks above the `count` smallest;    count = round(amount * unpruned)
@@ -87,7 +89,7 @@ class L1Unstructured(BuiltinMethod):
         return super().apply(module, name, amount, importance_scores=importance_scores, generator=generator)
 
 
-class CustomFromMask(BuiltinMethod):
+class CustomFromMask(BuiltinMethod, BasePruningMethod):
     """Prune the entries where a given mask is 0, whatever their values.
 
     Args:

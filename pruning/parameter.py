@@ -1,29 +1,22 @@
-"""One parameter of one module, looked at for pruning: read everything, compute the mask, and only then commit."""
+"""One parameter of one module: look at it, hold it under a mask, let it go again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeGuard, cast
 
 import torch
+import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.attention import make_live, make_plain
-from pruning.base import (
-    BasePruningMethod,
-    applies_own_mask,
-    check_same_shape,
-    drawing_from,
-    is_builtin,
-    is_pruning_hook,
-)
-from pruning.container import appended, prune_survivors
 from pruning.masking import masked
 from pruning.reparam import Reparam, mask_name, orig_name, stored
 
 
 @dataclass
-class Target:
+class ModuleParameter:
     """A parameter that may have been pruned before, by this package or by torch.
 
     `orig` is the parameter, `mask` its mask so far (None if it was never pruned), `key` the place of its hook among
@@ -37,7 +30,7 @@ class Target:
     key: int | None
 
     @classmethod
-    def of(cls, module: nn.Module, name: str) -> Target:
+    def of(cls, module: nn.Module, name: str) -> ModuleParameter:
         """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned (again)."""
         if not isinstance(cast(object, module), nn.Module):
             raise TypeError(f"`module` (={module!r}) must be an nn.Module, not {type(module).__name__}.")
@@ -62,60 +55,23 @@ class Target:
         return f"{type(self.module).__name__}.{self.name}"
 
     @property
-    def hook(self) -> BasePruningMethod | None:
-        """The hook that holds the parameter now."""
-        return None if self.key is None else cast(BasePruningMethod, self.module._forward_pre_hooks[self.key])
-
-    def compute_mask(
-        self, method: BasePruningMethod, importance_scores: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        """Return the mask after `method`, a new tensor."""
-        if importance_scores is not None:
-            check_same_shape(importance_scores, self.orig, self.label)
-        if self.orig.is_meta:  # no entry has a value yet: as after a first call of torch's, the mask will be loaded
-            return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.clone()
-        try:
-            if is_builtin(method):
-                scores = self.orig if importance_scores is None else importance_scores
-                if importance_scores is None and self.mask is not None and method.READS_PRUNED:
-                    scores = masked(self.orig.detach(), self.mask)
-                with drawing_from(method, generator):
-                    if self.mask is None:
-                        return method.first_mask(scores.detach(), self.orig.detach())
-                    mask = self.copied_mask()
-                    method.prune_(mask, scores.detach())
-                return mask
-            return self._custom_mask(method, importance_scores, generator)
-        except ValueError as error:
-            raise ValueError(f"Pruning {self.label}: {error}") from error
-
-    def _custom_mask(
-        self, method: BasePruningMethod, importance_scores: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
-        if self.mask is None:
-            scores = self.orig if importance_scores is None else importance_scores
-            with drawing_from(method, generator):
-                computed = method.compute_mask(scores, default_mask=torch.ones_like(self.orig))
-            # A copy: what comes back may be cut from a larger tensor, which it would keep, or belong to someone else.
-            mask = torch.empty_like(self.orig.detach()).copy_(computed.detach())
-        else:
-            scores = masked(self.orig, self.mask) if importance_scores is None else importance_scores
-            mask = prune_survivors(method, scores, self.mask, generator).to(self.orig.dtype)
-        if not torch.logical_or(mask == 0, mask == 1).all():
-            raise ValueError(f"{type(method).__name__} must compute a mask of zeros and ones only.")
-        return mask
+    def hook(self) -> Any:
+        """The pruning method that holds the parameter now, None if there is none."""
+        return None if self.key is None else self.module._forward_pre_hooks[self.key]
 
     def copied_mask(self) -> Tensor:
         """Return a copy of the mask so far, to prune further in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
-    def commit(self, method: BasePruningMethod, mask: Tensor) -> BasePruningMethod:
-        """Put `mask` in force and remember `method`; nothing before this has changed the module."""
+    def hold(self, hook: Any, mask: Tensor) -> None:
+        """Put `mask` in force, and `hook` in the place of the one before; nothing before this has changed the module.
+
+        The hook is a forward pre-hook that calls the `Reparam` it is given as `_reparam`.
+        """
         module, name = self.module, self.name
         reparam = getattr(self.hook, "_reparam", None) or Reparam(name)
-        if self.hook is not None:
+        if self.key is not None:
             self.hook._reparam = None  # it may become one method among others
-        hook = appended(self.hook, method)
         hook._reparam = reparam
         make_live(module)
         if self.key is None:
@@ -126,18 +82,14 @@ class Target:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
         reparam.refresh(module)
-        hook.publish_own(module)
-        method.forget()
-        return hook
 
-    def release(self) -> None:
-        """Make the pruning permanent and take everything away that `commit` has added."""
+    def release(self, value: Tensor | None = None) -> None:
+        """Take everything away that `hold` has added, and leave `value`: None is the parameter under its mask."""
         if self.key is None or self.mask is None:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
-        own = self.hook.apply_mask(module).detach() if applies_own_mask(self.hook) else None
         # New storage: tensors that share the old one keep their values.
-        self.orig.data = masked(self.orig.detach(), self.mask) if own is None else own
+        self.orig.data = masked(self.orig.detach(), self.mask) if value is None else value
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)
@@ -171,3 +123,47 @@ def rename_parameter(module: nn.Module, old: str, new: str) -> None:
     renamed = [(new if name == old else name, parameter) for name, parameter in module._parameters.items()]
     module._parameters.clear()
     module._parameters.update(renamed)
+
+
+def is_pruning_hook(hook: object) -> TypeGuard[torch_prune.BasePruningMethod]:
+    """Say whether `hook` is a pruning method, of this package or of torch (which accepts ours as its own)."""
+    return isinstance(hook, torch_prune.BasePruningMethod)
+
+
+def pruned_names(module: nn.Module) -> set[str]:
+    """Return the names of the parameters of `module` itself that this package or torch's holds pruned."""
+    return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
+
+
+def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
+    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        module = model.get_submodule(path)
+        parameter = module._parameters.get(leaf, module._parameters.get(orig_name(leaf)))
+    except AttributeError:
+        parameter = None
+    if parameter is None:
+        raise ValueError(f"`{name}` is in the masks, but {type(model).__name__} has no such parameter.")
+    if parameter.shape != torch.Size(shape):
+        raise ValueError(
+            f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; "
+            "they belong to another model."
+        )
+    return module, leaf
+
+
+def check_tensor(value: object, name: str) -> None:
+    """Raise `TypeError` unless the argument `name` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it by `torch.as_tensor`.")
+
+
+def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:
+    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they have the shape of `tensor`."""
+    check_tensor(scores, "importance_scores")
+    if scores.shape != tensor.shape:
+        raise ValueError(
+            f"`importance_scores` (of shape {tuple(scores.shape)}) must have the shape of `{name}`, "
+            f"{tuple(tensor.shape)}."
+        )
