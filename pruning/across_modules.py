@@ -21,7 +21,8 @@ from pruning.channels import Norm, alive_channels, channel_norms, check_dim, che
 from pruning.deciding import drawing_from, is_builtin
 from pruning.masking import masked
 from pruning.parameter import ModuleParameter, check_same_shape
-from pruning.selection import prune_random_across_, prune_smallest_across_
+from pruning.random_subset import prune_random_across_
+from pruning.smallest import prune_smallest_across_
 from pruning.structured import LnStructured, RandomStructured
 from pruning.unstructured import CustomFromMask
 
@@ -60,7 +61,7 @@ def global_unstructured(
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
     shared = _gather(parameters, importance_scores)
-    masks, scores = [each.copied_mask() for each in shared], [each.entry_scores() for each in shared]
+    masks, scores = [tied.copied_mask() for tied in shared], [tied.entry_scores() for tied in shared]
     try:
         with drawing_from(method, generator):
             if is_builtin(method):
@@ -69,8 +70,8 @@ def global_unstructured(
                 masks = _custom_masks(method, masks, scores)
     except ValueError as error:
         raise _with_name_of_nan(error, shared, masks, scores) from error
-    for each, mask in zip(shared, masks, strict=True):
-        each.commit(mask)
+    for tied, mask in zip(shared, masks, strict=True):
+        tied.commit(mask)
 
 
 def global_structured(
@@ -110,32 +111,32 @@ def global_structured(
         raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
     LnStructured(amount, n, dim)  # refuses what it cannot use
     shared = _gather(parameters, importance_scores)
-    for each in shared:
-        check_structured(each.first.orig)
-    masks = [each.copied_mask() for each in shared]
+    for tied in shared:
+        check_structured(tied.first.orig)
+    masks = [tied.copied_mask() for tied in shared]
     alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
     kept = [channels.clone() for channels in alive]
     count = partial(resolve_amount, amount)
     if issubclass(pruning_method, RandomStructured):
         prune_random_across_(kept, count, generator=generator)
     else:
-        scores = [each.channel_scores(mask) for each, mask in zip(shared, masks, strict=True)]
+        scores = [tied.channel_scores(mask) for tied, mask in zip(shared, masks, strict=True)]
         norms = [normalised_norms(score, n, dim) for score in scores]
-        prune_smallest_across_(kept, norms, count, names=[each.label for each in shared])
-    for each, mask, before, after in zip(shared, masks, alive, kept, strict=True):
+        prune_smallest_across_(kept, norms, count, names=[tied.label for tied in shared])
+    for tied, mask, before, after in zip(shared, masks, alive, kept, strict=True):
         drop_channels(mask, before & ~after, check_dim(mask, dim))
-        each.commit(mask)
+        tied.commit(mask)
 
 
 def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
     """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
     shared = _gather(masks, None)
-    pruned = [each.copied_mask() for each in shared]
-    for each, mask in zip(shared, pruned, strict=True):
-        for place in each.places:
+    pruned = [tied.copied_mask() for tied in shared]
+    for tied, mask in zip(shared, pruned, strict=True):
+        for place in tied.places:
             CustomFromMask(masks[place.module, place.name]).prune_(mask, mask)
-    for each, mask in zip(shared, pruned, strict=True):
-        each.commit(mask)
+    for tied, mask in zip(shared, pruned, strict=True):
+        tied.commit(mask)
 
 
 def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
@@ -200,9 +201,9 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
         scores = given.get((module, name))
         if scores is not None:
             check_same_shape(scores, place.orig, place.label)
-        each = shared.setdefault(id(place.orig), _TiedParameter([], scores))
-        each.places.append(place)
-        each.given = scores if each.given is None else each.given
+        tied = shared.setdefault(id(place.orig), _TiedParameter([], scores))
+        tied.places.append(place)
+        tied.given = scores if tied.given is None else tied.given
     return list(shared.values())
 
 
@@ -234,8 +235,8 @@ def _with_name_of_nan(
 ) -> ValueError:
     """Return `error`, naming the tensors whose scores are NaN, if that is why."""
     labels = [
-        each.label
-        for each, mask, score in zip(shared, masks, scores, strict=True)
+        tied.label
+        for tied, mask, score in zip(shared, masks, scores, strict=True)
         if bool(score[mask != 0].isnan().any())
     ]
     return ValueError(f"Pruning {', '.join(labels)}: {error}") if labels else error

@@ -23,7 +23,8 @@ from pruning.channels import (
     mask_of_channels,
 )
 from pruning.deciding import BuiltinMethod
-from pruning.selection import prune_random_, prune_smallest_
+from pruning.random_subset import prune_random_
+from pruning.smallest import prune_smallest_
 
 
 class _Structured(BuiltinMethod, BasePruningMethod):

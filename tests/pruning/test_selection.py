@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from pruning import chunks, selection
-from pruning.selection import prune_random_, prune_random_across_, prune_smallest_, prune_smallest_across_
+from pruning import chunks, random_subset, smallest
+from pruning.random_subset import prune_random_, prune_random_across_
+from pruning.smallest import prune_smallest_, prune_smallest_across_
 
 DEVICES = [
     "cpu",
@@ -27,7 +28,7 @@ LAYOUTS = ["contiguous", "transposed", "channels_last", "strided"]
 def _small_pieces(monkeypatch):
     """Make small tensors take the ways of large ones: several chunks, a bracket from a sample."""
     monkeypatch.setattr(chunks, "CHUNK", 64)
-    monkeypatch.setattr(selection, "SAMPLE", 128)
+    monkeypatch.setattr(smallest, "SAMPLE", 128)
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -87,7 +88,7 @@ def test_smallest_is_a_stable_sort(case, magnitude):
 def test_the_way_of_other_devices_gives_the_same(case, magnitude):
     mask, scores, count = case
     expected = reference(mask, scores, count, magnitude)
-    selection._smallest_on_device([mask], [scores], count, magnitude, ["scores"])
+    smallest.smallest_on_device([mask], [scores], count, magnitude, ["scores"])
     assert torch.equal(mask, expected)
 
 
@@ -157,7 +158,7 @@ def test_equal_scores_go_from_the_front(value):
 def test_a_sample_that_misleads_costs_no_exactness(count, way, sampled, monkeypatch):
     scores = torch.randn(3000, generator=torch.Generator().manual_seed(2))
     wrong = np.full(4096, way * 5.0) if sampled == "beyond" else np.linspace(-5.0, 5.0, 4096) ** 9
-    monkeypatch.setattr(selection, "_sample", lambda *_: wrong)
+    monkeypatch.setattr(smallest, "_sample", lambda *_: wrong)
     mask = torch.ones(3000)
     assert torch.equal(prune_smallest_(mask, scores, count), reference(torch.ones(3000), scores, count, False))
 
@@ -167,7 +168,7 @@ def test_a_sample_that_misleads_costs_no_exactness(count, way, sampled, monkeypa
 def test_nan_is_refused_where_it_counts_and_nothing_changes(position, prune):
     def act(mask, scores):
         if prune == "device":
-            selection._smallest_on_device([mask], [scores], 2000, True, ["scores"])
+            smallest.smallest_on_device([mask], [scores], 2000, True, ["scores"])
         else:
             prune(mask, scores, 2000, magnitude=True)
 
@@ -209,7 +210,7 @@ def test_counts_beyond_the_survivors_are_refused(count):
     with pytest.raises(ValueError, match=rf"`count` \(={count}\)"):
         prune_random_(mask, count)
     with pytest.raises(ValueError, match=rf"`count` \(={count}\)"):
-        selection._smallest_on_device([mask], [torch.ones(4)], count, False, ["scores"])
+        smallest.smallest_on_device([mask], [torch.ones(4)], count, False, ["scores"])
     assert mask.sum() == 3
 
 
@@ -229,19 +230,21 @@ def test_nothing_to_prune_draws_nothing():
 
 
 def singly(monkeypatch):
-    monkeypatch.setattr(selection, "FEW", 1.0)
+    monkeypatch.setattr(random_subset, "FEW", 1.0)
 
 
 def lanes(monkeypatch):
-    monkeypatch.setattr(selection, "FEW", 0.0)
+    monkeypatch.setattr(random_subset, "FEW", 0.0)
 
 
 def device(monkeypatch):
     def on_device(masks, count, generator):
         keys = [torch.empty(mask.shape, dtype=torch.int64).random_(generator=generator) for mask in masks]
-        selection._smallest_on_device(masks, keys, count, False, [""] * len(masks))
+        smallest.smallest_on_device(masks, keys, count, False, [""] * len(masks))
 
-    monkeypatch.setattr(selection, "prune_random_across_", lambda masks, k, generator: on_device(masks, k, generator))
+    monkeypatch.setattr(
+        random_subset, "prune_random_across_", lambda masks, k, generator: on_device(masks, k, generator)
+    )
 
 
 WAYS = [singly, lanes, device]
@@ -259,7 +262,7 @@ def test_every_subset_is_equally_likely(way, masked, monkeypatch):
     seen = dict.fromkeys(itertools.combinations(places, 3), 0)
     for _ in range(2000):
         mask = start.clone()
-        selection.prune_random_across_([mask], 3, generator=generator)
+        random_subset.prune_random_across_([mask], 3, generator=generator)
         seen[tuple(i for i in places if mask[i] == 0)] += 1
     assert sum(seen.values()) == 2000
     assert stats.chisquare(list(seen.values())).pvalue > 0.001
@@ -326,7 +329,7 @@ def test_working_memory_is_under_half_a_byte_an_entry(kept, monkeypatch):
 def misleading(size: int) -> Tensor:
     """Outliers wherever the sample is taken."""
     scores = torch.randn(size, generator=torch.Generator().manual_seed(17))
-    stride = size // selection.SAMPLE
+    stride = size // smallest.SAMPLE
     for number in range(-(-size // chunks.CHUNK)):
         start = number * chunks.CHUNK
         scores[start : start + chunks.CHUNK][number * 40503 % stride :: stride] = 1e9

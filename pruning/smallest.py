@@ -1,19 +1,13 @@
-"""Which entries to prune: exactly the k smallest, or exactly k at random, of those that a mask still keeps.
+"""Exactly the k smallest of those entries that a mask still keeps.
 
 A mask is changed in place, and only once the choice is complete and valid. On the CPU tensors are read in chunks that
-fit a core's cache, with working memory of well under a byte an entry; chunks without survivors are skipped, and
-where few survive the work is that of the survivors. Elsewhere (CUDA) the choice is made on the device, with one
-transfer to the host a call.
+fit a core's cache, with working memory of well under a byte an entry; chunks without survivors are skipped. Elsewhere
+(CUDA) the choice is made on the device, with one transfer to the host a call.
 
-Smallest: a strided sample brackets the threshold, one pass counts what lies outside the bracket and collects the few
-scores inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Scores equal to
-an end of the bracket are only counted; where too many lie inside, a part of them brackets the threshold anew. Of
-several entries equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
-
-Random: each survivor is dropped when a 16-bit random integer is below a threshold that drops a few too many; as many
-of the dropped as are too many, drawn uniformly, are spared. Both steps treat all survivors alike, so every subset of
-the size asked for is equally likely. Survivors are known by their rank alone: strides, dtype and dead entries have no
-say in the draw.
+A strided sample brackets the threshold, one pass counts what lies outside the bracket and collects the few scores
+inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Scores equal to an end of
+the bracket are only counted; where too many lie inside, a part of them brackets the threshold anew. Of several entries
+equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
 """
 
 from __future__ import annotations
@@ -25,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
-from pruning.chunks import CHUNK, Chunk, array_of, chunks_of
+from pruning.chunks import Chunk, array_of, chunks_of
 
 Count: TypeAlias = int | Callable[[int], int]
 """How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""
@@ -37,7 +31,7 @@ SAMPLE = 1 << 16
 SIGMAS = 5.0
 """Half the width of a bracket in standard deviations: a miss costs a second pass, never the result."""
 FEW = 1 / 64
-"""Up to this fraction the work is done entry by entry: scores are ranked without a sample, positions drawn singly."""
+"""Up to this fraction scores are ranked without a sample."""
 ROOM = 1 / 20
 """Of all entries that many scores may be collected; a good bracket holds fewer, and of a bad one they are a sample."""
 
@@ -77,11 +71,11 @@ def prune_smallest_across_(
             raise ValueError(f"`{name}` of shape {tuple(score.shape)} must have its mask's shape {tuple(mask.shape)}.")
     scores = [score.detach() for score in scores]
     if any(mask.device.type != "cpu" for mask in masks):
-        _smallest_on_device(masks, scores, count, magnitude, names)
+        smallest_on_device(masks, scores, count, magnitude, names)
         return
     chunks = [*chunks_of(masks, scores, names)]
     survivors = sum(chunk.alive for chunk in chunks)
-    if (count := _resolved(count, survivors)) == 0:
+    if (count := resolved_count(count, survivors)) == 0:
         return
     threshold, ties = _threshold(chunks, survivors, count, magnitude)
     for chunk in chunks:
@@ -89,51 +83,12 @@ def prune_smallest_across_(
             ties -= chunk.drop_below(threshold, ties, magnitude)
 
 
-def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = None) -> Tensor:
-    """Set to 0 `count` of the surviving (nonzero) entries of `mask`, every subset of that size equally likely.
-
-    Arguments:
-        mask: any bool or floating dtype, any shape and strides; changed in place.
-        count: how many survivors to prune, exactly; or a function of how many there are.
-        generator: where all draws come from; by default torch's own of the mask's device. With a CPU generator a
-            mask on another device is drawn on the host, so that the same seed prunes the same entries everywhere.
-
-    Returns:
-        `mask`.
-
-    Raises:
-        ValueError: `count` is negative or above the number of survivors.
-    """
-    prune_random_across_([mask], count, generator=generator)
-    return mask
-
-
-def prune_random_across_(masks: Sequence[Tensor], count: Count, *, generator: Generator | None = None) -> None:
-    """As `prune_random_`, with the entries of all tensors drawn from as one."""
-    if any(mask.device.type != "cpu" for mask in masks):
-        _random_on_device(masks, count, generator)
-        return
-    chunks = [*chunks_of(masks, masks, [""] * len(masks))]
-    survivors = sum(chunk.alive for chunk in chunks)
-    if (count := _resolved(count, survivors)) == 0:
-        return
-    dropped = _subset(survivors, count, generator)
-    rank = 0
-    for chunk in chunks:
-        end = rank + chunk.alive
-        bits = np.unpackbits(dropped[rank >> 3 : (end + 7) >> 3])[rank & 7 :][: chunk.alive]
-        chunk.drop_survivors(bits.view(bool))
-        rank = end
-
-
-def _resolved(count: Count, survivors: int) -> int:
+def resolved_count(count: Count, survivors: int) -> int:
+    """Return how many of `survivors` to prune; raise `ValueError` for a number that is out of range."""
     number = count(survivors) if callable(count) else count
     if not 0 <= number <= survivors:
         raise ValueError(f"`count` (={number}) must lie in [0, {survivors}]: so many entries are still unpruned.")
     return number
-
-
-# --- the k smallest on the CPU ----------------------------------------------------------------------------------------
 
 
 def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: bool) -> tuple[Any, int]:
@@ -240,64 +195,15 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
     return _Found(below, at_low, between, at_high, np.concatenate(collected))
 
 
-# --- k at random on the CPU -------------------------------------------------------------------------------------------
-
-
-def _draw(count: int, generator: Generator | None) -> NDArray[np.uint64]:
-    """Return `count` uniform 64-bit integers."""
-    drawn = torch.empty(count, dtype=torch.int64, device="cpu").random_(-(1 << 63), None, generator=generator)
-    return np.asarray(drawn.numpy()).view(np.uint64)
-
-
-def _subset(size: int, count: int, generator: Generator | None) -> NDArray[np.uint8]:
-    """Return `size` bits (the first is a byte's highest) of which `count` are 1, every such set equally likely."""
-    bits = np.zeros((size + 7) // 8, np.uint8)
-    if count <= FEW * size:
-        chosen = _distinct(size, count, generator)
-        np.bitwise_or.at(bits, chosen >> 3, (128 >> (chosen & 7)).astype(np.uint8))
-        return bits
-    fraction = count / size
-    surplus = SIGMAS * math.sqrt(size * fraction * (1 - fraction))
-    highest = min(0xFFFF, math.ceil((count + surplus) / size * 0x10000) - 1)
-    ones = 0
-    while ones < count:  # once, but for one time in a million
-        ones = 0
-        for start in range(0, size, CHUNK):
-            length = min(CHUNK, size - start)
-            chunk = _draw((length + 3) // 4, generator).view(np.uint16)[:length] <= highest
-            ones += int(np.count_nonzero(chunk))
-            bits[start >> 3 : (start + length + 7) >> 3] = np.packbits(chunk)
-    spared = _distinct(size, ones - count, generator, bits)
-    np.bitwise_and.at(bits, spared >> 3, (~(128 >> (spared & 7))).astype(np.uint8))
-    return bits
-
-
-def _distinct(
-    limit: int, count: int, generator: Generator | None, within: NDArray[np.uint8] | None = None
-) -> NDArray[np.int64]:
-    """Return `count` different integers of [0, limit), uniformly; with `within`, of those whose bit in it is 1."""
-    found = np.empty(0, np.int64)
-    while found.size < count:
-        drawn = (_draw((count - found.size) * 5 // 4 + 16, generator) % np.uint64(limit)).astype(np.int64)
-        if within is not None:
-            drawn = drawn[(within[drawn >> 3] & (128 >> (drawn & 7))) != 0]
-        found = np.concatenate([found, drawn])
-        # The first occurrence of each: what drawing one after the other, without replacement, would give.
-        found = found[np.sort(np.unique(found, return_index=True)[1])][:count]
-    return found
-
-
-# --- any other device -------------------------------------------------------------------------------------------------
-
-
-def _smallest_on_device(
+def smallest_on_device(
     masks: Sequence[Tensor], scores: Sequence[Tensor], count: Count, magnitude: bool, names: Sequence[str]
 ) -> None:
+    """Do the same on a device other than the CPU."""
     keys = torch.cat([score.reshape(-1) for score in scores])
     keys = keys.abs() if magnitude else keys
     alive = torch.cat([mask.detach().reshape(-1) for mask in masks]) != 0
     survivors, undefined = torch.stack([alive.sum(), (keys.isnan() & alive).sum()]).tolist()
-    count = _resolved(count, survivors)
+    count = resolved_count(count, survivors)
     if undefined:
         bad = [
             name for name, mask, score in zip(names, masks, scores, strict=True) if (score.isnan() & (mask != 0)).any()
@@ -313,16 +219,3 @@ def _smallest_on_device(
     drop |= ties & (ties.cumsum(0) <= count - drop.sum())
     for mask, part in zip(masks, torch.split(drop, [mask.numel() for mask in masks]), strict=True):
         mask.detach().masked_fill_(part.view(mask.shape), 0)
-
-
-def _random_on_device(masks: Sequence[Tensor], count: Count, generator: Generator | None) -> None:
-    device = masks[0].device
-    if generator is not None and generator.device.type == "cpu":
-        kept = [(mask != 0).cpu() for mask in masks]
-        prune_random_across_(kept, count, generator=generator)
-        for mask, keep in zip(masks, kept, strict=True):
-            mask.detach().masked_fill_(~keep.to(device), 0)
-        return
-    # 63 random bits an entry: two of 10^8 are equal once in a thousand draws, and then the lower index goes.
-    keys = [torch.empty(mask.shape, dtype=torch.int64, device=device).random_(generator=generator) for mask in masks]
-    _smallest_on_device(masks, keys, count, False, [""] * len(masks))
