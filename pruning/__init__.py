@@ -85,12 +85,12 @@ _HOMES = {
 }
 
 _TORCH_NAMES = {
-    "_compute_norm": ("channels", "channel_norms"),
+    "_compute_norm": ("selection.channels", "channel_norms"),
     "_compute_nparams_toprune": ("amount", "count_to_prune"),
     "_validate_pruning_amount": ("amount", "check_amount_fits"),
     "_validate_pruning_amount_init": ("amount", "validate_amount"),
-    "_validate_pruning_dim": ("channels", "check_dim"),
-    "_validate_structured_pruning": ("channels", "check_structured"),
+    "_validate_pruning_dim": ("selection.channels", "check_dim"),
+    "_validate_structured_pruning": ("selection.channels", "check_structured"),
 }
 """Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol, TypeGuard, cast
 import torch
 from torch import Tensor
 
-from pruning.channels import alive_channels, check_dim
 from pruning.masking import masked
 from pruning.parameter import ModuleParameter, check_same_shape
+from pruning.selection.channels import alive_channels, check_dim
 
 
 class Decides(Protocol):

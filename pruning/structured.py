@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.base import BasePruningMethod
-from pruning.channels import (
+from pruning.deciding import BuiltinMethod
+from pruning.selection.channels import (
     Norm,
     alive_channels,
     channel_norms,
@@ -22,9 +23,8 @@ from pruning.channels import (
     drop_channels,
     mask_of_channels,
 )
-from pruning.deciding import BuiltinMethod
-from pruning.random_subset import prune_random_
-from pruning.smallest import prune_smallest_
+from pruning.selection.random_subset import prune_random_
+from pruning.selection.smallest import prune_smallest_
 
 
 class _Structured(BuiltinMethod, BasePruningMethod):

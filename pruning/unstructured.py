@@ -14,8 +14,8 @@ from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.base import BasePruningMethod
 from pruning.deciding import BuiltinMethod
 from pruning.parameter import check_tensor
-from pruning.random_subset import prune_random_across_
-from pruning.smallest import prune_smallest_across_
+from pruning.selection.random_subset import prune_random_across_
+from pruning.selection.smallest import prune_smallest_across_
 
 
 class Identity(BuiltinMethod, BasePruningMethod):

@@ -34,8 +34,8 @@ from torch.nn import functional
 
 import pruning
 from pruning.masks import MaskSet
-from pruning.random_subset import prune_random_
-from pruning.smallest import prune_smallest_
+from pruning.selection.random_subset import prune_random_
+from pruning.selection.smallest import prune_smallest_
 
 AMOUNT = 0.9
 SHAPES = {"10M": (4000, 2500), "1M": (1000, 1000), "235k": (300, 784), "30k": (100, 300)}

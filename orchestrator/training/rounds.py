@@ -15,8 +15,8 @@ from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.models import Prunable, prunable
 from pruning import BasePruningMethod
-from pruning.channels import check_dim, check_structured
 from pruning.masks import MaskSet
+from pruning.selection.channels import check_dim, check_structured
 
 RESERVED = ("name", "_target_", "scope")
 """Keys of a method's configuration that are not arguments of its class."""

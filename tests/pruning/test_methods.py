@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pruning
-from pruning import channels
+from pruning.selection import channels
 
 
 def linear(weight: list[list[float]]) -> nn.Linear:

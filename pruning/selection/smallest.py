@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruning.chunks import Chunk, array_of, chunks_of
+from pruning.selection.chunks import Chunk, array_of, chunks_of
 
 Count: TypeAlias = int | Callable[[int], int]
 """How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""

@@ -1,6 +1,6 @@
 """Exactly k at random of those entries that a mask still keeps.
 
-As in `pruning.smallest`, a mask is changed in place, once the choice is valid. Each survivor is dropped when a random
+As in `smallest`, a mask is changed in place, once the choice is valid. Each survivor is dropped when a random
 integer of 16 bits is below a threshold that drops a few too many; as many of the dropped as are too many, drawn
 uniformly, are spared. Both steps treat all survivors alike, so every subset of the size asked for is equally likely.
 Survivors are known by their rank alone: strides, dtype and dead entries have no say in the draw.
@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from pruning.chunks import CHUNK, chunks_of
-from pruning.smallest import Count, resolved_count, smallest_on_device
+from pruning.selection.chunks import CHUNK, chunks_of
+from pruning.selection.smallest import Count, resolved_count, smallest_on_device
 
 SIGMAS = 5.0
 """Surplus of a first draw in standard deviations: it falls short once in a million times, and is then repeated."""

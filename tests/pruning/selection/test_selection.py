@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from pruning import chunks, random_subset, smallest
-from pruning.random_subset import prune_random_, prune_random_across_
-from pruning.smallest import prune_smallest_, prune_smallest_across_
+from pruning.selection import chunks, random_subset, smallest
+from pruning.selection.random_subset import prune_random_, prune_random_across_
+from pruning.selection.smallest import prune_smallest_, prune_smallest_across_
 
 DEVICES = [
     "cpu",
