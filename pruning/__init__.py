@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from pruning.functional import random_structured as random_structured
     from pruning.functional import random_unstructured as random_unstructured
     from pruning.functional import remove as remove
-    from pruning.keeper import MaskKeeper as MaskKeeper
+    from pruning.holding.keeper import MaskKeeper as MaskKeeper
+    from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks import MaskSet as MaskSet
     from pruning.measure import latency as latency
     from pruning.measure import remaining_parameters as remaining_parameters
     from pruning.measure import report as report
     from pruning.measure import sizes as sizes
     from pruning.methods import METHODS as METHODS
-    from pruning.reparam import mask_gradients as mask_gradients
     from pruning.schedule import targets as targets
     from pruning.structured import LnStructured as LnStructured
     from pruning.structured import RandomStructured as RandomStructured
@@ -59,7 +59,7 @@ _HOMES = {
     "L1Unstructured": "unstructured",
     "LnStructured": "structured",
     "METHODS": "methods",
-    "MaskKeeper": "keeper",
+    "MaskKeeper": "holding.keeper",
     "MaskSet": "masks",
     "PruningContainer": "base",
     "RandomStructured": "structured",
@@ -73,7 +73,7 @@ _HOMES = {
     "l1_unstructured": "functional",
     "latency": "measure",
     "ln_structured": "functional",
-    "mask_gradients": "reparam",
+    "mask_gradients": "holding.reparam",
     "random_structured": "functional",
     "random_unstructured": "functional",
     "remaining_parameters": "measure",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount
 from pruning.base import release
-from pruning.parameter import ModuleParameter, drop_vacated, is_pruning_hook
+from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook
 from pruning.selection.channels import Norm
 from pruning.structured import LnStructured, RandomStructured
 from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
+from pruning.holding.reparam import held
 from pruning.masks import MaskSet
-from pruning.reparam import held
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from pruning import mask_files
 from pruning.across_modules import prune_by_masks
+from pruning.holding.parameter import ModuleParameter, place, pruned_names
+from pruning.holding.reparam import mask_name, orig_name
 from pruning.packing import Bytes
-from pruning.parameter import ModuleParameter, place, pruned_names
-from pruning.reparam import mask_name, orig_name
 
 
 class MaskSet(Mapping[str, Tensor]):

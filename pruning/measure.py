@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from pruning.holding.reparam import orig_name
 from pruning.macs import LayerMacs as LayerMacs
 from pruning.macs import Macs as Macs
 from pruning.macs import arguments_of, evaluating
 from pruning.macs import macs as macs
 from pruning.masks import MaskSet
-from pruning.reparam import orig_name
 
 CAVEAT = (
     "Masked weights are stored and multiplied densely: they save no memory and no time as they are. "

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from pruning.attention import LiveOutProj
-from pruning.masking import is_capturing, mask_, masked, masked_sparsely
+from pruning.holding.attention import LiveOutProj
+from pruning.holding.masking import is_capturing, mask_, masked, masked_sparsely
 
 
 def orig_name(name: str) -> str:

@@ -10,9 +10,9 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.attention import make_live, make_plain
-from pruning.masking import masked
-from pruning.reparam import Reparam, mask_name, orig_name, stored
+from pruning.holding.attention import make_live, make_plain
+from pruning.holding.masking import masked
+from pruning.holding.reparam import Reparam, mask_name, orig_name, stored
 
 
 @dataclass
