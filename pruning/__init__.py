@@ -20,21 +20,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pruning.across_modules import global_structured as global_structured
-    from pruning.across_modules import global_unstructured as global_unstructured
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
-    from pruning.base import BasePruningMethod as BasePruningMethod
-    from pruning.base import PruningContainer as PruningContainer
-    from pruning.functional import custom_from_mask as custom_from_mask
-    from pruning.functional import identity as identity
-    from pruning.functional import is_pruned as is_pruned
-    from pruning.functional import l1_unstructured as l1_unstructured
-    from pruning.functional import ln_structured as ln_structured
-    from pruning.functional import random_structured as random_structured
-    from pruning.functional import random_unstructured as random_unstructured
-    from pruning.functional import remove as remove
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks import MaskSet as MaskSet
@@ -42,42 +30,54 @@ if TYPE_CHECKING:
     from pruning.measure import remaining_parameters as remaining_parameters
     from pruning.measure import report as report
     from pruning.measure import sizes as sizes
-    from pruning.methods import METHODS as METHODS
+    from pruning.methods.across_modules import global_structured as global_structured
+    from pruning.methods.across_modules import global_unstructured as global_unstructured
+    from pruning.methods.base import BasePruningMethod as BasePruningMethod
+    from pruning.methods.base import PruningContainer as PruningContainer
+    from pruning.methods.functions import custom_from_mask as custom_from_mask
+    from pruning.methods.functions import identity as identity
+    from pruning.methods.functions import is_pruned as is_pruned
+    from pruning.methods.functions import l1_unstructured as l1_unstructured
+    from pruning.methods.functions import ln_structured as ln_structured
+    from pruning.methods.functions import random_structured as random_structured
+    from pruning.methods.functions import random_unstructured as random_unstructured
+    from pruning.methods.functions import remove as remove
+    from pruning.methods.structured import LnStructured as LnStructured
+    from pruning.methods.structured import RandomStructured as RandomStructured
+    from pruning.methods.table import METHODS as METHODS
+    from pruning.methods.unstructured import CustomFromMask as CustomFromMask
+    from pruning.methods.unstructured import Identity as Identity
+    from pruning.methods.unstructured import L1Unstructured as L1Unstructured
+    from pruning.methods.unstructured import RandomUnstructured as RandomUnstructured
     from pruning.schedule import targets as targets
-    from pruning.structured import LnStructured as LnStructured
-    from pruning.structured import RandomStructured as RandomStructured
-    from pruning.unstructured import CustomFromMask as CustomFromMask
-    from pruning.unstructured import Identity as Identity
-    from pruning.unstructured import L1Unstructured as L1Unstructured
-    from pruning.unstructured import RandomUnstructured as RandomUnstructured
 
 _HOMES = {
     "Amount": "amount",
-    "BasePruningMethod": "base",
-    "CustomFromMask": "unstructured",
-    "Identity": "unstructured",
-    "L1Unstructured": "unstructured",
-    "LnStructured": "structured",
-    "METHODS": "methods",
+    "BasePruningMethod": "methods.base",
+    "CustomFromMask": "methods.unstructured",
+    "Identity": "methods.unstructured",
+    "L1Unstructured": "methods.unstructured",
+    "LnStructured": "methods.structured",
+    "METHODS": "methods.table",
     "MaskKeeper": "holding.keeper",
     "MaskSet": "masks",
-    "PruningContainer": "base",
-    "RandomStructured": "structured",
-    "RandomUnstructured": "unstructured",
+    "PruningContainer": "methods.base",
+    "RandomStructured": "methods.structured",
+    "RandomUnstructured": "methods.unstructured",
     "count_to_prune": "amount",
-    "custom_from_mask": "functional",
-    "global_structured": "across_modules",
-    "global_unstructured": "across_modules",
-    "identity": "functional",
-    "is_pruned": "functional",
-    "l1_unstructured": "functional",
+    "custom_from_mask": "methods.functions",
+    "global_structured": "methods.across_modules",
+    "global_unstructured": "methods.across_modules",
+    "identity": "methods.functions",
+    "is_pruned": "methods.functions",
+    "l1_unstructured": "methods.functions",
     "latency": "measure",
-    "ln_structured": "functional",
+    "ln_structured": "methods.functions",
     "mask_gradients": "holding.reparam",
-    "random_structured": "functional",
-    "random_unstructured": "functional",
+    "random_structured": "methods.functions",
+    "random_unstructured": "methods.functions",
     "remaining_parameters": "measure",
-    "remove": "functional",
+    "remove": "methods.functions",
     "report": "measure",
     "sizes": "measure",
     "targets": "schedule",

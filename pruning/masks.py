@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pruning import mask_files
-from pruning.across_modules import prune_by_masks
 from pruning.holding.parameter import ModuleParameter, place, pruned_names
 from pruning.holding.reparam import mask_name, orig_name
+from pruning.methods.across_modules import prune_by_masks
 from pruning.packing import Bytes
 
 

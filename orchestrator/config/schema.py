@@ -195,7 +195,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
 
 def is_identity(method: Mapping[str, Any]) -> bool:
     """Whether a method prunes nothing and so has neither amount nor target."""
-    return str(method.get("_target_")) in ("pruning.Identity", "pruning.unstructured.Identity")
+    return str(method.get("_target_")) in ("pruning.Identity", "pruning.methods.unstructured.Identity")
 
 
 def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> Iterator[str]:

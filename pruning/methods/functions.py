@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pruning.amount import Amount
-from pruning.base import release
 from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook
+from pruning.methods.base import release
+from pruning.methods.structured import LnStructured, RandomStructured
+from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 from pruning.selection.channels import Norm
-from pruning.structured import LnStructured, RandomStructured
-from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.deciding import drawing_from, next_mask, prune_survivors
 from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_same_shape, is_pruning_hook
 from pruning.holding.reparam import Reparam, held, mask_name, orig_name, publish
+from pruning.methods.deciding import drawing_from, next_mask, prune_survivors
 
 
 class BasePruningMethod(ABC):

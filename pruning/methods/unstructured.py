@@ -11,9 +11,9 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
-from pruning.base import BasePruningMethod
-from pruning.deciding import BuiltinMethod
 from pruning.holding.parameter import check_tensor
+from pruning.methods.base import BasePruningMethod
+from pruning.methods.deciding import BuiltinMethod
 from pruning.selection.random_subset import prune_random_across_
 from pruning.selection.smallest import prune_smallest_across_
 

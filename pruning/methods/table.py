@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pruning.base import BasePruningMethod
-from pruning.structured import LnStructured, RandomStructured
-from pruning.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
+from pruning.methods.base import BasePruningMethod
+from pruning.methods.structured import LnStructured, RandomStructured
+from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 
 METHODS: Mapping[str, type[BasePruningMethod]] = MappingProxyType(
     {

@@ -11,8 +11,8 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
-from pruning.base import BasePruningMethod
-from pruning.deciding import BuiltinMethod
+from pruning.methods.base import BasePruningMethod
+from pruning.methods.deciding import BuiltinMethod
 from pruning.selection.channels import (
     Norm,
     alive_channels,
