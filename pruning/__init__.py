@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pruning.amount import validate_amount as validate_amount
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
-    from pruning.masks import MaskSet as MaskSet
+    from pruning.masks.mask_set import MaskSet as MaskSet
     from pruning.measure import latency as latency
     from pruning.measure import remaining_parameters as remaining_parameters
     from pruning.measure import report as report
@@ -60,7 +60,7 @@ _HOMES = {
     "LnStructured": "methods.structured",
     "METHODS": "methods.table",
     "MaskKeeper": "holding.keeper",
-    "MaskSet": "masks",
+    "MaskSet": "masks.mask_set",
     "PruningContainer": "methods.base",
     "RandomStructured": "methods.structured",
     "RandomUnstructured": "methods.unstructured",

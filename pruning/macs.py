@@ -24,7 +24,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
 from pruning.holding.reparam import held
-from pruning.masks import MaskSet
+from pruning.masks.mask_set import MaskSet
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pruning.macs import LayerMacs as LayerMacs
 from pruning.macs import Macs as Macs
 from pruning.macs import arguments_of, evaluating
 from pruning.macs import macs as macs
-from pruning.masks import MaskSet
+from pruning.masks.mask_set import MaskSet
 
 CAVEAT = (
     "Masked weights are stored and multiplied densely: they save no memory and no time as they are. "

@@ -139,7 +139,8 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
 
 def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     """Return the masks of these stages; where some cannot be read, say so and do without."""
-    from pruning import mask_files  # which, unlike the masks of a model, needs no torch: two seconds for the driver
+    # Files, unlike the masks of a model, need no torch: two seconds for the driver.
+    from pruning.masks import files as mask_files
 
     found: dict[str, Masks] = {}
     for key in keys:

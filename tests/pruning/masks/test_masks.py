@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from pruning import custom_from_mask, l1_unstructured, mask_files
-from pruning.mask_files import HEADER
+from pruning import custom_from_mask, l1_unstructured
 from pruning.masks import MaskSet
-from pruning.packing import pack, unpack
+from pruning.masks import files as mask_files
+from pruning.masks.files import HEADER
+from pruning.masks.packing import pack, unpack
 
 
 def tensor(*rows):

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pruning import mask_files
 from pruning.holding.parameter import ModuleParameter, place, pruned_names
 from pruning.holding.reparam import mask_name, orig_name
+from pruning.masks import files as mask_files
+from pruning.masks.packing import Bytes
 from pruning.methods.across_modules import prune_by_masks
-from pruning.packing import Bytes
 
 
 class MaskSet(Mapping[str, Tensor]):

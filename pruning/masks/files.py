@@ -1,6 +1,6 @@
 """The files that masks are stored in: npz or safetensors, read without pickle (or torch), equal for equal masks.
 
-A file has one member a tensor, named as the parameter, that holds the packed mask (`pruning.packing`) as uint8, and
+A file has one member a tensor, named as the parameter, that holds the packed mask (`packing`) as uint8, and
 the member `HEADER`: JSON with the format's name and version, each tensor's shape and the CRC-32 of its member, and
 the digest of the whole.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pruning.packing import Bytes, pack, unpack
+from pruning.masks.packing import Bytes, pack, unpack
 
 FORMAT = "pruning-masks"
 VERSION = 1
