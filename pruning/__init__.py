@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks.mask_set import MaskSet as MaskSet
-    from pruning.measure import latency as latency
-    from pruning.measure import remaining_parameters as remaining_parameters
-    from pruning.measure import report as report
-    from pruning.measure import sizes as sizes
+    from pruning.measure.report import latency as latency
+    from pruning.measure.report import remaining_parameters as remaining_parameters
+    from pruning.measure.report import report as report
+    from pruning.measure.report import sizes as sizes
     from pruning.methods.across_modules import global_structured as global_structured
     from pruning.methods.across_modules import global_unstructured as global_unstructured
     from pruning.methods.base import BasePruningMethod as BasePruningMethod
@@ -71,15 +71,15 @@ _HOMES = {
     "identity": "methods.functions",
     "is_pruned": "methods.functions",
     "l1_unstructured": "methods.functions",
-    "latency": "measure",
+    "latency": "measure.report",
     "ln_structured": "methods.functions",
     "mask_gradients": "holding.reparam",
     "random_structured": "methods.functions",
     "random_unstructured": "methods.functions",
-    "remaining_parameters": "measure",
+    "remaining_parameters": "measure.report",
     "remove": "methods.functions",
-    "report": "measure",
-    "sizes": "measure",
+    "report": "measure.report",
+    "sizes": "measure.report",
     "targets": "schedule",
     "validate_amount": "amount",
 }

@@ -32,8 +32,8 @@ from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.workloads import data, models
 from pruning import MaskKeeper, is_pruned
-from pruning.macs import Macs, macs
 from pruning.masks import MaskSet
+from pruning.measure.macs import Macs, macs
 
 ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
 """Optimizers that move each entry by its own gradients alone."""

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from pruning import custom_from_mask, l1_unstructured, measure
+from pruning import custom_from_mask, l1_unstructured
 from pruning.masks import MaskSet
-from pruning.measure import CAVEAT, LayerMacs, Macs, TensorSize
+from pruning.measure import report as measure
+from pruning.measure.report import CAVEAT, LayerMacs, Macs, TensorSize
 
 
 class Conv1D(nn.Module):

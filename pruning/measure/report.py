@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from pruning.holding.reparam import orig_name
-from pruning.macs import LayerMacs as LayerMacs
-from pruning.macs import Macs as Macs
-from pruning.macs import arguments_of, evaluating
-from pruning.macs import macs as macs
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.macs import LayerMacs as LayerMacs
+from pruning.measure.macs import Macs as Macs
+from pruning.measure.macs import arguments_of, evaluating
+from pruning.measure.macs import macs as macs
 
 CAVEAT = (
     "Masked weights are stored and multiplied densely: they save no memory and no time as they are. "

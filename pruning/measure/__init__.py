@@ -1,0 +1,1 @@
+"""What pruning has bought: sparsity, bytes, multiply-accumulates, latency."""
