@@ -169,3 +169,27 @@ def test_imports_have_no_cycle() -> None:
     graph = {module: {name for name in imports(module, top_level=True) if name in FILES} - {module} for module in FILES}
 
     assert list(TopologicalSorter(graph).static_order())
+
+
+PRUNING_FLOORS = ("amount", "schedule", "selection", "holding", "methods", "masks", "measure")
+"""The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""
+
+
+def pruning_floor(module: str) -> int:
+    return PRUNING_FLOORS.index(module.split(".")[1])
+
+
+def test_the_rooms_of_the_engine_are_those_of_the_tree() -> None:
+    assert {module.split(".")[1] for module in FILES if module.startswith("pruning.")} == set(PRUNING_FLOORS)
+    for room in (path for path in (ROOT / "pruning").iterdir() if (path / "__init__.py").exists()):
+        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), f"{room.name} says no purpose"
+        assert len([*room.glob("*.py")]) - 1 <= 12, f"{room.name} holds too much to be seen at once"
+
+
+def test_the_rooms_of_the_engine_import_downwards() -> None:
+    for module in FILES:
+        if module.startswith("pruning."):
+            ours = {name for name in imports(module) if name in FILES}
+            assert "pruning" not in ours, f"{module} imports the package's door"
+            for name in ours:
+                assert pruning_floor(name) <= pruning_floor(module), f"{module} imports {name}, which stands above it"

@@ -64,9 +64,14 @@ def test_no_torch_before_it_is_needed(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SOURCE.parent.parent).returncode == 0
 
 
+def test_the_files_of_masks_need_no_torch() -> None:
+    code = "import sys, pruning.masks.files; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SOURCE.parent.parent).returncode == 0
+
+
 def test_the_package_imports_torch_and_numpy_only() -> None:
     allowed = {"pruning", "torch", "numpy", "safetensors", "__future__"} | sys.stdlib_module_names
-    for path in SOURCE.parent.glob("*.py"):
+    for path in SOURCE.parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
