@@ -62,7 +62,7 @@ def test_the_rooms_are_those_of_the_tree() -> None:
     assert rooms - {"", "views"} == set(FLOORS)
 
 
-@pytest.mark.parametrize("package", ["orchestrator"])
+@pytest.mark.parametrize("package", ["orchestrator", "pruning"])
 def test_a_room_can_be_taken_in_at_a_glance(package: str) -> None:
     for folder in [ROOT / package, *(path for path in (ROOT / package).rglob("*") if path.is_dir())]:
         if NOT_COUNTED & set(folder.parts):
