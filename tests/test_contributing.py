@@ -1,0 +1,31 @@
+"""The example of CONTRIBUTING.md runs as it stands, and what it defines obeys the laws of a method."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import pruning
+
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+
+
+def test_a_pruning_method_in_fifteen_lines() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "mine"}
+    exec(code, names)
+    method = names["CloseToTheMean"]
+    module = nn.Linear(4, 1, bias=False)
+    module.weight.data = torch.tensor([[0.0, 3.0, 4.0, 9.0]])  # of mean 4
+
+    method.apply(module, "weight", amount=0.5)
+    assert module.weight_mask.tolist() == [[1.0, 0.0, 0.0, 1.0]]
+    method.apply(module, "weight", amount=1)  # of 0 and 9, whose mean is 4.5: the first of equals
+    assert module.weight_mask.tolist() == [[0.0, 0.0, 0.0, 1.0]]
+
+    pruning.remove(module, "weight")
+    assert module.weight.tolist() == [[0.0, 0.0, 0.0, 9.0]]
