@@ -24,7 +24,7 @@ from orchestrator.config.compose import compose_jobs
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
 from orchestrator.views.tracking.client import ReadFile
 from orchestrator.views.tracking.tracker import MlflowTracker
@@ -53,7 +53,11 @@ class NoStore:
         del key, name
         return self.masks
 
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+    def fetch(self, key: str, name: str) -> Path:
+        """No stage has a file."""
+        raise FileNotFoundError(f"{key}/{name}")
+
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Take the record as it is."""
         del files
         return record

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
+
+FileWriter = Callable[[BinaryIO], object]
+"""Writes the content of a file, front to back; called again, it writes the same."""
 
 
 class StageStore(Protocol):
@@ -18,10 +22,14 @@ class StageStore(Protocol):
         ...
 
     def read(self, key: str, name: str) -> bytes:
-        """Return one file of a finished stage."""
+        """Return the content of one small file of a finished stage."""
         ...
 
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+    def fetch(self, key: str, name: str) -> Path:
+        """Return where one file of a finished stage lies on this node, to be opened at once."""
+        ...
+
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Make a stage durable and return the record that stands."""
         ...
 
@@ -67,10 +75,13 @@ Work = Callable[[WorkOrder], Iterator[StageRecord]]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a stage: its record and files, to be committed, and its network as it stands on the device."""
+    """What came of a stage: its record and files, to be committed, and its network as it stands on the device.
+
+    The files are written from that network: commit them before anything moves it.
+    """
 
     record: StageRecord
-    files: Mapping[str, bytes]
+    files: Mapping[str, FileWriter]
     network: object
 
 

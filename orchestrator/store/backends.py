@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import errno
 import getpass
+import hashlib
+import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
 
 from orchestrator.core.errors import StoreError
+from orchestrator.core.records import FileInfo
 from orchestrator.core.redact import redact
+from orchestrator.core.work_order import FileWriter
+
+Seal = Callable[[Mapping[str, FileInfo]], bytes]
+"""Makes the content of a stage's record of what was written before it."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +43,37 @@ class Backend(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a small file."""
+        ...
+
+    def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:
+        """Return where on this node the content of a file lies, to be opened at once, and what was found in it.
+
+        The path holds what is expected, or nothing of use.
+        """
+        ...
+
+    def describe(self, path: str) -> FileInfo:
+        """Read a file and return the digest and the size of its content."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file: a reader sees the old content or the new, never a part."""
+        """Write or replace a small file: a reader sees the old content or the new, never a part."""
+        ...
+
+    def put(self, path: str, writer: FileWriter) -> FileInfo:
+        """Write or replace a file of any size in the same way, hashing it meanwhile."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file that does not exist yet; of many who try, one gets True."""
+        """Write a small file that does not exist yet; of many who try, one gets True."""
         ...
 
-    def publish(self, folder: str, files: Mapping[str, bytes]) -> bool:
-        """Write a folder that its last file makes visible and that none can replace; of many who try, one gets True."""
+    def publish(self, folder: str, files: Mapping[str, FileWriter], seal: Seal) -> dict[str, FileInfo] | None:
+        """Write a folder that its record, made by `seal` and written last, makes visible and that none can replace.
+
+        Of many who try, one gets what its files are, the others None.
+        """
         ...
 
     def size(self, path: str) -> int:
@@ -75,14 +101,53 @@ class Backend(Protocol):
         ...
 
 
+class _HashedFile(io.BufferedWriter):
+    """A new file that is hashed as it is written, front to back."""
+
+    def __init__(self, full: str | Path) -> None:
+        super().__init__(io.FileIO(full, "x"))
+        self._digest, self._bytes = hashlib.sha256(), 0
+
+    def write(self, data: Any, /) -> int:
+        self._digest.update(data)
+        self._bytes += (written := super().write(data))
+        return written
+
+    def seek(self, *_: Any) -> int:
+        raise io.UnsupportedOperation("a file that is hashed as it is written cannot be written out of order")
+
+    @property
+    def info(self) -> FileInfo:
+        return FileInfo(self._digest.hexdigest(), self._bytes)
+
+
+def write_hashed(full: str | Path, writer: FileWriter, sync: bool = True) -> FileInfo:
+    """Write a new file on this node and return what it is; `sync` makes it durable."""
+    with _HashedFile(full) as file:
+        writer(file)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    return file.info
+
+
+def describe(file: BinaryIO) -> FileInfo:
+    """Read a file to its end, piece by piece, and return what it is."""
+    found, size = hashlib.sha256(), 0
+    while data := file.read(2**20):
+        found.update(data)
+        size += len(data)
+    return FileInfo(found.hexdigest(), size)
+
+
 @contextmanager
-def explained(uri: str, doing: str) -> Iterator[None]:
+def explained(uri: str, doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
     """Turn what goes wrong in a file system into a StoreError with a plain sentence; a missing file stays one."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, StoreError):
         raise
-    except Exception as error:
+    except kind as error:
         raise StoreError(f"`store.uri` (={redact(uri)}): could not {doing}: {_reason(error)}") from error
 
 

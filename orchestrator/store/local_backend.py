@@ -8,9 +8,14 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.core.errors import StoreError
-from orchestrator.store.backends import Entry, explained
+from orchestrator.core.file_names import RECORD
+from orchestrator.core.records import FileInfo
+from orchestrator.core.work_order import FileWriter
+from orchestrator.store.backends import Entry, Seal, describe, explained, write_hashed
 
 
 class LocalBackend:
@@ -23,21 +28,29 @@ class LocalBackend:
         self._real_root = os.path.join(os.path.realpath(root), "")
 
     def read(self, path: str) -> bytes:
-        full = self._full(path)
-        with explained(self.root, f"read {path}"):
-            if not os.path.realpath(full).startswith(self._real_root):
-                raise StoreError(f"`store.uri` (={self.root}): {path} is a link that leaves the store; remove it")
-            with open(full, "rb") as file:
-                return file.read()
+        with self._opened(path) as file:
+            return file.read()
+
+    def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:
+        del expected
+        return Path(self._full(path)), self.describe(path)
+
+    def describe(self, path: str) -> FileInfo:
+        with self._opened(path) as file:
+            return describe(file)
 
     def write(self, path: str, data: bytes) -> None:
+        self.put(path, lambda file: file.write(data))
+
+    def put(self, path: str, writer: FileWriter) -> FileInfo:
         with self._aside(path) as aside:
-            _write_synced(aside, data)
+            info = write_hashed(aside, writer)
             os.replace(aside, self._full(path))
+        return info
 
     def create(self, path: str, data: bytes) -> bool:
         with self._aside(path) as aside:
-            _write_synced(aside, data, sync=False)
+            write_hashed(aside, lambda file: file.write(data), sync=False)
             try:
                 os.link(aside, self._full(path))
             except FileExistsError:
@@ -50,18 +63,21 @@ class LocalBackend:
 
     def _create_without_links(self, path: str, data: bytes) -> bool:
         try:
-            _write_synced(self._full(path), data, sync=False)
+            write_hashed(self._full(path), lambda file: file.write(data), sync=False)
         except FileExistsError:
             return False
         return True
 
-    def publish(self, folder: str, files: Mapping[str, bytes]) -> bool:
+    def publish(self, folder: str, files: Mapping[str, FileWriter], seal: Seal) -> dict[str, FileInfo] | None:
         target = self._full(folder)
         with self._aside(folder) as aside:
             os.mkdir(aside)
-            for name, data in files.items():
+            found = {}
+            for name, writer in files.items():
                 os.makedirs(os.path.dirname(os.path.join(aside, name)), exist_ok=True)
-                _write_synced(os.path.join(aside, name), data)
+                found[name] = write_hashed(os.path.join(aside, name), writer)
+            record = seal(found)
+            write_hashed(os.path.join(aside, RECORD), lambda file: file.write(record))
             for directory, _, _ in os.walk(aside):
                 _sync_directory(directory)
             try:
@@ -69,9 +85,9 @@ class LocalBackend:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-                return False
+                return None
             _sync_directory(os.path.dirname(target))
-        return True
+        return found
 
     def size(self, path: str) -> int:
         with explained(self.root, f"look at {path}"):
@@ -111,10 +127,19 @@ class LocalBackend:
         return os.path.join(self.root, path)
 
     @contextmanager
+    def _opened(self, path: str) -> Iterator[BinaryIO]:
+        full = self._full(path)
+        with explained(self.root, f"read {path}"):
+            if not os.path.realpath(full).startswith(self._real_root):
+                raise StoreError(f"`store.uri` (={self.root}): {path} is a link that leaves the store; remove it")
+            with open(full, "rb") as file:
+                yield file
+
+    @contextmanager
     def _aside(self, path: str) -> Iterator[str]:
         """Give a name in tmp/ to write under, make the parent of `path`, and leave nothing behind."""
         aside = self._full(f"tmp/{uuid.uuid4().hex}")
-        with explained(self.root, f"write {path}"):
+        with explained(self.root, f"write {path}", OSError):  # what else a writer raises is not the store's
             try:
                 os.makedirs(os.path.dirname(aside), exist_ok=True)
                 os.makedirs(os.path.dirname(self._full(path)), exist_ok=True)
@@ -125,14 +150,6 @@ class LocalBackend:
                 with suppress(OSError):
                     os.unlink(aside)
                 shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_synced(full: str, data: bytes, sync: bool = True) -> None:
-    with open(full, "xb") as file:
-        file.write(data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def _sync_directory(full: str) -> None:

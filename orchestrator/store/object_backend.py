@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import RECORD, component
+from orchestrator.core.records import FileInfo
 from orchestrator.core.redact import redact
-from orchestrator.store.backends import Entry, explained
+from orchestrator.core.work_order import FileWriter
+from orchestrator.store.backends import Entry, Seal, describe, explained, write_hashed
+from orchestrator.store.node_folder import node_folder, tidy
+
+FETCHED = ".fetched"
+"""What the names of files end in that were fetched to this node: the digest of their content, and this."""
 
 
 def check_protocol(uri: str) -> None:
@@ -50,14 +62,42 @@ class ObjectBackend:
         with explained(uri, "open the store"):
             self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
         self._root = root.rstrip("/")
+        # These two hold a part in memory, or up to two parts where that is the whole file; others copy in small blocks.
+        self._parts = {"chunksize": 8 * 2**20} if uri.startswith(("s3://", "s3a://", "gs://", "gcs://")) else {}
 
     def read(self, path: str) -> bytes:
         with explained(self.uri, f"read {path}"):
             return bytes(self._fs.cat_file(self._full(path)))
 
+    def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:
+        with self._spool() as aside:
+            kept = aside.with_name(f"{component(expected.sha256, 'sha256')}{FETCHED}")
+            with suppress(OSError):
+                os.utime(kept)
+                with kept.open("rb") as file:
+                    if (found := describe(file)) == expected:
+                        return kept, found
+            self._download(self._full(path), aside)
+            with aside.open("rb") as file:
+                found = describe(file)
+            if found == expected:
+                os.replace(aside, kept)
+        return kept, found
+
+    def describe(self, path: str) -> FileInfo:
+        with explained(self.uri, f"read {path}"), self._fs.open(self._full(path), "rb") as file:
+            return describe(file)
+
     def write(self, path: str, data: bytes) -> None:
         with self._writing(path):
             self._fs.pipe_file(self._full(path), data)
+
+    def put(self, path: str, writer: FileWriter) -> FileInfo:
+        with self._spool() as aside:
+            info = write_hashed(aside, writer, sync=False)
+            with self._writing(path):
+                self._fs.put_file(str(aside), self._full(path), **self._parts)
+        return info
 
     def create(self, path: str, data: bytes) -> bool:
         with self._writing(path):
@@ -72,11 +112,9 @@ class ObjectBackend:
                 return False
         return True
 
-    def publish(self, folder: str, files: Mapping[str, bytes]) -> bool:
-        *others, last = files
-        for name in others:
-            self.write(f"{folder}/{name}", files[name])
-        return self.create(f"{folder}/{last}", files[last])
+    def publish(self, folder: str, files: Mapping[str, FileWriter], seal: Seal) -> dict[str, FileInfo] | None:
+        found = {name: self.put(f"{folder}/{name}", writer) for name, writer in files.items()}
+        return found if self.create(f"{folder}/{RECORD}", seal(found)) else None
 
     def size(self, path: str) -> int:
         with explained(self.uri, f"look at {path}"):
@@ -95,8 +133,9 @@ class ObjectBackend:
         with explained(self.uri, f"move {folder} to {target}"):
             self._fs.invalidate_cache()
             for path in self._fs.find(self._full(folder)):
-                with suppress(FileNotFoundError):
-                    self._fs.pipe_file(self._full(target) + path[len(self._full(folder)) :], self._fs.cat_file(path))
+                with suppress(FileNotFoundError), self._spool() as aside:
+                    self._download(path, aside)
+                    self._fs.put_file(str(aside), self._full(target) + path[len(self._full(folder)) :], **self._parts)
         self.remove_folder(folder)
 
     def remove(self, path: str) -> None:
@@ -108,7 +147,7 @@ class ObjectBackend:
             self._fs.invalidate_cache()
             found = self._fs.find(self._full(folder))
             # The record first: a folder half removed is then not a stage any more.
-            for file in sorted(found, key=lambda file: (not file.endswith("record.json"), file)):
+            for file in sorted(found, key=lambda file: (not file.endswith(RECORD), file)):
                 with suppress(FileNotFoundError):
                     self._fs.rm_file(file)
 
@@ -119,6 +158,28 @@ class ObjectBackend:
         for path, info in found.items():
             modified = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
             yield Entry(path[len(self._root) + 1 :], int(info["size"] or 0), _timestamp(modified))
+
+    @contextmanager
+    def _spool(self) -> Iterator[Path]:
+        """Give a name on this node's disk to write under, and leave nothing behind there."""
+        folder = node_folder() or _private_folder()
+        aside = folder / f".{uuid.uuid4().hex}"
+        with suppress(OSError):  # another process may tidy, too
+            tidy(folder, FETCHED, spared=60)
+        with explained(self.uri, f"keep a file in {folder} (TMPDIR) on its way", OSError):
+            try:
+                yield aside
+            except FileNotFoundError as error:
+                if folder.exists():
+                    raise
+                raise OSError(f"{folder} was removed") from error  # and nothing is missing in the store
+            finally:
+                with suppress(OSError):
+                    aside.unlink(missing_ok=True)
+
+    def _download(self, full: str, aside: Path) -> None:
+        with explained(self.uri, f"read {full} into {aside.parent} (TMPDIR)"):
+            self._fs.get_file(full, str(aside))
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -133,6 +194,12 @@ class ObjectBackend:
                     f"`store.uri` (={redact(self.uri)}): could not write {path}: there is no such bucket. "
                     "Create it, or choose another `store.uri`"
                 ) from error
+
+
+@cache
+def _private_folder() -> Path:
+    """Make a directory for this process where its user can have none."""
+    return Path(tempfile.mkdtemp())
 
 
 def _timestamp(modified: datetime | float | None) -> float:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.core.canonical import canonical_json, digest
@@ -14,6 +15,7 @@ from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS, component
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.sealed_json import seal, unseal
+from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
 
 _REQUESTS = 32
@@ -69,16 +71,16 @@ class Stages:
         found = self._each(self.standing, dict.fromkeys(keys))
         return {commit.key: commit for commit in found if commit is not None}
 
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
         for name in files:
             _check_name(name)
-        record = replace(record, files={name: FileInfo(digest(data), len(data)) for name, data in files.items()})
+        self._sealed(Commit(record, ""))  # refused before anything is written
         for _ in range(5):
             standing = self.standing(record.key)
             if standing is None:
-                if self._publish(record, files):
-                    return record
+                if (committed := self._publish(record, files)) is not None:
+                    return committed
             elif standing.record.started_from != record.started_from:
                 self._set_aside(record.key, "what it had started from was repeated, and is other weights now")
             elif WEIGHTS in standing.record.files or WEIGHTS not in files:
@@ -90,7 +92,26 @@ class Stages:
         raise StoreError(f"{self._name}: {folder_of(record.key)} kept changing while it was written; run again")
 
     def read(self, key: str, name: str) -> bytes:
-        """Return a file of a finished stage, its digest checked."""
+        """Return a small file of a finished stage, its digest checked."""
+
+        def read(path: str, _: FileInfo) -> tuple[bytes, FileInfo]:
+            data = self._backend.read(path)
+            return data, FileInfo(digest(data), len(data))
+
+        return self._verified(key, name, read)
+
+    def fetch(self, key: str, name: str) -> Path:
+        """Return where a file of a finished stage lies on this node, its digest checked."""
+        return self._verified(key, name, self._backend.fetch)
+
+    def check(self, key: str) -> None:
+        """Read every file of a stage; raise StageDamaged for the first that is damaged."""
+        commit = self._examine(key)
+        for name in commit.record.files if commit else ():
+            self._verified(key, name, lambda path, _: (None, self._backend.describe(path)))
+
+    def _verified(self, key: str, name: str, get: Callable[[str, FileInfo], tuple[_T, FileInfo]]) -> _T:
+        """Return what `get` makes of a file of a finished stage, once what it found there is what the record says."""
         _check_name(name)
         commit = self._examine(key)
         if commit is None:
@@ -102,21 +123,15 @@ class Stages:
             raise StoreError(f"{self._name}: no {name} in stage {key}: {remedy}")
         expected = commit.record.files[name]
         try:
-            data = self._backend.read(commit.path(name))
-            found = f"{len(data)} bytes of SHA-256 {digest(data)}"
+            content, info = get(commit.path(name), expected)
+            if info == expected:
+                return content
+            found = _described(info)
         except FileNotFoundError:
-            data, found = b"", "no such file"
-        if (wanted := f"{expected.bytes} bytes of SHA-256 {expected.sha256}") == found:
-            return data
+            found = "no such file"
         if self._examine(key) != commit:  # another process dropped its weights or repeated it, just now
-            return self.read(key, name)
-        raise self._damaged(key, name, f"expected {wanted}, found {found}")
-
-    def check(self, key: str) -> None:
-        """Read every file of a stage; raise StageDamaged for the first that is damaged."""
-        commit = self._examine(key)
-        for name in commit.record.files if commit else ():
-            self.read(key, name)
+            return self._verified(key, name, get)
+        raise self._damaged(key, name, f"expected {_described(expected)}, found {found}")
 
     def drop_weights(self, keys: Iterable[str]) -> None:
         """Delete the weights of finished stages, once they are struck from the record; all else stays."""
@@ -136,25 +151,30 @@ class Stages:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return list(pool.map(act, keys))
 
-    def _publish(self, record: StageRecord, files: Mapping[str, bytes]) -> bool:
+    def _publish(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord | None:
+        """Write a stage and return its record, or None if another process was faster."""
         folder, attempt = folder_of(record.key), uuid.uuid4().hex if self._backend.remote else ""
-        contents = {_join(attempt, name): data for name, data in files.items()}
-        if self._backend.publish(folder, {**contents, RECORD: self._sealed(Commit(record, attempt))}):
-            return True
+
+        def with_files(found: Mapping[str, FileInfo]) -> StageRecord:
+            return replace(record, files={name: found[_join(attempt, name)] for name in files})
+
+        writers = {_join(attempt, name): writer for name, writer in files.items()}
+        found = self._backend.publish(folder, writers, lambda found: self._sealed(Commit(with_files(found), attempt)))
+        if found is not None:
+            return with_files(found)
         standing = self.standing(record.key)
         if not attempt:
             if standing is None:
                 self._set_aside(record.key, "a folder without a record")
         elif standing is not None and standing.attempt == attempt:
-            return True  # the acknowledgement of our own write was lost, and its repetition refused
+            return standing.record  # the acknowledgement of our own write was lost, and its repetition refused
         else:
             self._backend.remove_folder(f"{folder}/{attempt}")
-        return False
+        return None
 
-    def _put_back(self, commit: Commit, weights: bytes) -> StageRecord:
-        self._backend.write(commit.path(WEIGHTS), weights)
-        files = {**commit.record.files, WEIGHTS: FileInfo(digest(weights), len(weights))}
-        record = replace(commit.record, files=files)
+    def _put_back(self, commit: Commit, weights: FileWriter) -> StageRecord:
+        info = self._backend.put(commit.path(WEIGHTS), weights)
+        record = replace(commit.record, files={**commit.record.files, WEIGHTS: info})
         self._rewrite(Commit(record, commit.attempt))
         return record
 
@@ -240,6 +260,10 @@ def _check_name(name: str) -> None:
         component(part, "name")
     if name == RECORD:
         raise StoreError(f"`name` (={RECORD!r}) is the store's own; choose another")
+
+
+def _described(info: FileInfo) -> str:
+    return f"{info.bytes} bytes of SHA-256 {info.sha256}"
 
 
 def _join(folder: str, name: str) -> str:

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from orchestrator.core.canonical import canonical_json
@@ -29,6 +30,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.sealed_json import seal, unseal
 from orchestrator.core.specs import NETWORK, Key, Plan
+from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
@@ -124,10 +126,17 @@ class Store:
                     del done[needed]
         return done
 
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
-        """Commit a stage and its files (relative name -> content), all or nothing, and return the record that stands.
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
+        """Commit a stage and its files, all or nothing, and return the record that stands.
+
+        Files are hashed as they are written and never held whole; on the way to an object store they lie on the disk of
+        this node, under $TMPDIR.
 
         Of several attempts at a stage one wins; the others' work is dropped, and they are returned the winner's record.
+
+        Args:
+            record: of the stage; its `files` are filled in here
+            files: relative name -> what writes the content; called again if another process interferes
 
         Raises:
             StoreError: the store is full, read-only or away, or a name leaves the stage; nothing is committed then
@@ -136,13 +145,21 @@ class Store:
         return self.stages.commit(record, files)
 
     def read(self, key: str, name: str) -> bytes:
-        """Return a file of a finished stage, its digest checked.
+        """Return a small file of a finished stage, its digest checked.
 
         Raises:
             StageDamaged: the file is missing, truncated or altered; the stage has been set aside
             StoreError: the stage is not finished, has no such file, or its weights were dropped
         """
         return self.stages.read(key, name)
+
+    def fetch(self, key: str, name: str) -> Path:
+        """Return where a file of a finished stage lies on this node, its digest checked; raise what `read` raises.
+
+        A file of a local store lies in it. One of an object store is kept under $TMPDIR, where a later one may take its
+        place: open it at once (an open or mapped file stays whole), and never write to it.
+        """
+        return self.stages.fetch(key, name)
 
     def drop_weights(self, keys: Iterable[str]) -> None:
         """Delete the weights of finished stages and strike them from their records; all else stays."""

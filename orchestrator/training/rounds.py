@@ -94,7 +94,8 @@ def hold_laws(
     if len(parent) and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
     for name, mask in masks.items():
-        if torch.count_nonzero(weights[name][~mask.cpu()]):
+        weight = weights[name]
+        if bool(((weight != 0) & ~mask.to(weight.device)).any()):
             raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
     target = fields.get("target")
     if target is not None:

@@ -6,19 +6,17 @@ one that is restored from the store. Both give the same bits.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import nn
 
 import orchestrator
 from orchestrator.core.errors import OrchestratorError
@@ -28,10 +26,11 @@ from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
+from orchestrator.training.weights import load_state, plain_state, state_digest, write_state
 from orchestrator.workloads import data, models
-from pruning import MaskKeeper, is_pruned
+from pruning import MaskKeeper
 from pruning.masks import MaskSet
 from pruning.measure.macs import Macs, macs
 
@@ -87,7 +86,7 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
         raise OrchestratorError(f"stage {key[:12]} is not in the store any more; run the sweep again.")
     lineage = (*order.lineage, *order.specs)
     network = _built(lineage[0], spec, order)
-    network.model.load_state_dict(load_tensors(order.store.read(key, WEIGHTS)))
+    load_state(network.model, order.store.fetch(key, WEIGHTS))
     if KINDS[record.kind].prunes:
         network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
     network.digest = record.weights_digest
@@ -109,9 +108,10 @@ class _Stage:
         started, clock, network = time.time(), time.perf_counter(), self._network
         record = act(self)
         weights = plain_state(self._model)
-        files = {WEIGHTS: save_tensors(weights)}
+        files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
         if KINDS[self._spec.kind].prunes:
-            files[MASKS] = network.masks.to_bytes()
+            masks = network.masks.to_bytes()
+            files[MASKS] = lambda file: file.write(masks)
         record = replace(
             record,
             weights_digest=state_digest(weights),
@@ -192,29 +192,6 @@ class _Stage:
     def _macs(self) -> Macs:
         example = torch.zeros(1, *self._data.input_shape, device=self._device)
         return macs(self._model, example, self._network.masks)
-
-
-def plain_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state_dict of `model` as if it had never been pruned: masked weights under their own names, on CPU."""
-    state = model.state_dict()
-    plain: dict[str, Tensor] = {}
-    for prefix, module in model.named_modules():
-        for name in [key.removesuffix("_orig") for key in dict(module.named_parameters(recurse=False))]:
-            path = f"{prefix}.{name}" if prefix else name
-            if f"{path}_mask" in state and f"{path}_orig" in state and is_pruned(module):
-                plain[path] = state.pop(f"{path}_orig") * state.pop(f"{path}_mask")
-    plain.update(state)
-    return {name: plain[name].detach().cpu().clone().contiguous() for name in sorted(plain)}
-
-
-def state_digest(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes."""
-    found = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name]
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def environment() -> dict[str, str]:

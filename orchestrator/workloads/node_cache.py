@@ -1,7 +1,6 @@
 """Prepared tensors in files of this node, which all its processes map: one copy a node, and none prepares them again.
 
-The files lie in a directory of the user's own under the temporary one ($TMPDIR), which systems clean by themselves;
-deleting it is harmless at any time. Where a file cannot be kept or trusted, the tensors are held in memory instead.
+The files lie in the node's folder. Where a file cannot be kept or trusted, the tensors are held in memory instead.
 """
 
 from __future__ import annotations
@@ -9,9 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
-import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -25,17 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.store.node_folder import node_folder, tidy
 
 FORMAT = 1
 """To be raised when the same source is prepared to something else."""
 WORTHWHILE = 4 * 2**20
 """Bytes below which tensors are held by each process."""
-KEPT = 8
-"""Files that stay; when one more is written, those used longest ago are removed."""
 PATIENCE = 60.0
 """Seconds to wait for another process that prepares something here; after them, each does it by itself."""
-ABANDONED = 3600.0
-"""Seconds after which an unfinished file is that of a killed process."""
 
 
 def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
@@ -47,7 +40,7 @@ def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) 
         source: JSON values that everything in the tensors follows from; files by their `stamp`
         make: prepares contiguous tensors on the CPU; called by one process at a time, and by none that finds them made
     """
-    folder = _folder()
+    folder = node_folder()
     if folder is None:
         return make()
     path = folder / f"{digest(canonical_json([FORMAT, source]))}.safetensors"
@@ -63,20 +56,6 @@ def stamp(path: str | Path) -> list[str | int]:
     """Return what tells a file from what it was before: absolute path, size in bytes, time of change in nanoseconds."""
     found = os.stat(path)
     return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
-
-
-def _folder() -> Path | None:
-    """Return the directory of the files, None where no directory can be known to be this user's alone."""
-    if sys.platform == "win32":
-        return None
-    try:
-        folder = Path(tempfile.gettempdir(), f"pruning-orchestrator-{os.getuid()}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()  # not what a link of another user's may lead to
-    except OSError:
-        return None
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-    return folder if own else None
 
 
 def _mapped(path: Path) -> dict[str, Tensor] | None:
@@ -109,7 +88,7 @@ def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
     with suppress(OSError):  # another process may tidy, too
-        _tidy(path.parent)
+        tidy(path.parent, path.suffix)
     return _mapped(path) or made
 
 
@@ -147,11 +126,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
-
-
-def _tidy(folder: Path) -> None:
-    """Remove files beyond the bound, and what killed processes left."""
-    files = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
-    old = [path for path in folder.glob(".*") if time.time() - path.stat().st_mtime > ABANDONED]
-    for path in (*files[KEPT:], *old):
-        path.unlink()

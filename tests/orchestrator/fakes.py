@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import FileWriter, WorkOrder
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class DirectoryStore:
     def read(self, key: str, name: str) -> bytes:
         raise FileNotFoundError(name)
 
-    def commit(self, record: StageRecord, files: Mapping[str, bytes]) -> StageRecord:
+    def fetch(self, key: str, name: str) -> Path:
+        raise FileNotFoundError(name)
+
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         aside = self.root / f"{record.key}.{os.getpid()}"
         aside.write_text(json.dumps(record.to_json()))
         aside.replace(self.root / record.key)

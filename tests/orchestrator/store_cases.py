@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import WEIGHTS
@@ -12,7 +12,15 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
 
-FILES = {WEIGHTS: bytes(range(256)) * 40, "masks.safetensors": b"\x01\x80" * 500}
+
+class Content(bytes):
+    """The content of a file, which writes itself."""
+
+    def __call__(self, file: BinaryIO) -> None:
+        file.write(self)
+
+
+FILES = {WEIGHTS: Content(bytes(range(256)) * 40), "masks.safetensors": Content(b"\x01\x80" * 500)}
 
 
 def key_of(number: int) -> str:
@@ -64,5 +72,6 @@ def fresh(store: Store) -> Store:
     return pickle.loads(pickle.dumps(store))
 
 
-def altered(files: Mapping[str, bytes], name: str = WEIGHTS) -> dict[str, bytes]:
-    return {**files, name: bytes([files[name][0] ^ 1]) + files[name][1:]}
+def altered(files: Mapping[str, bytes], name: str = WEIGHTS) -> dict[str, Content]:
+    changed = {**files, name: bytes([files[name][0] ^ 1]) + files[name][1:]}
+    return {name: Content(data) for name, data in changed.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fakes import trial_of
-from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
+from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
@@ -46,7 +46,7 @@ def test_the_first_commit_stands(store: Store) -> None:
 
 def test_of_concurrent_commits_one_wins_and_all_learn_which(store: Store) -> None:
     attempts = range(1, 9)
-    files = [{**FILES, WEIGHTS: bytes([attempt]) * 1000} for attempt in attempts]
+    files = [{**FILES, WEIGHTS: Content(bytes([attempt]) * 1000)} for attempt in attempts]
     with ThreadPoolExecutor(8) as pool:
         commit = lambda attempt: fresh(store).commit(record_of(KEY, attempt=attempt), files[attempt - 1])  # noqa: E731
         records = list(pool.map(commit, attempts))
@@ -150,7 +150,7 @@ def test_a_store_of_another_format_is_refused(store: Store) -> None:
 )
 def test_names_that_leave_the_stage_are_refused(store: Store, name: str) -> None:
     with pytest.raises(StoreError, match="`name`"):
-        store.commit(record_of(KEY), {name: b"x"})
+        store.commit(record_of(KEY), {name: Content(b"x")})
     with pytest.raises(StoreError, match="`name`"):
         store.read(KEY, name)
     assert store.finished([KEY]) == {}
@@ -182,7 +182,7 @@ def test_a_record_that_names_files_outside_is_not_followed(store: Store, name: s
 
 
 def test_files_may_lie_in_folders(store: Store) -> None:
-    store.commit(record_of(KEY), {"logs/worker.txt": b"hello"})
+    store.commit(record_of(KEY), {"logs/worker.txt": Content(b"hello")})
     assert store.read(KEY, "logs/worker.txt") == b"hello"
 
 

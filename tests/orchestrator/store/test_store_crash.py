@@ -167,7 +167,7 @@ def run_until_step(store: Store, act: Callable[[Store], object], steps: int, mon
         return changed
 
     with monkeypatch.context() as patch:
-        for name in ("pipe_file", "rm_file"):
+        for name in ("pipe_file", "put_file", "rm_file"):
             patch.setattr(backend._fs, name, counted(getattr(backend._fs, name)))
         try:
             act(store)
@@ -178,7 +178,7 @@ def run_until_step(store: Store, act: Callable[[Store], object], steps: int, mon
 
 WRITE_STAGES = """
 import json, sys
-from store_cases import FILES, key_of, record_of
+from store_cases import FILES, Content, key_of, record_of
 from orchestrator.store.store import Store
 
 uri, options, attempt, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -187,7 +187,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 won = []
 for number in range(count):
-    files = {**FILES, "weights.safetensors": b"%d" % attempt * 5000}
+    files = {**FILES, "weights.safetensors": Content(b"%d" % attempt * 5000)}
     won.append(store.commit(record_of(key_of(number), attempt=attempt), files).attempt)
 print(json.dumps(won), flush=True)
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_cases import FILES, chain, fresh, key_of, record_for, record_of
+from store_cases import FILES, Content, chain, fresh, key_of, record_for, record_of
 
 from orchestrator.core.canonical import digest
 from orchestrator.core.errors import StoreError
@@ -64,7 +64,7 @@ def test_a_full_disk_is_said_plainly_and_nothing_is_lost(mount: Callable[[str], 
     store = Store(str(mount("size=256k")))
     store.commit(record_of(KEY), FILES)
     with pytest.raises(StoreError, match=r"`store\.uri` \(=.*could not write stages/.*disk or quota is full.*prune"):
-        store.commit(record_of(key_of(1)), {WEIGHTS: b"x" * 500_000})
+        store.commit(record_of(key_of(1)), {WEIGHTS: Content(b"x" * 500_000)})
     assert list(store.finished([KEY, key_of(1)])) == [KEY]
     assert store.backend.names("tmp") == []
     store.commit(record_of(key_of(1)), FILES)

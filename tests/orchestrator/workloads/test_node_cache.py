@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from orchestrator.core.errors import DataError
+from orchestrator.store import node_folder
 from orchestrator.workloads import data, idx_files, node_cache
 from orchestrator.workloads.idx_files import FILES, IdxSet
 
@@ -35,6 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 HOLDERS = """
 import hashlib, json, multiprocessing, re, sys
 import torch
+from orchestrator.store import node_folder
 from orchestrator.workloads import data, idx_files
 
 config, published = json.loads(sys.argv[1])
@@ -272,12 +274,12 @@ def test_what_came_while_waiting_is_taken(folder: Path, monkeypatch: pytest.Monk
 def test_files_used_longest_ago_and_what_killed_processes_left_are_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_cache, "KEPT", 2)
+    monkeypatch.setattr(node_folder, "KEPT", 2)
     first, second = (node_cache.shared({"from": name}, Maker()) for name in ("a", "b"))
     for age, path in zip((500, 400), sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime), strict=True):
         os.utime(path, (time.time() - age,) * 2)
     node_cache.shared({"from": "a"}, pytest.fail)
-    for name, old in ((".young", 0.0), (".old", 2 * node_cache.ABANDONED)):
+    for name, old in ((".young", 0.0), (".old", 2 * node_folder.ABANDONED)):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - old,) * 2)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from browser import MISSING, browser
 from factories import SIZES, make_plan, make_records, sweep_info
+from store_cases import Content
 
 from orchestrator.compare.__main__ import main as compare_main
 from orchestrator.compare.build import compare
@@ -150,7 +151,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: byte
 
 def commit(store: Store, plan: Plan, records: dict[str, StageRecord]) -> None:
     for key, record in records.items():
-        held = {"masks.npz": masks(key, "masks.npz")} if record.kind == "round" else {}
+        held = {"masks.npz": Content(masks(key, "masks.npz"))} if record.kind == "round" else {}
         store.commit(dataclasses.replace(record, files={}), held)
 
 
