@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
+from store_cases import Content
 from torch import nn
 
 import pruning
@@ -186,7 +187,7 @@ def test_a_worker_whose_commit_came_second_goes_on_from_the_weights_that_stand(s
     class Second(Store):
         def commit(self, record: StageRecord, files: Any) -> StageRecord:
             if record.key == ours[0].key:
-                super().commit(standing, {"weights.safetensors": weights})
+                super().commit(standing, {"weights.safetensors": Content(weights)})
             return super().commit(record, files)
 
     dense, pruned = run(Second(store.uri), ours)
