@@ -1,7 +1,8 @@
 """Hydra job overrides -> plain trial configurations, composing once for each set of group choices.
 
 Composing takes Hydra some 50 ms a job. The jobs of a sweep mostly differ in plain values, and those are set, and so
-validated, on one composed configuration: about 0.3 ms a job.
+validated, on one composed configuration: about 0.3 ms a job. Where anything interpolates, and where a value and another
+kind of override touch the same key, Hydra composes each job: only then is it certain that the result is Hydra's own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,15 @@ PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
 
 @dataclass
 class _Base:
-    """One composed configuration: the typed tree values are set on, its plain form, and where it interpolates."""
+    """One composed configuration: the typed tree that values are set on, and its plain form."""
 
     tree: DictConfig
     plain: Mapping[str, Any]
-    interpolations: tuple[str, ...]
+
+    @cached_property
+    def interpolates(self) -> bool:
+        """Whether a value may depend on others, or on when and where it is resolved."""
+        return any(_references(OmegaConf.to_container(_without_hydra(self.tree))))
 
 
 def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Job]:
@@ -52,13 +57,7 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
     groups = frozenset(loader.list_groups(""))
     for overrides in jobs:
         try:
-            parsed = [parse(override) for override in overrides]
-            values = [o for o in parsed if _sets_plain_value(o, groups)]
-            fixed = tuple(str(o.input_line) for o in parsed if not _sets_plain_value(o, groups))
-            shape = (fixed, tuple(str(o.key_or_group) for o in values))
-            if shape not in bases:
-                bases[shape] = _compose(loader, master, list(overrides))
-            config = _set(bases[shape], values)
+            config = _job(loader, master, list(overrides), bases, groups)
         except Exception as error:
             if not is_refusal(error):
                 raise
@@ -67,17 +66,42 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
             yield Job(tuple(overrides), config=config)
 
 
+def _job(
+    loader: ConfigLoader,
+    master: DictConfig,
+    overrides: list[str],
+    bases: dict[tuple[tuple[str, ...], tuple[str, ...]], _Base],
+    groups: frozenset[str],
+) -> Mapping[str, Any]:
+    parsed = [parse(override) for override in overrides]
+    values = [override for override in parsed if _sets_plain_value(override, groups)]
+    others = [override for override in parsed if not _sets_plain_value(override, groups)]
+    if any("${" in override for override in overrides) or _touch(values, others, groups):
+        return _compose(loader, master, overrides).plain
+    shape = (tuple(str(each.input_line) for each in others), tuple(str(each.key_or_group) for each in values))
+    if shape not in bases:
+        bases[shape] = _compose(loader, master, overrides)
+        return bases[shape].plain
+    if bases[shape].interpolates:
+        return _compose(loader, master, overrides).plain
+    return _set(bases[shape], values)
+
+
 def plain(config: DictConfig) -> dict[str, Any]:
     """Return the resolved plain data of a composed configuration, without its hydra node and its user's variables.
 
     A variable is a key of the user's own that others refer to, as in `model.width=${width}`.
     """
-    tree = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    tree = _without_hydra(config)
     found = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
     assert isinstance(found, dict)
     own = [str(key) for key in found if key not in Config.__dataclass_fields__]
     variables = set(re.findall(r"\w+", " ".join(_references(OmegaConf.to_container(tree))))) if own else set()
     return {str(key): value for key, value in found.items() if key not in own or key not in variables}
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def _references(node: Any) -> Iterator[str]:
@@ -134,6 +158,13 @@ def _sets_plain_value(override: Override, groups: frozenset[str]) -> bool:
     )
 
 
+def _touch(values: Sequence[Override], others: Sequence[Override], groups: frozenset[str]) -> bool:
+    """Whether a value's key is, holds or lies in one that is set in another way: then their order matters."""
+    set_otherwise = [each for each in others if each.key_or_group not in groups or isinstance(each.value(), dict)]
+    ours, theirs = ([f"{each.key_or_group}." for each in overrides] for overrides in (values, set_otherwise))
+    return any(own.startswith(other) or other.startswith(own) for own in ours for other in theirs)
+
+
 def _compose(loader: ConfigLoader, master: DictConfig, overrides: list[str]) -> _Base:
     config = loader.load_sweep_config(master, overrides)
     with open_dict(config):
@@ -145,36 +176,18 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: list[str]) -> 
         values = plain(config)
     finally:
         holder.cfg = previous
-    return _Base(config, values, tuple(_interpolated(config)))
-
-
-def _interpolated(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in map(str, config):
-        if not prefix and key == "hydra":
-            continue
-        path = f"{prefix}{key}"
-        if OmegaConf.is_interpolation(config, key):
-            yield path
-        elif isinstance(node := config._get_node(key), DictConfig) and not node._is_none():
-            yield from _interpolated(node, f"{path}.")
+    return _Base(config, values)
 
 
 def _set(base: _Base, overrides: Sequence[Override]) -> Mapping[str, Any]:
     ConfigLoaderImpl._apply_overrides_to_config(list(overrides), base.tree)
-    result: dict[str, Any] = dict(base.plain)
-    for path in [str(o.key_or_group) for o in overrides] + list(base.interpolations):
-        value = OmegaConf.select(base.tree, path)
-        if OmegaConf.is_config(value):
-            value = OmegaConf.to_container(value, resolve=True)
-        node = result
-        *parents, leaf = path.split(".")
-        if path.split(".")[0] not in result:  # a variable, which has no place in it
-            continue
-        for parent in parents:
-            node[parent] = dict(node[parent])
-            node = node[parent]
-        node[leaf] = value
-    return result
+    changed = {re.split(r"[.\[]", str(override.key_or_group))[0]: None for override in overrides}
+    return {**base.plain, **{key: _plain_node(base.tree, key) for key in changed}}
+
+
+def _plain_node(tree: DictConfig, key: str) -> Any:
+    value = tree[key]
+    return OmegaConf.to_container(value, throw_on_missing=True) if OmegaConf.is_config(value) else value
 
 
 def explain(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:

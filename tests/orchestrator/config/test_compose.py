@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from orchestrator.__main__ import CONF
@@ -55,12 +58,79 @@ def whole(hydra: Hydra, job: Sequence[str]) -> dict[str, Any]:
         [["train.optimizer={_target_: torch.optim.SGD, lr: 1}"], ["train.optimizer.lr=0.5"]],
         [["prune.exclude=['conv1*']", "seed=1"], ["prune.exclude=[]", "seed=2"]],
         [["data.mean=[0.1]", "seed=0"], ["data.mean='${data.std}'", "seed=0"], ["data.mean='${data.std}'", "seed=1"]],
+        [["model=mlp", "+width=8", "model.hidden=['${width}','${width}']", f"seed={seed}"] for seed in (0, 1)],
+        [["train.epochs=3", "++train.epochs=5"], ["train.epochs=4", "++train.epochs=5"]],
+        [["train.optimizer.lr=0.5", f"train.optimizer={{lr: {lr}}}"] for lr in (1, 2)],
+        [["model=mlp", "model.hidden=[8,4]", f"model.hidden.0={width}"] for width in (2, 3)],
     ],
 )
 def test_each_config_is_what_hydra_composes(hydra: Hydra, jobs: list[list[str]]) -> None:
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
         assert made.error is None
         assert made.config == whole(hydra, job)
+
+
+@pytest.fixture
+def with_widths(tmp_path: Path) -> Iterator[Hydra]:
+    """A network of the user's own whose widths are given once, and interpolated inside a list and a mapping."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "theirs.yaml").write_text(
+        "_target_: theirs.Net\nwidth: 4\nhidden: ['${model.width}', '${model.width}']\n"
+        "parts:\n  - {width: '${.width2}', width2: '${model.width}'}\n"
+    )
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        search = [f"hydra.searchpath=[file://{tmp_path}]"]
+        yield loader, loader.load_configuration("config", search, RunMode.MULTIRUN)
+
+
+def test_an_interpolation_inside_a_list_follows_its_axis(with_widths: Hydra) -> None:
+    jobs = [["model=theirs", f"model.width={width}"] for width in (8, 16, 32)]
+    models = [job.config["model"] for job in composed(with_widths, jobs) if job.config]
+
+    assert [model["hidden"] for model in models] == [[8, 8], [16, 16], [32, 32]]
+    assert [model["parts"] for model in models] == [[{"width": width, "width2": width}] for width in (8, 16, 32)]
+
+
+COUNTS = st.sampled_from(["1", "2", "7", "'${train.eval_batch_size}'", "'${oc.select:seed,3}'", "'${length}'"])
+LISTS = st.lists(COUNTS, max_size=3).map(lambda items: f"[{','.join(items)}]")
+TREES = st.builds("[{{a: {}, b: {}}},{}]".format, COUNTS, LISTS, COUNTS)
+SAME_IN_ALL = {"train.epochs": COUNTS, "model.hidden": LISTS, "+model.nested": TREES, "++train.batch_size": COUNTS}
+AXES = {
+    "seed": COUNTS,
+    "train.eval_batch_size": st.sampled_from(["3", "4"]),
+    "train.epochs": COUNTS,
+    "data.mean": LISTS,
+}
+AXES |= {"++length": st.sampled_from(["5", "6"]), "train.batch_size": COUNTS, "model.hidden": LISTS}
+
+
+@st.composite
+def sweeps(draw: st.DrawFn) -> list[list[str]]:
+    """Jobs of a sweep: what is the same in all of them, and axes before, between and behind it."""
+    same = [
+        f"{key}={draw(SAME_IN_ALL[key])}" for key in draw(st.sets(st.sampled_from(sorted(SAME_IN_ALL)), max_size=2))
+    ]
+    moving = draw(st.lists(st.sampled_from(sorted(AXES)), unique=True, min_size=1, max_size=3))
+    places = [draw(st.integers(0, len(same))) for _ in moving]
+    jobs = [["model=mlp", "+length=5", *same] for _ in range(2)]
+    for axis, place in zip(moving, places, strict=True):
+        for job in jobs:
+            job.insert(2 + place, f"{axis}={draw(AXES[axis])}")
+    return jobs
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sweeps())
+def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
+    for job, made in zip(jobs, composed(hydra, jobs), strict=True):
+        try:
+            expected = whole(hydra, job)
+        except Exception:
+            assert made.error is not None, job
+        else:
+            assert made.config == expected, job
 
 
 def test_jobs_do_not_see_each_others_values(hydra: Hydra) -> None:
