@@ -108,7 +108,9 @@ def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
         "defaults: [override /model: theirs]\n"
         "hydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: '0.5,0.9'}}}\n"
     )
-    (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: their_code.Net\nwidth: 12\nclasses: null\n")
+    (tmp_path / "mine" / "model" / "theirs.yaml").write_text(
+        "_target_: their_code.Net\nwidth: 12\nclasses: null\ndepends: [mine]\n"
+    )
     (tmp_path / "their_code.py").write_text(
         "from torch import nn\n"
         "import pruning\n"

@@ -45,6 +45,8 @@ class Train:
     """What best means, for `select` and `patience`: highest `accuracy` or lowest `loss`."""
     patience: int | None = None
     """Stop after this many evaluations in a row without a new best; null trains to the end."""
+    depends: list[str] = field(default_factory=list)
+    """Files and directories that an own optimizer, scheduler or loss reads: their contents are part of the results."""
 
 
 @dataclass

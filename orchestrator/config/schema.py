@@ -172,6 +172,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     for name in ("model", "data", "method"):
         yield from _target_violations(name, config[name])
     yield from _method_violations(config["method"])
+    for name in ("model", "data", "method", "train", "finetune"):
+        yield from sources.unreadable(name, config[name])
     for name in ("train", "finetune"):
         yield from components.violations(name, config[name])
         for part in ("optimizer", "scheduler", "loss"):

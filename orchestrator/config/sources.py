@@ -1,81 +1,246 @@
-"""Find the source file behind a `_target_` without importing it, and fingerprint it.
+"""Find the user's own code and files behind a configuration, importing none of it, and fingerprint them.
 
-A stage's key must change when the user's own model, data or method does, and the dry run must not import torch to find
-that out; so a dotted path is resolved along package directories only.
+A stage's key must change when the user's own model, data or method does, or anything of the user's that these import,
+and the dry run must not import torch to find that out: dotted paths are resolved in folders, imports read from syntax.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import importlib.metadata
 import importlib.util
+import os
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.canonical import digest
+from orchestrator.core.canonical import canonical_json, digest
 
+LABELS = frozenset({"name", "depends"})
+"""Keys of a node that are for us, and not arguments of its target."""
 OURS = frozenset({"orchestrator", "pruning"})
 """Packages whose changes `SPEC_VERSION` stands for."""
 VERSIONED = frozenset({"torch", "numpy", "builtins"})
-"""Packages that no user edits; a record's environment names their versions."""
+"""Packages that everything stands on; a record's environment names their versions."""
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
 class SourceError(Exception):
     """A target that leads nowhere; the text continues a sentence that begins with the target."""
 
 
-@lru_cache(maxsize=1024)
-def locate(target: str) -> Path | None:
-    """Return the file that holds `target`, None for one that is built in; raise `SourceError` where there is none."""
+@dataclass(frozen=True)
+class _Module:
+    name: str
+    path: Path | None
+    """None for one that is built in, and for a folder without an `__init__.py`."""
+    folders: tuple[str, ...]
+    """Where the modules of a package are; empty for a plain module."""
+
+
+def locate(target: str) -> str:
+    """Return the dotted path of the module that `target` is in; raise `SourceError` where it leads nowhere."""
     top, *rest = target.split(".")
     if not all(part.isidentifier() for part in (top, *rest)) or not rest:
         raise SourceError("is not a dotted path; pass package.module.Name.")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None:
+    module = _find(top)
+    if module is None:
         raise SourceError(
             f"is not on the Python path: there is no module {top!r}; install it or run from its directory."
         )
-    if not spec.origin or not spec.origin.endswith(".py"):
-        return None
-    path = Path(spec.origin)
-    for depth, part in enumerate(rest):
-        if path.name != "__init__.py":
-            _require_name(path, part)
-            return path
-        folder = path.parent
-        if (folder / part / "__init__.py").is_file():
-            path = folder / part / "__init__.py"
-        elif (folder / f"{part}.py").is_file():
-            path = folder / f"{part}.py"
-        else:
-            if depth < len(rest) - 1:
-                return path  # an attribute of an attribute, or a module that the package makes at run time
-            return _reexport(path, part)
+    for depth, part in enumerate(rest, start=1):
+        inner = _find(f"{module.name}.{part}")
+        if inner is None:
+            if depth == len(rest) or not module.folders:  # else a module that the package makes at run time, say
+                _require_name(module, part)
+            return module.name
+        if depth == len(rest) and (names := _names(module)) and part in names:
+            return module.name  # a function that has the name of its module
+        module = inner
     raise SourceError(f"is a module; pass the name of a class or function in it, as in {target}.Name.")
 
 
-def fingerprints(*nodes: Any) -> dict[str, str]:
-    """Return {target: SHA-256 of its source file} for every `_target_` in `nodes` that is the user's own."""
-    return {target: _file_digest(path) for target in sorted(set(_targets(nodes))) if (path := _users(target))}
+def fingerprint(parts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what of the user's own the nodes `parts` depend on, by content.
+
+    `modules`: dotted path -> SHA-256 of each module outside of the standard library and installed packages that
+    a `_target_` is in, and, transitively, of those that it imports anywhere; `packages`: distribution -> version of the
+    installed ones that these import; `files`: path in a node's `depends` -> SHA-256 of what is there.
+    """
+    depends = {str(path) for node in parts.values() if isinstance(node, Mapping) for path in node.get("depends") or ()}
+    return _fingerprint(frozenset(_targets(parts)), frozenset(depends))
 
 
-def _users(target: str) -> Path | None:
-    top = target.split(".")[0]
-    if top in OURS or top in VERSIONED:
-        return None
+def unreadable(where: str, node: Any) -> Iterator[str]:
+    """Yield a sentence for each path in the `depends` of the node named `where` that cannot be read."""
+    depends = (node.get("depends") if isinstance(node, Mapping) else None) or []
+    if not isinstance(depends, list) or not all(isinstance(path, str) and path for path in depends):
+        yield f"`{where}.depends` (={depends!r}) must be a list of files and directories, as in [weights/base.pt]."
+        return
+    for path in depends:
+        try:
+            content_digest(path)
+        except OSError as error:
+            yield (
+                f"`{where}.depends` (={path}) cannot be read: {error.strerror} ({error.filename}); pass a file or "
+                "a directory, relative to the directory that the command runs in."
+            )
+
+
+def module_digest(name: str) -> str:
+    """Return the SHA-256 of the file that importing the module `name` would read now; empty where there is none."""
+    module = _find(name)
+    return "" if module is None or module.path is None else digest(_source(module.path))
+
+
+@cache
+def content_digest(path: str) -> str:
+    """Return the SHA-256 of a file, or of the names and contents below a directory but for Python's caches."""
+    if not os.path.isdir(path):
+        return _file_digest(path)
+    found = sorted((os.path.relpath(file, path), _file_digest(file)) for file in _files(path, set()))
+    return digest(canonical_json(found))
+
+
+def look_again() -> None:
+    """Forget what was found: modules and files may have changed since, as between two sweeps of one process."""
+    importlib.invalidate_caches()
+    cached: tuple[Any, ...] = (_find, _source, _names, _fingerprint, content_digest)
+    for function in cached:
+        function.cache_clear()
+
+
+@cache
+def _fingerprint(targets: frozenset[str], depends: frozenset[str]) -> Mapping[str, Any]:
+    modules: dict[str, str] = {}
+    installed: set[str] = set()
+    pending, seen = list(targets), set[str]()
+    while pending:
+        parts = pending.pop().split(".")
+        if parts[0] in OURS or parts[0] in VERSIONED:
+            continue
+        for name in (".".join(parts[:length]) for length in range(1, len(parts) + 1)):
+            if name in seen:
+                continue
+            seen.add(name)
+            if (module := _find(name)) is None:
+                break
+            if module.path is not None and _is_own(module):
+                modules[name] = digest(_source(module.path))
+                pending.extend(_imports(module))
+            elif module.path is not None:
+                installed.add(parts[0])
+    names = {dist for top in installed - sys.stdlib_module_names for dist in _distributions().get(top, ())}
+    return {
+        "modules": modules,
+        "packages": {name: importlib.metadata.version(name) for name in names},
+        "files": {path: content_digest(path) for path in depends},
+    }
+
+
+def _is_own(module: _Module) -> bool:
+    assert module.path is not None
+    path = module.path.resolve()
+    if INSTALLED & set(module.path.parts) or INSTALLED & set(path.parts):
+        return module.name.partition(".")[0] not in _distributions()
+    return not any(path.is_relative_to(folder) for folder in STANDARD)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()
+
+
+@cache
+def _find(name: str) -> _Module | None:
+    """Find a module as Python would, but importing nothing on the way."""
+    parent, _, last = name.rpartition(".")
+    package = _find(parent) if parent else None
     try:
-        return locate(target)
-    except SourceError:
+        if package is not None:
+            spec = PathFinder.find_spec(last, package.folders) if package.folders else None
+        else:
+            spec = None if parent else importlib.util.find_spec(name)
+    except (ImportError, ValueError):
         return None
+    if spec is None:
+        return None
+    path = Path(spec.origin) if spec.has_location and spec.origin else None
+    return _Module(name, path, tuple(spec.submodule_search_locations or ()))
 
 
-@lru_cache(maxsize=1024)
-def _file_digest(path: Path) -> str:
-    return digest(path.read_bytes())
+@cache
+def _source(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _imports(module: _Module) -> Iterator[str]:
+    """Yield the dotted paths of what a module's source may import, functions and conditions included."""
+    package = module.name if module.folders else module.name.rpartition(".")[0]
+    try:
+        tree = _tree(module)
+    except (SyntaxError, ValueError):
+        return  # importing it will say so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                yield from _all_of(base) if alias.name == "*" else (f"{base}.{alias.name}",)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (_absolute(str(each.value), package) for each in node.args[:1] if isinstance(each, ast.Constant))
+
+
+def _absolute(name: str, package: str) -> str:
+    try:
+        return importlib.util.resolve_name(name, package)
+    except (ImportError, ValueError):
+        return ""
+
+
+def _all_of(package: str) -> Iterator[str]:
+    """Yield a package and its modules: `__all__` may name any of them."""
+    yield package
+    found = _find(package)
+    if found is not None and (found.path is None or _is_own(found)):
+        yield from (f"{package}.{path.stem}" for folder in found.folders for path in Path(folder).glob("*.py"))
+
+
+def _tree(module: _Module) -> ast.Module:
+    if module.path is None or module.path.suffix != ".py":
+        return ast.Module([], [])
+    return ast.parse(_source(module.path), filename=str(module.path))
+
+
+@lru_cache(maxsize=65536)
+def _digest_of(path: str, _version: tuple[int, ...]) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_digest(path: str) -> str:
+    """The SHA-256 of a file, read again only if it changed: it may be large, and a search plans many sweeps."""
+    stat = os.stat(path)
+    return _digest_of(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+def _files(folder: str, seen: set[str]) -> Iterator[str]:
+    seen.add(os.path.realpath(folder))
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__" and os.path.realpath(entry) not in seen:
+                    yield from _files(entry.path, seen)
+            elif entry.is_file() or entry.is_symlink():
+                yield entry.path
 
 
 def _targets(node: Any) -> Iterator[str]:
@@ -89,11 +254,15 @@ def _targets(node: Any) -> Iterator[str]:
             yield from _targets(value)
 
 
-@lru_cache(maxsize=256)
-def _names(path: Path) -> frozenset[str] | None:
-    """Names that a module binds at its top level; None when it may bind others (a star import, `__getattr__`)."""
+@cache
+def _names(module: _Module) -> frozenset[str] | None:
+    """Names that a module binds; None when it may bind others (a star import, `__getattr__`)."""
+    try:
+        tree = _tree(module)
+    except (SyntaxError, ValueError) as error:
+        raise SourceError(f"cannot be read: {module.path} has a syntax error ({error}).") from error
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if node.name == "__getattr__":
                 return None
@@ -107,24 +276,9 @@ def _names(path: Path) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _require_name(path: Path, name: str) -> None:
-    try:
-        names = _names(path)
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot be read: {path} has a syntax error ({error}).") from error
+def _require_name(module: _Module, name: str) -> None:
+    if module.path.suffix != ".py" if module.path else not module.folders:
+        return  # compiled, or built in
+    names = _names(module)
     if names is not None and name not in names:
-        raise SourceError(f"is not defined: {path} has no {name!r}; check the spelling.")
-
-
-def _reexport(path: Path, name: str) -> Path:
-    """The file that a package's `__init__` takes `name` from, where a relative import says so; else the `__init__`."""
-    _require_name(path, name)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    source = path.parent.joinpath(*node.module.split("."))
-                    for candidate in (source.with_suffix(".py"), source / "__init__.py"):
-                        if candidate.is_file():
-                            return candidate
-    return path
+        raise SourceError(f"is not defined: {module.path or module.folders[0]} has no {name!r}; check the spelling.")

@@ -33,6 +33,7 @@ def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Net
     `network(config)` builds a trial's network and says what is pruned of it. It is asked, once for each network, only
     where a trial asks for something that may not fit (see `fits.needs_network`).
     """
+    sources.look_again()
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
     wrong: dict[str, list[str]] = {}
@@ -84,19 +85,27 @@ def threads(config: Mapping[str, Any]) -> int:
 def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
     location = _location(config["data"])
     dense = _parts(config, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
+    dense["sources"] = _sources(config, DENSE_PARTS)
     dense["data"] = {key: value for key, value in dense["data"].items() if key not in location}
     spec = StageSpec("dense", dense, location=location)
     yield spec
-    shared = _parts(config, ROUND_PARTS)
+    shared = _parts(config, ROUND_PARTS) | {"sources": _sources(config, DENSE_PARTS + ROUND_PARTS)}
     for index, target in enumerate(round_targets(config), start=1):
         spec = StageSpec("round", shared | {"round": index} | target, {NETWORK: spec.key}, location=location)
         yield spec
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What a result depends on: these parts less their display names, the seed, and the user's own sources."""
-    parts = {name: {key: value for key, value in config[name].items() if key != "name"} for name in names}
-    return parts | {"seed": config["seed"], "sources": sources.fingerprints(parts)}
+    """What a result depends on: the seed, and these parts less what is not passed to their targets."""
+    parts = {name: {key: value for key, value in config[name].items() if key not in sources.LABELS} for name in names}
+    return parts | {"seed": config["seed"]}
+
+
+def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """The contents of the user's own code and files behind these parts: a round's network is built by those of model
+    and data, too, and a worker holds each stage to what it was planned with.
+    """
+    return sources.fingerprint({name: config[name] for name in names})
 
 
 def _writable(job: Job) -> Job:

@@ -72,7 +72,7 @@ def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: Wor
 
 def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` as it is initialised."""
-    loaded = data.load({**dense.fields["data"], **spec.location})
+    loaded = data.load({**dense.fields["data"], **spec.location}, dense.fields.get("sources"))
     seed = derive(dense.fields["seed"], "0/init")
     model = models.build(dense.fields["model"], input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
     return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)

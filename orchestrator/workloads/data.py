@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator.config import components
+from orchestrator.config.sources import fingerprint
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
@@ -49,17 +50,20 @@ class Data:
     classes: int
 
 
-def load(config: Mapping[str, Any]) -> Data:
+def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) -> Data:
     """Return the data set `config` describes; a process loads each of its last four once and shares them.
 
     Args:
         config: `_target_` and its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
             (of a Dataset's loader). `name` is for display.
+        sources: fingerprint of the code and files that it is read by and from: changed, it is another data set.
 
     Raises:
         OrchestratorError: the target fails, returns something else than splits, or a split is empty.
     """
-    return _load(canonical_json({key: value for key, value in config.items() if key != "name"}))
+    return _load(
+        canonical_json({key: value for key, value in config.items() if key != "name"}), canonical_json(sources)
+    )
 
 
 def describe(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
@@ -67,12 +71,12 @@ def describe(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
     module, _, name = str(config.get("_target_")).rpartition(".")
     if module == __name__ and name in _SHAPES:
         return _SHAPES[name]
-    data = load(config)
+    data = load(config, fingerprint({"data": config}))
     return data.input_shape, data.classes
 
 
 @lru_cache(maxsize=4)
-def _load(text: str) -> Data:
+def _load(text: str, _sources: str) -> Data:
     config = json.loads(text)
     for sentence in components.split_violations("data", config):
         raise DataError(sentence)

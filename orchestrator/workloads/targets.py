@@ -8,6 +8,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from orchestrator.config.sources import LABELS
 from orchestrator.core.errors import OrchestratorError
 
 
@@ -16,7 +17,7 @@ class TargetError(OrchestratorError):
 
 
 def create(where: str, node: Mapping[str, Any], *, partial: bool = False) -> Any:
-    """Call `node._target_` with the node's other keys and return what it returns; `name` is for display and left out.
+    """Call `node._target_` with the node's other keys, but for `name` and `depends`, and return what it returns.
 
     Nested nodes with a `_target_` are created first. With `partial` the call is left for the caller to complete.
 
@@ -24,7 +25,7 @@ def create(where: str, node: Mapping[str, Any], *, partial: bool = False) -> Any
         TargetError: the target cannot be imported or raised; it names `where` the node is and quotes the cause.
         OrchestratorError: what the target itself raised, when it is one.
     """
-    arguments = {key: value for key, value in node.items() if key != "name"}
+    arguments = {key: value for key, value in node.items() if key not in LABELS}
     try:
         return instantiate(arguments, _convert_="all", _partial_=partial)
     except InstantiationException as error:

@@ -14,7 +14,6 @@ from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
-from orchestrator.config import sources
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
@@ -120,8 +119,8 @@ def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
     plan = make_plan(jobs(config()))
     dense, first = (plan.stages[key].fields for key in plan.trials[0].stages[:2])
 
-    assert set(config()["train"]) == set(dense["train"])
-    assert set(config()["finetune"]) == set(first["finetune"])
+    assert set(config()["train"]) - {"depends"} == set(dense["train"])
+    assert set(config()["finetune"]) - {"depends"} == set(first["finetune"])
 
 
 def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any], tmp_path: Path) -> None:
@@ -143,10 +142,42 @@ def test_a_changed_source_is_another_stage(
     keys = []
     for body in ("def net(): ...\n", "def net(): return 1\n"):
         source.write_text(body)
-        sources._file_digest.cache_clear()
         keys.append(make_plan(jobs(config(model={"_target_": "their_net.net"}))).trials[0].stages[0])
 
     assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(("part", "stage"), [("model", 0), ("data", 0), ("train", 0), ("method", 1), ("finetune", 1)])
+def test_what_a_node_depends_on_is_in_the_key_and_not_in_its_arguments(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, stage: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("own_method.py").write_text("class Prune: ...\n")
+    own = {"name": "own", "_target_": "own_method.Prune", "scope": "layer"}
+    changed = config(**({"method": own} if part == "method" else {}))
+    changed[part] = {**changed[part], "depends": ["base.pt"]}
+    keys = []
+    for text in ("weights", "others!"):
+        Path("base.pt").write_text(text)
+        plan = make_plan(jobs(changed))
+        keys.append(plan.trials[0].stages)
+        assert "depends" not in plan.stages[keys[-1][stage]].fields[part]
+
+    assert [first == second for first, second in zip(*keys, strict=True)][:2] == [stage > 0, False]
+    Path("base.pt").unlink()
+    with pytest.raises(ConfigError, match=rf"`{part}.depends` \(=base.pt\) cannot be read"):
+        make_plan(jobs(changed))
+
+
+def test_a_round_names_the_sources_of_the_network_that_it_restores(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_net.py").write_text("def net(): ...\n")
+    plan = make_plan(jobs(config(model={"_target_": "own_net.net"})))
+
+    assert [list(spec.fields["sources"]["modules"]) for spec in plan.stages.values()] == [["own_net"]] * 4
 
 
 def test_the_key_is_the_digest_of_canonical_json() -> None:

@@ -112,6 +112,14 @@ def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch
     assert np.array_equal(images._digits_table(), direct)
 
 
+def test_a_set_whose_files_have_changed_is_read_again() -> None:
+    config = {"_target_": "orchestrator.workloads.data.digits", "val_size": 100}
+    first = data.load(config, {"files": {"a": "1"}})
+
+    assert data.load(config, {"files": {"a": "1"}}) is first
+    assert data.load(config, {"files": {"a": "2"}}) is not first
+
+
 def test_split_seed_moves_the_validation_split_and_nothing_else() -> None:
     first, second = digits(), digits(split_seed=1)
 
