@@ -16,6 +16,7 @@ from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord
 from orchestrator.core.work_order import Work, WorkOrder
+from orchestrator.execution.own_modules import hold_planned
 
 DEFAULT_WORK = "orchestrator.execution.segment:run_segment"
 """Named, not imported: the driver needs no torch."""
@@ -41,6 +42,7 @@ def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failur
         with pinned_threads(order.threads):
             if order.check is not None:
                 _pass(order.check)
+            hold_planned(order.specs)
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():

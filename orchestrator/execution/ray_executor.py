@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.config.cluster import Cluster
+from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
@@ -29,6 +30,7 @@ from orchestrator.execution.address import Address, ClusterError, address_of
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
+from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
 from orchestrator.execution.perform import DEFAULT_WORK, failure_of, perform
 from orchestrator.execution.placement import Node, Watch, cuda_device, refusal, request, slots
 
@@ -138,7 +140,10 @@ class RayExecutor:
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
                 for attempt, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
-                    yield from dispatcher.take(attempt, item)
+                    if isinstance(item, Outdated):
+                        tasks.submit(attempt, self._order(attempt), self._work, fresh=True)
+                    else:
+                        yield from dispatcher.take(attempt, item)
         finally:
             tasks.end(self._grace)
         if watch.hopeless:
@@ -204,17 +209,18 @@ class RayExecutor:
     def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks, capacity: int) -> None:
         """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""
         while len(tasks) < capacity and (attempt := dispatcher.next()) is not None:
-            first = attempt.specs[0].key[:12]
-            order = WorkOrder(
-                specs=attempt.specs,
-                lineage=attempt.lineage,
-                store=self._store,
-                threads=self._cluster.thread_count,
-                attempt=attempt.number,
-                log=str(self._logs / f"{first}.{attempt.number}.log"),
-                check=self._check,
-            )
-            tasks.submit(attempt, order, self._work)
+            tasks.submit(attempt, self._order(attempt), self._work)
+
+    def _order(self, attempt: Attempt) -> WorkOrder:
+        return WorkOrder(
+            specs=attempt.specs,
+            lineage=attempt.lineage,
+            store=self._store,
+            threads=self._cluster.thread_count,
+            attempt=attempt.number,
+            log=str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log"),
+            check=self._check,
+        )
 
     def _leave_dead_nodes(self, dispatcher: Dispatcher, tasks: Tasks, watch: Watch) -> Iterator[StageEvent]:
         for attempt in tasks.drop(watch.dead):
@@ -230,6 +236,11 @@ class RayExecutor:
         if waited > 2 * self._grace + 1:
             for attempt in tasks.drop():
                 yield from dispatcher.ended(attempt)
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """Says instead of anything else that a worker has imported older sources: a fresh process shall do the work."""
 
 
 class Tasks:
@@ -252,18 +263,23 @@ class Tasks:
         if "memory" in wanted:
             options["memory"] = int(wanted["memory"])
         self._function = ray.remote(**options)(_run)
+        self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
         self._running: dict[ObjectRefGenerator, Attempt] = {}
         self._cancelled: dict[bool, float] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def submit(self, attempt: Attempt, order: WorkOrder, work: Work | str) -> None:
-        """Give Ray one attempt."""
-        generator = self._function.options(name=f"segment {order.specs[0].key[:12]}").remote(order, work)
+    def submit(self, attempt: Attempt, order: WorkOrder, work: Work | str, *, fresh: bool = False) -> None:
+        """Give Ray one attempt; a `fresh` one for a process that has worked with no other version of its sources."""
+        options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
+        if fresh:  # Ray has processes of their own for each environment
+            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
+            options["runtime_env"] = {"env_vars": self._variables | mark}
+        generator = self._function.options(**options).remote(order, work)
         self._running[generator] = attempt
 
-    def receive(self, timeout: float) -> Iterator[tuple[Attempt, AttemptStart | StageRecord | Failure | None]]:
+    def receive(self, timeout: float) -> Iterator[tuple[Attempt, Item | None]]:
         """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
 
         A cancelled task gives no items any more, and its stream ends before it does.
@@ -284,7 +300,7 @@ class Tasks:
             ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         for generator in ready:
             item, attempt = _next(generator), self._running[generator]
-            if item is None or isinstance(item, Failure):
+            if item is None or isinstance(item, Failure | Outdated):
                 del self._running[generator]
             yield attempt, item
 
@@ -323,10 +339,20 @@ class Tasks:
         return list(chosen.values())
 
 
-def _run(order: WorkOrder, work: Work | str) -> Iterator[AttemptStart | StageRecord | Failure]:
+Item = AttemptStart | StageRecord | Failure | Outdated
+
+
+def _run(order: WorkOrder, work: Work | str) -> Iterator[Item]:
     """Perform an order in a worker: the body of a Ray task."""
     import ray
 
+    try:
+        hold_planned(order.specs)
+    except ProcessOutdated:
+        yield Outdated()
+        return
+    except OrchestratorError:
+        pass  # performing the order will say so
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag() as cancelled, captured_output(order.log) as log:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
@@ -344,13 +370,13 @@ def _reason(check: Callable[[], object]) -> str | None:
     return None
 
 
-def _next(generator: ObjectRefGenerator) -> AttemptStart | StageRecord | Failure | None:
+def _next(generator: ObjectRefGenerator) -> Item | None:
     """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
     import ray
     from ray import exceptions
 
     try:
-        item: AttemptStart | StageRecord | Failure = ray.get(next(generator))
+        item: Item = ray.get(next(generator))
         return item
     except StopIteration:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -92,6 +93,10 @@ def _obey(script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
         raise ValueError(script["fail"])
 
 
+def _imported(name: str | None) -> str:
+    return str(importlib.import_module(name).VALUE) if name else ""
+
+
 def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
     """A record whose every figure follows from the spec, odd floats included."""
     value = int(spec.key[:8], 16) / 3.0
@@ -117,7 +122,11 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
         started=0.0,
         device=order.device,
         attempt=order.attempt,
-        environment={"threads": str(order.threads), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "")},
+        environment={
+            "threads": str(order.threads),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", ""),
+            "imported": _imported(spec.fields.get("script", {}).get("import")),
+        },
         spec=spec.to_json(),
         files={WEIGHTS: FileInfo("", 0)},
     )

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
+from orchestrator.config import sources
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.address import ClusterError
 from orchestrator.execution.dispatch import INTERRUPTED
@@ -27,7 +28,16 @@ Make = Callable[..., RayExecutor | InlineExecutor]
 
 
 @pytest.fixture(scope="session")
-def embedded_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of the user's own modules, on the path of every worker."""
+    folder = tmp_path_factory.mktemp("code")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def embedded_ray(tmp_path_factory: pytest.TempPathFactory, own_code: Path) -> Iterator[Path]:
     """A Ray with 2 CPUs and 2 pretended GPUs for all tests; its HOME is empty before and must be so after."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
@@ -251,6 +261,41 @@ def test_what_a_node_lacks_when_it_begins_fails_the_trial(make_ray: Make, tmp_pa
 
     assert of_kind(events, plan, "failed") == ["a-0", "a-1"]
     assert next(event.failure.message for event in events if event.failure) == f"this node does not see {needed}"
+
+
+def own_plan(code: Path, module: str, value: int) -> Plan:
+    """A sweep planned with the own `module` as it says now that VALUE is `value`."""
+    (code / f"{module}.py").write_text(f"VALUE = {value}\n")
+    sources.look_again()
+    fields = {"script": {"import": module}, "sources": sources.fingerprint({"model": {"_target_": f"{module}.VALUE"}})}
+    return plan_of(*([StageSpec("dense", {**fields, "name": f"{value} {index}"})] for index in range(4)))
+
+
+def test_a_source_that_was_edited_after_the_planning_is_refused(make: Make, own_code: Path) -> None:
+    plan = own_plan(own_code, "edited_meanwhile", 1)
+    (own_code / "edited_meanwhile.py").write_text("VALUE = 22\n")
+    failures = [event.failure.message for event in make().run(plan) if event.failure]
+
+    assert len(failures) == 4
+    assert all("`edited_meanwhile` is not what the sweep was planned with" in message for message in failures)
+
+
+def test_a_process_that_imported_an_older_source_does_not_work_with_it(
+    make: Make, own_code: Path, request: pytest.FixtureRequest
+) -> None:
+    module = f"own_{request.node.callspec.params['make']}"
+    for value in (1, 22, 333):
+        plan = own_plan(own_code, module, value)
+        events = list(make(retries=0).run(plan))
+        if module == "own_ray" or value == 1:
+            assert sorted(kinds(events, plan)) == sorted(
+                (kind, trial.name, 1) for kind in ("started", "finished") for trial in plan.trials
+            ), "a fresh process is not another attempt"
+            assert {event.record.environment["imported"] for event in events if event.record} == {str(value)}
+        else:
+            failures = {event.failure.message for event in events if event.failure}
+            assert len(failures) == 1
+            assert "edited after this process had imported it" in failures.pop()
 
 
 # Ray only
