@@ -10,6 +10,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.views.report.figure_data import Matrix, Plot, Series
@@ -51,14 +52,16 @@ def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
 
 def prepare() -> None:
     """Import what drawing needs, and find the fonts: a second that may pass while others work."""
-    from matplotlib.figure import Figure
 
     def words() -> Figure:
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(1, 1))
         figure.text(0, 0, "0")
         return figure
 
-    render(words)
+    with suppress(Exception):  # what is amiss is said where a figure is left out
+        render(words)
 
 
 def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:

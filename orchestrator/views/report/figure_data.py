@@ -47,6 +47,11 @@ class Matrix:
     columns: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a value below the diagonal is known."""
+        return any(value is not None for index, row in enumerate(self.values) for value in row[:index])
+
 
 def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
     """Test accuracy against compression: one line a method, the 95% interval over seeds as its band."""
@@ -107,8 +112,10 @@ def overlapping(comparison: Comparison) -> tuple[str, ...]:
     return tuple(key for keys in chosen if len(keys) > 1 for key in keys)
 
 
-def overlap(comparison: Comparison, readable: Container[str], iou: Callable[[str, str], float]) -> tuple[Matrix, ...]:
-    """Intersection over union of what is kept, for each pair of masks; `iou(stage key, stage key)` finds it.
+def overlap(
+    comparison: Comparison, readable: Container[str], iou: Callable[[str, str], float | None]
+) -> tuple[Matrix, ...]:
+    """Intersection over union of what is kept, for each pair of masks: what `iou(stage key, stage key)` returns.
 
     Stages that are not `readable` are left out.
     """

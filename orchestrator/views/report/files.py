@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
@@ -18,15 +19,17 @@ from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
-from orchestrator.views.report import figure_data, tables
+from orchestrator.views.report import drawing, figure_data, tables
 from orchestrator.views.report.page import page
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     Masks = Mapping[str, NDArray[np.bool_]]
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
 MASKS_FILE = "masks.npz"
@@ -43,23 +46,39 @@ def report(
     comparison: Comparison,
     read: ReadFile | None = None,
 ) -> dict[str, bytes]:
-    """Return the files of a report, {path: content}; `read(stage key, file name)` fetches masks to be compared."""
-    findings = audit(plan, records, comparison)
-    drawn = draw(plan, records, comparison, read)
-    html = page(info, plan, comparison, findings, {name: kinds["svg"] for name, kinds in drawn.items()})
-    files = {
-        f"{FOLDER}/report.html": html.encode(),
-        f"{FOLDER}/trials.csv": tables.rows_csv(comparison),
-        f"{FOLDER}/summary.csv": tables.points_csv(comparison),
-        f"{FOLDER}/audit.json": json.dumps([asdict(f) for f in findings], indent=1, ensure_ascii=False).encode(),
-        METRICS_FILE: json.dumps(headline(comparison)).encode(),
-        NOTE_FILE: note(comparison, findings, tuple(drawn)).encode(),
+    """Return the files of a report, {path: content}; `read(stage key, file name)` fetches masks to be compared.
+
+    A file that cannot be made is left out with a warning: the others stand, and so does the sweep's status.
+    """
+    findings = _or_left_out("the audit", lambda: audit(plan, records, comparison)) or ()
+    figures = draw(plan, records, comparison, read)
+    svgs = {name: formats["svg"] for name, formats in figures.items()}
+    contents: dict[str, Callable[[], bytes]] = {
+        f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs).encode(),
+        f"{FOLDER}/trials.csv": lambda: tables.rows_csv(comparison),
+        f"{FOLDER}/summary.csv": lambda: tables.points_csv(comparison),
+        f"{FOLDER}/audit.json": lambda: json.dumps(
+            [asdict(f) for f in findings], indent=1, ensure_ascii=False
+        ).encode(),
+        METRICS_FILE: lambda: json.dumps(headline(comparison)).encode(),
+        NOTE_FILE: lambda: note(comparison, findings, tuple(figures)).encode(),
     }
-    for name, kinds in drawn.items():
-        for kind, content in kinds.items():
-            files[f"{FOLDER}/figures/{name}.{kind}"] = content
+    files = {path: content for path, make in contents.items() if (content := _or_left_out(path, make)) is not None}
+    for name, formats in figures.items():
+        for suffix, content in formats.items():
+            files[f"{FOLDER}/figures/{name}.{suffix}"] = content
     files[f"{FOLDER}/comparison.json"] = tables.as_json(comparison)  # last: the sign that a report is whole, see `kept`
     return files
+
+
+def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
+    """Return what `make` returns; where it raises, whatever it raises, say so in a sentence and return None."""
+    try:
+        return make()
+    except Exception as error:
+        reason = " ".join(redact(str(error)).split())
+        _LOGGER.warning("The report is made without %s: %s: %s", what, type(error).__name__, reason)
+        return None
 
 
 def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
@@ -88,24 +107,28 @@ def draw(
     plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
 ) -> dict[str, dict[str, bytes]]:
     """Return the figures there is something to show in: name -> {"svg": ..., "png": ...}."""
-    from orchestrator.views.report import drawing
-
     if not comparison.operating_points:
         return {}
-    layers = figure_data.layer_sparsity(records, comparison)
-    drawn = {
-        "accuracy": drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(comparison))),
-        "fine_tuning": drawing.render(lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison))),
-        "curves": drawing.render(lambda: drawing.curves(figure_data.curves(plan, records, comparison))),
-        "cost": drawing.render(lambda: drawing.cost(figure_data.cost(comparison))),
-        "layers": drawing.render(lambda: drawing.matrices(layers, "sparsity")),
+    figures: dict[str, Callable[[], Figure]] = {
+        "accuracy": lambda: drawing.tradeoff(figure_data.tradeoff(comparison)),
+        "fine_tuning": lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison)),
+        "curves": lambda: drawing.curves(figure_data.curves(plan, records, comparison)),
+        "cost": lambda: drawing.cost(figure_data.cost(comparison)),
+        "layers": lambda: drawing.matrices(figure_data.layer_sparsity(records, comparison), "sparsity"),
     }
-    if read is not None:
-        masks = _masks(read, figure_data.overlapping(comparison))
-        overlap = figure_data.overlap(comparison, masks, lambda a, b: _iou(masks[a], masks[b]))
-        if any(len(matrix.rows) > 1 for matrix in overlap):
-            drawn["overlap"] = drawing.render(lambda: drawing.matrices(overlap, "IoU"))
-    return drawn
+    if read is not None and (overlap := _or_left_out("the figure overlap", lambda: overlap_of(comparison, read))):
+        figures["overlap"] = lambda: drawing.matrices(overlap, "IoU")
+    rendered = {
+        name: _or_left_out(f"the figure {name}", partial(drawing.render, make)) for name, make in figures.items()
+    }
+    return {name: formats for name, formats in rendered.items() if formats is not None}
+
+
+def overlap_of(comparison: Comparison, read: ReadFile) -> tuple[figure_data.Matrix, ...]:
+    """Return a matrix for each panel, none at all where no two masks are of networks of one shape."""
+    masks = _masks(read, figure_data.overlapping(comparison))
+    matrices = figure_data.overlap(comparison, masks, lambda one, other: _iou(masks[one], masks[other]))
+    return matrices if any(matrix.has_pairs for matrix in matrices) else ()
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
@@ -152,8 +175,10 @@ def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     return found
 
 
-def _iou(one: Masks, other: Masks) -> float:
-    """Intersection over union of the entries that two networks of one shape keep: 1 for equal masks."""
+def _iou(one: Masks, other: Masks) -> float | None:
+    """Intersection over union of the entries that two networks keep: 1 for equal masks, None for other shapes."""
+    if {name: mask.shape for name, mask in one.items()} != {name: mask.shape for name, mask in other.items()}:
+        return None
     both = sum(int((mask & other[name]).sum()) for name, mask in one.items())
     either = sum(int((mask | other[name]).sum()) for name, mask in one.items())
     return both / either if either else 1.0

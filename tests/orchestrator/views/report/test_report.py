@@ -8,10 +8,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 from browser import MISSING, browser
-from factories import SIZES, make_plan, make_records, sweep_info
+from factories import SIZES, config, make_plan, make_records, plan_of, sweep_info
+from numpy.typing import NDArray
 from store_cases import Content
 
 from orchestrator.compare.__main__ import main as compare_main
@@ -21,9 +24,10 @@ from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
-from orchestrator.views.report.figure_data import overlapping
-from orchestrator.views.report.files import kept, report, write
+from orchestrator.views.report import drawing, figure_data
+from orchestrator.views.report.files import kept, overlap_of, report, write
 from orchestrator.views.tracking.read_back import load_from_mlflow
+from pruning import mask_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -68,6 +72,10 @@ def masks(key: str, name: str) -> bytes:
 
     generator = torch.Generator().manual_seed(int(key[:8], 16))
     return MaskSet({name: torch.rand(size, generator=generator) < 0.5 for name, size in SIZES.items()}).to_bytes()
+
+
+def mask_file(held: dict[str, NDArray[np.bool_]]) -> bytes:
+    return mask_files.write_npz(mask_files.encode(held, "digest"))
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +350,7 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 ) -> None:
     store = Store(str(tmp_path / "store"))
     commit(store, PLAN, RECORDS)
-    chosen = overlapping(compare(PLAN, RECORDS))
+    chosen = figure_data.overlapping(compare(PLAN, RECORDS))
     path = next((tmp_path / "store").rglob(f"{chosen[0]}/**/masks.npz"))
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
@@ -362,6 +370,100 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
     assert "comparison/figures/overlap.svg" not in found
     assert "comparison/figures/accuracy.svg" in found
     assert len(caplog.messages) == 6
+
+
+def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
+    channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
+    plan = plan_of([config("l1_unstructured", 0.9, seed, 1, model=model) for model in channels for seed in (0, 1)])
+    records, comparison = make_records(plan), compare(plan, make_records(plan))
+
+    def read(key: str, name: str) -> bytes:
+        width = plan.stages[plan.stages[key].parent or ""].fields["model"]["channels"][0]
+        return mask_file({"conv.weight": np.ones((width, 3), bool), "fc.weight": np.ones((width, 5), bool)})
+
+    matrices = overlap_of(comparison, read)
+    (matrix,) = matrices
+
+    assert matrix.values == ((1.0, 1.0, None, None),) * 2 + ((None, None, 1.0, 1.0),) * 2
+    assert "comparison/figures/overlap.svg" in report(sweep_info(), plan, records, comparison, read)
+
+
+def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
+    channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
+    plan = plan_of([config("l1_unstructured", 0.9, 0, 1, model=model) for model in channels])
+    comparison = compare(plan, make_records(plan))
+    shapes = {trial.stages[-1]: trial.config["model"]["channels"] for trial in plan.trials}
+
+    assert overlap_of(comparison, lambda key, name: mask_file({"w": np.ones(shapes[key], bool)})) == ()
+
+
+FIGURES = {
+    "accuracy": "tradeoff",
+    "fine_tuning": "fine_tuning",
+    "curves": "curves",
+    "cost": "cost",
+    "layers": "layer_sparsity",
+    "overlap": "overlap",
+}
+
+
+def fail(*_: object) -> NoReturn:
+    raise RuntimeError("no room\nfor https://me:hunter2@host")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_that_cannot_be_made_costs_no_other_file(
+    files: dict[str, bytes],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(figure_data, FIGURES[name], fail)
+    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+
+    assert set(made) == {path for path in files if f"figures/{name}." not in path}
+    assert made["comparison/report.html"].count(b"<figure id=") == 5
+    assert caplog.messages == [
+        f"The report is made without the figure {name}: RuntimeError: no room for https://me:***@host"
+    ]
+
+
+def test_no_figure_can_be_drawn_and_the_tables_stand(
+    files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is broken: an ImportError
+    drawing.prepare()
+    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+
+    assert set(made) == {path for path in files if "figures/" not in path}
+    assert len(caplog.messages) == 6
+
+
+@pytest.mark.parametrize(
+    ("part", "path"),
+    [
+        ("page", "comparison/report.html"),
+        ("headline", "comparison/metrics.json"),
+        ("note", "comparison/README.md"),
+    ],
+)
+def test_a_page_that_cannot_be_made_costs_no_other_file(
+    files: dict[str, bytes], part: str, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(f"orchestrator.views.report.files.{part}", fail)
+    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+
+    assert made == {name: content for name, content in files.items() if name != path}
+    assert caplog.messages == [f"The report is made without {path}: RuntimeError: no room for https://me:***@host"]
+
+
+def test_an_audit_that_fails_leaves_the_page(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("orchestrator.views.report.files.audit", fail)
+    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS))
+
+    assert b"<h2>Comparison</h2>" in made["comparison/report.html"]
+    assert json.loads(made["comparison/audit.json"]) == []
+    assert len(caplog.messages) == 1
 
 
 def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
