@@ -14,9 +14,9 @@ from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS, component
 from orchestrator.core.records import FileInfo, StageRecord
-from orchestrator.core.sealed_json import seal, unseal
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
+from orchestrator.store.sealed_json import seal, unseal
 
 _REQUESTS = 32
 """Stages that are looked at side by side on an object store."""

@@ -28,13 +28,13 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS, component
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
-from orchestrator.core.sealed_json import seal, unseal
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, check_protocol
+from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.stages import Stages, folder_of
 
 FORMAT = 1

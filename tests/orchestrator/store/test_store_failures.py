@@ -17,9 +17,9 @@ from orchestrator.core.canonical import digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import FileInfo
-from orchestrator.core.sealed_json import seal
 from orchestrator.core.specs import Plan
 from orchestrator.store import local_backend, object_backend
+from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 
 HERE = Path(__file__).parents[1]
