@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.console import Console
 
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.environment import environment
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker
@@ -182,7 +182,7 @@ def _conclude(
     if isinstance(tracker, NoTracker):
         return 0.0, 0.0
     clock = time.perf_counter()
-    files = report(info, plan, records, compare(plan, records, {}), store.read)
+    files = report(info, plan, records, compare_trials(plan, records, {}), store.read)
     reported = time.perf_counter()
     tracker.finish("finished", files)
     if isinstance(tracker, TrackerProcess) and not tracker.complete:

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.compare.audit import audit
-from orchestrator.compare.build import compare, merge
+from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
+from orchestrator.config.schema import margin_violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
@@ -30,9 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument(
+        "--margin", metavar="LOSS", help="of accuracy that a match may hide (default: compare.margin of the sweeps)"
+    )
     parser.add_argument("--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures")
     options = parser.parse_args(arguments)
     try:
+        margin = _margin(options.margin)
         if options.mlflow:
             where, read = f"MLflow at {redact(options.mlflow)}", None
             known = sweeps_in_mlflow(options.mlflow, options.experiment)
@@ -43,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.sweeps:
             return list_sweeps(known, where)
         sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])
-        comparison = compare(sweep.plan, sweep.records, sweep.failures)
+        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
         _print(sweep, comparison)
         if options.output:
             files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
@@ -58,6 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _margin(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        margin = float(text)
+    except ValueError:
+        raise OrchestratorError(f"`--margin` (={text}) must be a number; pass 0.01 for one point.") from None
+    for violation in margin_violations("--margin", margin):
+        raise OrchestratorError(violation)
+    return margin
+
+
 def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
     first = sweeps[0]
     if len(sweeps) == 1:
@@ -69,7 +86,7 @@ def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
             command="\n".join(sweep.info.command for sweep in sweeps),
             environment=first.info.environment,
         ),
-        plan=merge([sweep.plan for sweep in sweeps]),
+        plan=merge_plans([sweep.plan for sweep in sweeps]),
         records={key: record for sweep in sweeps for key, record in sweep.records.items()},
         failures={key: reason for sweep in sweeps for key, reason in sweep.failures.items()},
     )

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison
+from orchestrator.core.metrics import ACCURACY
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -48,6 +49,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
             f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
             "the dense network's figures": _dense(comparison),
             "the same seeds for dense and pruned, and for every line": _paired(comparison),
+            "matching is a test against a stated margin": _matching(comparison),
             "achieved sparsity is the requested one": _achieved(plan, records),
             "no dead layer": _dead(plan, records),
             "chosen on validation, test read once": _test_once(plan, records),
@@ -59,15 +61,8 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
 Answer = tuple[Verdict, str]
 
 
-def _lines(comparison: Comparison) -> dict[tuple[str, str, str], list[Point]]:
-    lines: dict[tuple[str, str, str], list[Point]] = {}
-    for point in comparison.operating_points:
-        lines.setdefault(point.place, []).append(point)
-    return lines
-
-
 def _operating_points(comparison: Comparison) -> Answer:
-    counts = {line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in _lines(comparison).items()}
+    counts = {line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in comparison.lines.items()}
     if not counts:
         return "n/a", "nothing was pruned"
     fewest = min(counts.values())
@@ -90,8 +85,8 @@ def _control(comparison: Comparison, kind: str) -> Answer:
     methods = {point.method for point in comparison.points}
     if not methods:
         return "n/a", "nothing was pruned"
-    found = sorted(method for method in methods if any(word in method.lower() for word in words))
-    return ("pass", ", ".join(found)) if found else ("fail", f"none among {', '.join(sorted(methods))}")
+    controls = sorted(method for method in methods if any(word in method.lower() for word in words))
+    return ("pass", ", ".join(controls)) if controls else ("fail", f"none among {', '.join(sorted(methods))}")
 
 
 def _seeds(comparison: Comparison) -> Answer:
@@ -133,6 +128,17 @@ def _paired(comparison: Comparison) -> Answer:
     if odd:
         return "fail", _some(f"{point.line} at {point.sparsity:.1%} has seeds {list(point.seeds)}" for point in odd)
     return "pass", "each pruned network starts from the dense network of its own seed"
+
+
+def _matching(comparison: Comparison) -> Answer:
+    points = comparison.operating_points
+    if not points:
+        return "n/a", "nothing was pruned"
+    untested = [point for point in points if point.matching == "untested"]
+    if untested:
+        return "fail", _some(f"{point.line} at {point.sparsity:.1%} has no spread to test with" for point in untested)
+    margin = ACCURACY.written(comparison.margin)
+    return "pass", f"a loss of {margin} points or more is called a match in at most 2.5% of lines, paired by seed"
 
 
 def _achieved(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:

@@ -1,4 +1,4 @@
-"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `orchestrator.compare.build`."""
+"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `compare_trials`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.compare.statistics import Estimate
+from orchestrator.compare.statistics import Estimate, Match
 
 TrialStatus = Literal["finished", "failed", "unfinished"]
 
@@ -54,6 +54,10 @@ class Row:
     stage: str
 
 
+LineKey = tuple[str, str, str]
+"""Model, data set and label of the line, which is unique within these."""
+
+
 @dataclass(frozen=True)
 class Point:
     """One operating point: trials that differ in nothing but the seed, after the same round."""
@@ -76,8 +80,6 @@ class Point:
     val_accuracy_before: Estimate | None
     difference: Estimate | None
     """Test accuracy less that of the trial's own dense network, paired by seed."""
-    matching: bool | None
-    """Whether the mean accuracy is at least the lower end of the dense networks' 95% interval; None with one seed."""
     compression: float
     speedup: float
     total_steps: float
@@ -86,9 +88,11 @@ class Point:
     own_seconds: float
     best: bool = False
     """Whether its mean accuracy is the highest of several lines at this sparsity."""
+    matching: Match | None = None
+    """Whether its loss against dense is shown to be below the margin, see `matches`; None for dense itself."""
 
     @property
-    def place(self) -> tuple[str, str, str]:
+    def line_key(self) -> LineKey:
         """Model, data set and line."""
         return self.model, self.data, self.line
 
@@ -116,6 +120,8 @@ class Comparison:
     failures: Mapping[str, str]
     """Trial -> why it failed."""
     cost: Cost
+    margin: float
+    """The loss of accuracy, a fraction, against which `Point.matching` was tested."""
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
@@ -124,10 +130,18 @@ class Comparison:
         A line that is asked for several sparsities has one where each trial ends. A line whose trials all end at one
         sparsity has one after every round.
         """
-        ends: dict[tuple[str, str, str], int] = {}
+        ends: dict[LineKey, int] = {}
         for point in self.points:
-            ends[point.place] = ends.get(point.place, 0) + point.final
-        return tuple(point for point in self.points if point.final or ends[point.place] == 1)
+            ends[point.line_key] = ends.get(point.line_key, 0) + point.final
+        return tuple(point for point in self.points if point.final or ends[point.line_key] == 1)
+
+    @cached_property
+    def lines(self) -> Mapping[LineKey, tuple[Point, ...]]:
+        """The operating points of each line, the least sparse first."""
+        lines: dict[LineKey, tuple[Point, ...]] = {}
+        for point in self.operating_points:
+            lines[point.line_key] = (*lines.get(point.line_key, ()), point)
+        return lines
 
     @property
     def panels(self) -> tuple[tuple[str, str], ...]:
@@ -135,14 +149,13 @@ class Comparison:
         return tuple(dict.fromkeys((point.model, point.data) for point in (*self.dense, *self.points)))
 
     @property
-    def largest_matching(self) -> Mapping[tuple[str, str, str], Point | None]:
-        """(model, data, line) -> its matching operating point of highest sparsity, None where none matches."""
-        found: dict[tuple[str, str, str], Point | None] = {}
-        for point in self.operating_points:
-            known = found.setdefault(point.place, None)
-            if point.matching and (known is None or point.sparsity > known.sparsity):
-                found[point.place] = point
-        return found
+    def largest_matching(self) -> Mapping[LineKey, Point | None]:
+        """Line -> its sparsest matching point, None where none matches; a line that is untested is left out."""
+        return {
+            line: max((point for point in points if point.matching == "yes"), key=lambda p: p.sparsity, default=None)
+            for line, points in self.lines.items()
+            if any(point.matching in ("yes", "no") for point in points)
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data: every point, trial, failure and cost; the rows are better read as CSV."""
@@ -153,4 +166,5 @@ class Comparison:
             "trials": dict(self.trials),
             "failures": dict(self.failures),
             "cost": asdict(self.cost),
+            "margin": self.margin,
         }

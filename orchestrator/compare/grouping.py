@@ -13,6 +13,8 @@ from orchestrator.core.specs import Plan, TrialSpec
 
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
 """What moves a trial along its line."""
+_MOVING = ("seed", "target", "amount")
+"""How a stage's fields call that, and what repeats a trial."""
 
 _DENSE = ("model.", "data.", "train.", "device", "threads")
 """What a dense network depends on, but its seed."""
@@ -20,8 +22,8 @@ _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a trial belongs: its panel, its line in that panel, and its point on the line."""
+class Position:
+    """Where a trial stands in a comparison: its panel, its line in that panel, and its point on the line."""
 
     panel: tuple[str, str]
     """Names of model and data set."""
@@ -38,54 +40,71 @@ class Place:
     seed: int
 
 
-def places(plan: Plan) -> tuple[Place, ...]:
-    """Return the place of each trial of `plan`, in order.
+@dataclass(frozen=True)
+class _Trial:
+    panel: tuple[str, str]
+    line: str
+    dense: str
+    settings: Mapping[str, Any]
+
+
+def positions(plan: Plan) -> tuple[Position, ...]:
+    """Return the position of each trial of `plan`, in order.
 
     Trials are on one line when everything that their results depend on is equal, but the seed and the sparsity (or
     amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
     """
-    found = [_identify(plan, trial) for trial in plan.trials]
-    dense = [canonical_json({k: v for k, v in _fields(plan, trial).items() if k != "seed"}) for trial in plan.trials]
-    labels: dict[tuple[str, str], dict[str, str]] = {}
-    dense_labels: dict[tuple[str, str], dict[str, str]] = {}
-    for panel in dict.fromkeys(panel for panel, _, _ in found):
+    trials = [_identified(plan, trial) for trial in plan.trials]
+    line_labels: dict[tuple[tuple[str, str], str], str] = {}
+    dense_labels: dict[tuple[tuple[str, str], str], str] = {}
+    for panel in dict.fromkeys(trial.panel for trial in trials):
         lines: dict[str, Mapping[str, Any]] = {}
         networks: dict[str, Mapping[str, Any]] = {}
-        for (other, line, settings), network in zip(found, dense, strict=True):
-            if other == panel:
-                lines.setdefault(line, settings)
-                networks.setdefault(network, {k: v for k, v in settings.items() if k.startswith(_DENSE)})
-        methods = [str(each.get("method.name", each.get("method._target_", "trial"))) for each in lines.values()]
-        labels[panel] = dict(zip(lines, _labels(methods, list(lines.values())), strict=True))
-        unpruned = _labels(["dense"] * len(networks), list(networks.values()))
-        dense_labels[panel] = dict(zip(networks, unpruned, strict=True))
+        for trial in trials:
+            if trial.panel == panel:
+                lines.setdefault(trial.line, trial.settings)
+                own = {name: value for name, value in trial.settings.items() if name.startswith(_DENSE)}
+                networks.setdefault(trial.dense, own)
+        methods = [_method(settings) or "trial" for settings in lines.values()]
+        labels = _labels(methods, list(lines.values()))
+        line_labels |= {(panel, line): label for line, label in zip(lines, labels, strict=True)}
+        labels = _labels(["dense"] * len(networks), list(networks.values()))
+        dense_labels |= {(panel, network): label for network, label in zip(networks, labels, strict=True)}
     return tuple(
-        Place(
-            panel=panel,
-            line=labels[panel][line],
-            method=str(settings.get("method.name", settings.get("method._target_", ""))),
-            schedule=str(settings.get("schedule.kind", "")),
-            point=canonical_json([line, [as_typed(settings.get(name)) for name in POINT_SETTINGS]]),
-            dense=network,
-            dense_label=dense_labels[panel][network],
-            seed=int(trial.config.get("seed", 0)),
+        Position(
+            panel=trial.panel,
+            line=line_labels[trial.panel, trial.line],
+            method=_method(trial.settings),
+            schedule=str(trial.settings.get("schedule.kind", "")),
+            point=canonical_json([trial.panel, trial.line, spec.identity]),
+            dense=trial.dense,
+            dense_label=dense_labels[trial.panel, trial.dense],
+            seed=int(spec.config.get("seed", 0)),
         )
-        for trial, (panel, line, settings), network in zip(plan.trials, found, dense, strict=True)
+        for spec, trial in zip(plan.trials, trials, strict=True)
     )
 
 
-def _identify(plan: Plan, trial: TrialSpec) -> tuple[tuple[str, str], str, dict[str, Any]]:
-    fields = _fields(plan, trial)
-    settings = settings_of(trial.config) | {name: fields[name] for name in ("device", "threads") if name in fields}
-    panel = (str(settings.get("model.name", "model")), str(settings.get("data.name", "data")))
-    moving = {"seed", *POINT_SETTINGS}
-    line = {name: as_typed(value) for name, value in settings.items() if name not in moving}
-    sources = [plan.stages[key].fields.get("sources") for key in trial.stages[:2]]
-    return panel, canonical_json([line, sources]), settings
+def _identified(plan: Plan, trial: TrialSpec) -> _Trial:
+    """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
+    dense = plan.stages[trial.dense]
+    settings = settings_of(trial.config) | {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
+    labels = {k: v for k, v in settings.items() if k.startswith("schedule.") or k.endswith(".name")}
+    shown = {name: as_typed(value) for name, value in labels.items() if name not in POINT_SETTINGS}
+    stages = [
+        [plan.stages[key].kind, {k: v for k, v in plan.stages[key].fields.items() if k not in _MOVING}]
+        for key in dict.fromkeys((trial.dense, *trial.stages[:2]))
+    ]
+    return _Trial(
+        panel=(str(settings.get("model.name", "model")), str(settings.get("data.name", "data"))),
+        line=canonical_json([shown, stages]),
+        dense=canonical_json({k: v for k, v in dense.fields.items() if k != "seed"}),
+        settings=settings,
+    )
 
 
-def _fields(plan: Plan, trial: TrialSpec) -> Mapping[str, Any]:
-    return plan.stages[trial.stages[0]].fields
+def _method(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("method.name", settings.get("method._target_", "")))
 
 
 def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,19 +114,19 @@ def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     order = [name for name in _NAMES if name in names]
     order += [name for name in names if name.endswith("._target_") and name.removesuffix("._target_") not in named]
     order += [name for name in names if name not in order and not name.endswith("_target_")]
-    told = _short(order)
+    words = _short(order)
     for name in order:
         values: dict[str, set[str]] = {}
         for label, line in zip(labels, lines, strict=True):
             values.setdefault(label, set()).add(as_typed(line.get(name)))
         labels = [
-            f"{label}, {_told(name, told[name], line)}" if len(values[label]) > 1 else label
+            f"{label}, {_setting(name, words[name], line)}" if len(values[label]) > 1 else label
             for label, line in zip(labels, lines, strict=True)
         ]
     seen: dict[str, int] = {}
     for position, label in enumerate(labels):
         seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:  # they differ in their source code only
+        if seen[label] > 1:  # they differ in their source code or in what is redacted only
             labels[position] = f"{label} #{seen[label]}"
     return labels
 
@@ -119,7 +138,7 @@ def _short(names: Sequence[str]) -> dict[str, str]:
     return {name: word if counts[word] == 1 else name.removesuffix("._target_") for name, word in words.items()}
 
 
-def _told(name: str, word: str, line: Mapping[str, Any]) -> str:
+def _setting(name: str, word: str, line: Mapping[str, Any]) -> str:
     value = as_typed(line.get(name))
     if name.endswith("._target_"):
         return f"{word}={value.rpartition('.')[2]}"

@@ -17,6 +17,7 @@ from orchestrator.config import cluster, components, sources, well_formed
 from orchestrator.config.objective import OBJECTIVES
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
+from orchestrator.core.metrics import ACCURACY
 from pruning import schedule as schedules
 
 MOST_ROUNDS = 10_000
@@ -112,6 +113,14 @@ class Store:
 
 
 @dataclass
+class Compare:
+    """How trials are compared: what they are does not depend on it."""
+
+    margin: float = ACCURACY.margin
+    """The loss of test accuracy against dense, a fraction, that a match may hide."""
+
+
+@dataclass
 class Config:
     """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
 
@@ -129,6 +138,7 @@ class Config:
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     tracking: Tracking = field(default_factory=Tracking)
     store: Store = field(default_factory=Store)
+    compare: Compare = field(default_factory=Compare)
 
 
 NODES: Mapping[str, Mapping[str, type]] = {
@@ -189,10 +199,17 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if not config["tracking"]["experiment"].strip():
         yield "`tracking.experiment` (='') must be a name; pass pruning for the default."
     yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
+    yield from margin_violations("compare.margin", config["compare"]["margin"])
     yield from _choice("prune.holding", config["prune"]["holding"], ("keeper", "hooks"))
     for name in ("types", "parameters", "include"):
         if not config["prune"][name]:
             yield f"`prune.{name}` (=[]) must hold a pattern, or nothing is pruned; pass ['*'] to take every one."
+
+
+def margin_violations(name: str, margin: float) -> Iterator[str]:
+    """Yield a sentence where `margin` is no loss of accuracy."""
+    if not 0.0 <= margin < 1.0:
+        yield f"`{name}` (={margin}) must lie in [0, 1): it is a fraction; pass 0.01 for one point."
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:

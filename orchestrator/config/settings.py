@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.core.redact import redact_tree
 
-CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "hydra", "dry_run"})
+CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "compare", "hydra", "dry_run"})
 """Top-level keys that say where and why a trial runs, not what it is."""
 
 

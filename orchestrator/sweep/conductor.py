@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from orchestrator.compare.audit import audit
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
@@ -46,7 +46,7 @@ from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
 
 REPORT = "comparison/report.html"
-SWEEP_WIDE = ("name", "cluster", "tracking", "store", "dry_run")
+SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run")
 """Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
 
 
@@ -86,7 +86,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             retention.prune_sweep(store, plan, outcome.records)
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
             print(error, file=sys.stderr)
-        comparison = compare(plan, outcome.records, outcome.failures)
+        comparison = compare_trials(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console)
         if not outcome.interrupted:
             if outcome.records:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.redact import redact
@@ -64,7 +64,7 @@ def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: st
     for key in missing:
         if key in sweep.failures:
             tracker.record(StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key])))
-    comparison = compare(sweep.plan, sweep.records, sweep.failures)
+    comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
     files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
     tracker.finish("finished" if not missing else "failed" if sweep.failures else "killed", files)
     if tracker.complete:

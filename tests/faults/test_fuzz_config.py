@@ -50,7 +50,7 @@ KEYS = """
     cluster.gpus_per_trial cluster.memory_per_trial cluster.resources cluster.resources.CPU cluster.accelerator_type
     cluster.placement cluster.max_concurrent cluster.threads cluster.retries cluster.backoff cluster.on_error
     cluster.autoscaling cluster.num_cpus cluster.dashboard tracking.kind tracking.uri tracking.experiment store.uri
-    store.keep store.options store.options.key
+    store.keep store.options store.options.key compare.margin
     model data method schedule prune cluster tracking store train finetune
 """.split()  # noqa: SIM905
 TRAIN_KEYS = """

@@ -125,11 +125,11 @@ def curves(plots: Sequence[Plot]) -> Figure:
     return _panels(plots, axes, markers=False)
 
 
-def matrices(found: Sequence[Matrix], label: str) -> Figure:
+def matrices(panels: Sequence[Matrix], label: str) -> Figure:
     """Matrices, one above the other, each value written into its cell where there is room."""
     from matplotlib.figure import Figure
 
-    shown = [matrix for matrix in found if matrix.rows and matrix.columns]
+    shown = [matrix for matrix in panels if matrix.rows and matrix.columns]
     heights = [max(2.8, 1.2 + 0.26 * len(matrix.rows) + 0.7 * LETTER * _longest(matrix.columns)) for matrix in shown]
     widths = [2.4 + 0.55 * len(matrix.columns) + LETTER * _longest(matrix.rows) for matrix in shown]
     figure = Figure(figsize=(max(widths, default=5.0), sum(heights) or 1.0), layout="constrained")
@@ -228,8 +228,8 @@ def _matrix(axes: Axes, matrix: Matrix) -> Any:
     axes.grid(False)
     axes.set_title(matrix.title)
     if len(matrix.columns) <= 12:
-        for row, found in enumerate(matrix.values):
-            for column, value in enumerate(found):
+        for row, values_of_row in enumerate(matrix.values):
+            for column, value in enumerate(values_of_row):
                 if value is not None:
                     ink = "black" if value > 0.55 else "white"
                     axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=7)

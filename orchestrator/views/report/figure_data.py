@@ -71,8 +71,8 @@ def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
         for label, points in lines_of(comparison, panel).items():
             before = [(point.sparsity, point.val_accuracy_before) for point in points]
             after = [(point.sparsity, point.val_accuracy) for point in points]
-            for when, found in (("before", before), ("after", after)):
-                known = [(x, estimate.mean) for x, estimate in found if estimate is not None]
+            for when, estimates in (("before", before), ("after", after)):
+                known = [(x, estimate.mean) for x, estimate in estimates if estimate is not None]
                 if known:
                     series.append(Series(f"{label}, {when}", tuple(x for x, _ in known), tuple(y for _, y in known)))
         plots.append(Plot(_title(panel), tuple(series)))
@@ -96,12 +96,12 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
     """Sparsity of each tensor at each operating point, mean over seeds."""
     matrices = []
     for panel in comparison.panels:
-        points = [point for found in lines_of(comparison, panel).values() for point in found]
+        points = [point for line in lines_of(comparison, panel).values() for point in line]
         shown = points[:: -(-len(points) // HEAT_ROWS) or 1]
-        tensors = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
-        columns = tuple(dict.fromkeys(name for seeds in tensors for each in seeds for name in each))
+        sparsities = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
+        columns = tuple(dict.fromkeys(name for seeds in sparsities for tensors in seeds for name in tensors))
         rows = tuple(f"{point.line} {point.sparsity:.1%}" for point in shown)
-        values = tuple(tuple(_mean(each.get(name) for each in seeds) for name in columns) for seeds in tensors)
+        values = tuple(tuple(_mean(tensors.get(name) for tensors in seeds) for name in columns) for seeds in sparsities)
         matrices.append(Matrix(_title(panel), rows, columns, values))
     return tuple(matrices)
 
@@ -124,8 +124,8 @@ def overlap(
         level, chosen = _comparable(comparison, panel)
         chosen = {label: key for label, key in chosen.items() if key in readable}
         labels, keys = tuple(chosen), tuple(chosen.values())
-        found = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
-        values = tuple(tuple(found.get((a, b), found.get((b, a))) for b in keys) for a in keys)
+        ious = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
+        values = tuple(tuple(ious.get((a, b), ious.get((b, a))) for b in keys) for a in keys)
         chance = (1 - level) / (1 + level)
         title = f"{_title(panel)}, {level:.0%} sparse; by chance {chance:.2f}"
         matrices.append(Matrix(title, labels, labels, values))
@@ -148,13 +148,9 @@ def _comparable(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, 
     return level, dict(list(levels[level].items())[:MASKS])
 
 
-def lines_of(comparison: Comparison, panel: Panel) -> dict[str, list[Point]]:
+def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
     """Return the operating points of each line of a panel, by sparsity."""
-    lines: dict[str, list[Point]] = {}
-    for point in comparison.operating_points:
-        if (point.model, point.data) == panel:
-            lines.setdefault(point.line, []).append(point)
-    return lines
+    return {line: points for (model, data, line), points in comparison.lines.items() if (model, data) == panel}
 
 
 def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, ...]:
@@ -192,10 +188,10 @@ def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator
         offset += record.steps
 
 
-def _mean_curve(found: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _mean_curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Average curves over the steps that all of them have."""
-    steps = sorted(set.intersection(*(set(curve) for curve in found))) if found else []
-    return tuple(map(float, steps)), tuple(fmean(curve[step] for curve in found) for step in steps)
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return tuple(map(float, steps)), tuple(fmean(curve[step] for curve in curves) for step in steps)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -132,18 +132,21 @@ def overlap_of(comparison: Comparison, read: ReadFile) -> tuple[figure_data.Matr
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
-    """Return the few figures by which sweeps can be sorted: dense accuracy, and what each line can do without loss."""
+    """Return the few figures by which sweeps can be sorted: dense accuracy, and what each line can do without loss.
+
+    Of a line of which nothing could be tested it is not known, and left out.
+    """
     many = len(comparison.panels) > 1
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for point in comparison.dense:
         if point.accuracy is not None:
-            place = f"/{point.model}/{point.data}" if many else ""
-            found[f"summary/dense_accuracy{place}"] = point.accuracy.mean
-    for (model, data, line), best in comparison.largest_matching.items():
-        place = f"{model}/{data}/{line}" if many else line
-        found[f"summary/matching_sparsity/{place}"] = best.sparsity if best else 0.0
-        found[f"summary/matching_compression/{place}"] = best.compression if best else 1.0
-    return dict(list(found.items())[:METRICS_SHOWN])
+            suffix = f"/{point.model}/{point.data}" if many else ""
+            figures[f"summary/dense_accuracy{suffix}"] = point.accuracy.mean
+    for (model, data, line), sparsest in comparison.largest_matching.items():
+        suffix = f"{model}/{data}/{line}" if many else line
+        figures[f"summary/matching_sparsity/{suffix}"] = sparsest.sparsity if sparsest else 0.0
+        figures[f"summary/matching_compression/{suffix}"] = sparsest.compression if sparsest else 1.0
+    return dict(list(figures.items())[:METRICS_SHOWN])
 
 
 def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str]) -> str:
@@ -157,6 +160,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         lines += [f"**{title}**", "", "| method | " + " | ".join(tables.COLUMNS) + " |", "|---" * 8 + "|"]
         lines += [f"| {point.line} | " + " | ".join(tables.cells(point)) + " |" for point in points[:30]]
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
+    lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)
 
 
@@ -165,14 +169,14 @@ def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     # Files, unlike the masks of a model, need no torch: two seconds for the driver.
     from pruning.masks import files as mask_files
 
-    found: dict[str, Masks] = {}
+    readable: dict[str, Masks] = {}
     for key in keys:
         try:
             masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS_FILE)))
-            found[key] = masks
+            readable[key] = masks
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], redact(str(error)))
-    return found
+    return readable
 
 
 def _iou(one: Masks, other: Masks) -> float | None:

@@ -63,7 +63,7 @@ HEADINGS = (
     ("test accuracy %", "mean ± standard deviation"),
     ("95% interval", ""),
     ("vs dense", "percentage points, paired by seed, with 95% interval"),
-    ("match", "mean within the 95% interval of dense, or above"),
+    ("match", "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no"),
     ("before fine-tuning %", "validation accuracy"),
     ("size", "parameters, dense / remaining"),
     ("MACs", "multiply-accumulates, dense / remaining: a theoretical speed-up"),
@@ -151,8 +151,8 @@ def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _width(svg: bytes) -> float:
-    found = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
-    return float(found[1]) if found else 0.0
+    width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', svg)
+    return float(width[1]) if width else 0.0
 
 
 def _inlined(svg: str, name: str) -> str:

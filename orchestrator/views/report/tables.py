@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.statistics import Estimate
+from orchestrator.core.metrics import ACCURACY
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("sparsity %", "test accuracy %", "vs dense [95% interval]", "match", "size", "MACs", "seeds")
-WIDTHS = (10, 17, 24, 5, 6, 6, 5)
+COLUMNS = (
+    *("sparsity %", f"test {ACCURACY.name} {ACCURACY.unit}", "vs dense [95% interval]", "match"),
+    *("size", "MACs", "seeds"),
+)
+WIDTHS = (10, 15, 23, 8, 6, 6, 5)
 FAILURES_LISTED = 10
 
 
@@ -30,7 +34,7 @@ def cells(point: Point) -> tuple[str, ...]:
         "dense" if dense else percent(point.sparsity),
         spread(point.accuracy) + ("*" if point.best else " "),
         "" if dense else difference(point.difference),
-        "" if dense else verdict(point.matching),
+        "" if dense else verdict(point),
         ratio(point.compression),
         ratio(point.speedup),
         str(len(point.seeds)),
@@ -44,34 +48,45 @@ def ratio(value: float) -> str:
 
 def percent(fraction: float) -> str:
     """0.96875 -> 96.88."""
-    return f"{100 * fraction:.2f}"
+    return ACCURACY.written(fraction)
 
 
-def spread(found: Estimate | None) -> str:
+def spread(estimate: Estimate | None) -> str:
     """Mean and standard deviation, in percent."""
-    if found is None:
+    if estimate is None:
         return "not finite"
-    return percent(found.mean) + ("" if found.std is None else f" ± {percent(found.std)}")
+    return percent(estimate.mean) + ("" if estimate.std is None else f" ± {percent(estimate.std)}")
 
 
-def interval(found: Estimate | None) -> str:
+def interval(estimate: Estimate | None) -> str:
     """The ends of the interval of the mean, in percent."""
-    if found is None or found.low is None or found.high is None:
+    if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"{percent(found.low)} – {percent(found.high)}"
+    return f"{percent(estimate.low)} – {percent(estimate.high)}"
 
 
-def difference(found: Estimate | None) -> str:
+def difference(estimate: Estimate | None) -> str:
     """Mean difference with its interval, in percentage points."""
-    if found is None:
+    if estimate is None:
         return ""
-    ends = "" if found.low is None or found.high is None else f" [{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
-    return f"{100 * found.mean:+.2f}{ends}"
+    mean = ACCURACY.written(estimate.mean, "+")
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} [{ACCURACY.written(estimate.low, '+')}, {ACCURACY.written(estimate.high, '+')}]"
 
 
-def verdict(matching: bool | None) -> str:
-    """Say whether a point matches dense; with one seed it cannot be said."""
-    return "–" if matching is None else "yes" if matching else "no"
+def verdict(point: Point) -> str:
+    """Say whether a point matches dense, as short as its column is."""
+    return "–" if point.matching in (None, "not tested") else str(point.matching)
+
+
+def match_note(comparison: Comparison) -> str:
+    """Say what a match is."""
+    return (
+        f"match: a loss of {percent(comparison.margin)} points of {ACCURACY.name} or more against dense is ruled out "
+        "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
+        "its first no; –: not tested; untested: a test takes two seeds or more that differ."
+    )
 
 
 def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
@@ -122,17 +137,18 @@ def notes(comparison: Comparison) -> Iterator[str]:
         return
     best = " *: the highest mean at this sparsity." if any(point.best for point in comparison.points) else ""
     yield (
-        f"Test accuracy: mean ± standard deviation over seeds, of the model selected on validation.{best} vs dense: "
-        "percentage points, paired by seed. match: the mean lies within the 95% interval of dense, or above. "
-        "size, MACs: dense / remaining."
+        f"Test {ACCURACY.name}: mean ± standard deviation over seeds, of the model selected on validation.{best} "
+        "vs dense: percentage points, paired by seed. size, MACs: dense / remaining."
     )
-    for key, point in comparison.largest_matching.items():
+    yield match_note(comparison)
+    largest = comparison.largest_matching
+    for key in comparison.lines:
         model, data, line = key
-        found = "none" if point is None else f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
-        if all(each.matching is None for each in comparison.points if (each.model, each.data, each.line) == key):
-            found = "not known, as an interval takes two seeds or more"
-        where = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
-        yield f"Largest matching sparsity of {line}{where}: {found}"
+        shown = "not known, as a test takes two seeds or more that differ" if key not in largest else "none"
+        if point := largest.get(key):
+            shown = f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
+        panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
+        yield f"Largest matching sparsity of {line}{panel}: {shown}"
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (

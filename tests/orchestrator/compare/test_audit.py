@@ -7,7 +7,7 @@ import pytest
 from factories import EPOCH, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding, audit
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan
 
@@ -15,7 +15,7 @@ FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
 
 
 def findings(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, Finding]:
-    return {finding.rule: finding for finding in audit(plan, records, compare(plan, records))}
+    return {finding.rule: finding for finding in audit(plan, records, compare_trials(plan, records))}
 
 
 def one(plan: Plan, records: Mapping[str, StageRecord], word: str) -> Finding:
@@ -97,7 +97,16 @@ def test_a_missing_trial_unpairs_the_seeds() -> None:
 def test_without_pruning_most_rules_do_not_apply() -> None:
     plan = make_plan()
     records = {key: record for key, record in make_records(plan).items() if record.kind == "dense"}
-    verdicts = {finding.verdict for finding in audit(plan, records, compare(plan, records))}
+    verdicts = {finding.verdict for finding in audit(plan, records, compare_trials(plan, records))}
 
     assert "n/a" in verdicts
-    assert all(finding.reason for finding in audit(plan, {}, compare(plan, {})))
+    assert all(finding.reason for finding in audit(plan, {}, compare_trials(plan, {})))
+
+
+def test_matching_is_audited_with_its_margin() -> None:
+    plan, few = make_plan(sparsities=FIVE), make_plan(seeds=(0,))
+    records = make_records(plan)
+    (found,) = [f for f in audit(plan, records, compare_trials(plan, records, margin=0.02)) if "margin" in f.rule]
+
+    assert (found.verdict, found.reason[:26]) == ("pass", "a loss of 2.00 points or m")
+    assert one(few, make_records(few), "margin").verdict == "fail"

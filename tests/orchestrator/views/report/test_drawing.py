@@ -6,12 +6,12 @@ from xml.etree import ElementTree
 import pytest
 from factories import DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.views.report import drawing, figure_data
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
-FOUND = compare(PLAN, RECORDS)
+FOUND = compare_trials(PLAN, RECORDS)
 
 
 def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() -> None:
@@ -31,7 +31,7 @@ def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() 
 def test_points_without_an_estimate_are_left_out() -> None:
     key = PLAN.trials[0].stages[-1]
     broken = {**RECORDS, key: replace(RECORDS[key], after={"test/accuracy": float("nan")})}
-    (plot,) = figure_data.tradeoff(compare(PLAN, broken))
+    (plot,) = figure_data.tradeoff(compare_trials(PLAN, broken))
 
     assert [len(series.x) for series in plot.series] == [2, 3]
 
@@ -56,7 +56,7 @@ def test_curves_go_over_the_whole_chain() -> None:
 def test_curves_of_unequal_length_are_averaged_where_both_are() -> None:
     key = PLAN.trials[0].stages[0]
     shorter = {**RECORDS, key: replace(RECORDS[key], curve=RECORDS[key].curve[:4])}
-    (plot,) = figure_data.curves(PLAN, shorter, compare(PLAN, shorter))
+    (plot,) = figure_data.curves(PLAN, shorter, compare_trials(PLAN, shorter))
 
     assert plot.series[0].x[:5] == (25.0, 50.0, 75.0, 100.0, 325.0)
 
@@ -73,7 +73,7 @@ def test_the_heat_map_holds_each_tensors_sparsity() -> None:
 def test_a_heat_map_never_has_more_rows_than_can_be_read() -> None:
     plan = make_plan(sparsities=[i / 100 for i in range(1, 100)], seeds=(0,), rounds=1)
     records = make_records(plan)
-    (matrix,) = figure_data.layer_sparsity(records, compare(plan, records))
+    (matrix,) = figure_data.layer_sparsity(records, compare_trials(plan, records))
 
     assert len(matrix.rows) <= figure_data.HEAT_ROWS
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from store_cases import Content
 
 from orchestrator.compare.__main__ import main as compare_main
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import load, manifest
@@ -27,7 +27,7 @@ from orchestrator.sync import main as sync_main
 from orchestrator.views.report import drawing, figure_data
 from orchestrator.views.report.files import kept, overlap_of, report, write
 from orchestrator.views.tracking.read_back import load_from_mlflow
-from pruning import mask_files
+from pruning.masks import files as mask_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -80,7 +80,7 @@ def mask_file(held: dict[str, NDArray[np.bool_]]) -> bytes:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, bytes]:
-    return report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+    return report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
 
 def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes]) -> None:
@@ -98,8 +98,9 @@ def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes
             for kind in ("svg", "png")
         ),
     }
-    assert len(json.loads(files["comparison/audit.json"])) == 12
-    assert json.loads(files["comparison/metrics.json"])["summary/dense_accuracy"] == pytest.approx(0.9782, abs=1e-3)
+    assert len(json.loads(files["comparison/audit.json"])) == 13
+    dense = [record.after["test/accuracy"] for record in RECORDS.values() if record.round == 0]
+    assert json.loads(files["comparison/metrics.json"])["summary/dense_accuracy"] == pytest.approx(np.mean(dense))
 
 
 def test_the_page_is_whole_and_asks_for_nothing(files: dict[str, bytes]) -> None:
@@ -127,7 +128,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
     )
     key = plan.trials[0].stages[-1]
     records = {k: v for k, v in RECORDS.items() if k != key}
-    found = compare(plan, records, {key: "<img src=x>"})
+    found = compare_trials(plan, records, {key: "<img src=x>"})
     text = report(sweep_info("<b>&"), plan, records, found)["comparison/report.html"]
 
     assert b"<script>" not in text
@@ -136,7 +137,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
 
 
 def test_a_sweep_of_which_nothing_finished_has_a_report_too() -> None:
-    files = report(sweep_info(), PLAN, {}, compare(PLAN, {}), masks)
+    files = report(sweep_info(), PLAN, {}, compare_trials(PLAN, {}), masks)
 
     assert b"0 of 12 trials finished" in files["comparison/report.html"]
     assert not any("figures" in path for path in files)
@@ -185,6 +186,14 @@ def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytes
     assert b"first-1 + second-2" in Path("out/comparison/report.html").read_bytes()
 
 
+def test_the_margin_can_be_changed_afterwards(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_main(["first", "--margin", "0.75", "--output", "out"]) == 0
+
+    assert "match: a loss of 75.00 points" in capsys.readouterr().out
+    assert json.loads(Path("out/comparison/comparison.json").read_bytes())["margin"] == 0.75
+    assert b"match: a loss of 75.00 points" in Path("out/comparison/report.html").read_bytes()
+
+
 def test_the_links_of_the_readme_lead_to_files_beside_it(files: dict[str, bytes]) -> None:
     links = re.findall(r"\]\(([^)]*)\)", files["comparison/README.md"].decode())
 
@@ -198,7 +207,16 @@ def test_compare_lists_what_there_is(stored: Store, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nope"], [""], ["first", "--option", "x"], ["first", "--output", "store/store.json"]]
+    "arguments",
+    [
+        ["nope"],
+        [""],
+        ["first", "--option", "x"],
+        ["first", "--margin", "1"],
+        ["first", "--margin", "nan"],
+        ["first", "--margin", "x"],
+        ["first", "--output", "store/store.json"],
+    ],
 )
 def test_a_users_mistake_is_a_sentence(stored: Store, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert compare_main(arguments) == 2
@@ -324,8 +342,8 @@ def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_
 
 
 def test_a_report_is_kept_only_while_it_is_of_the_same_comparison(files: dict[str, bytes], tmp_path: Path) -> None:
-    comparison = compare(PLAN, RECORDS)
-    fewer = compare(PLAN, dict(list(RECORDS.items())[:-1]))
+    comparison = compare_trials(PLAN, RECORDS)
+    fewer = compare_trials(PLAN, dict(list(RECORDS.items())[:-1]))
     assert kept(tmp_path, comparison) == {}
 
     write(tmp_path, files)
@@ -350,11 +368,11 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 ) -> None:
     store = Store(str(tmp_path / "store"))
     commit(store, PLAN, RECORDS)
-    chosen = figure_data.overlapping(compare(PLAN, RECORDS))
+    chosen = figure_data.overlapping(compare_trials(PLAN, RECORDS))
     path = next((tmp_path / "store").rglob(f"{chosen[0]}/**/masks.npz"))
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
-    found = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), store.read)
+    found = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), store.read)
 
     assert set(found) == set(files)
     assert found["comparison/figures/overlap.svg"] != files["comparison/figures/overlap.svg"]
@@ -365,7 +383,7 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 
 
 def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptureFixture) -> None:
-    found = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), lambda key, name: b"nonsense")
+    found = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), lambda key, name: b"nonsense")
 
     assert "comparison/figures/overlap.svg" not in found
     assert "comparison/figures/accuracy.svg" in found
@@ -375,7 +393,7 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
 def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
     channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
     plan = plan_of([config("l1_unstructured", 0.9, seed, 1, model=model) for model in channels for seed in (0, 1)])
-    records, comparison = make_records(plan), compare(plan, make_records(plan))
+    records, comparison = make_records(plan), compare_trials(plan, make_records(plan))
 
     def read(key: str, name: str) -> bytes:
         width = plan.stages[plan.stages[key].parent or ""].fields["model"]["channels"][0]
@@ -391,7 +409,7 @@ def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
 def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
     channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
     plan = plan_of([config("l1_unstructured", 0.9, 0, 1, model=model) for model in channels])
-    comparison = compare(plan, make_records(plan))
+    comparison = compare_trials(plan, make_records(plan))
     shapes = {trial.stages[-1]: trial.config["model"]["channels"] for trial in plan.trials}
 
     assert overlap_of(comparison, lambda key, name: mask_file({"w": np.ones(shapes[key], bool)})) == ()
@@ -419,7 +437,7 @@ def test_a_figure_that_cannot_be_made_costs_no_other_file(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(figure_data, FIGURES[name], fail)
-    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+    made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert set(made) == {path for path in files if f"figures/{name}." not in path}
     assert made["comparison/report.html"].count(b"<figure id=") == 5
@@ -433,7 +451,7 @@ def test_no_figure_can_be_drawn_and_the_tables_stand(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is broken: an ImportError
     drawing.prepare()
-    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+    made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert set(made) == {path for path in files if "figures/" not in path}
     assert len(caplog.messages) == 6
@@ -451,7 +469,7 @@ def test_a_page_that_cannot_be_made_costs_no_other_file(
     files: dict[str, bytes], part: str, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(f"orchestrator.views.report.files.{part}", fail)
-    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS), masks)
+    made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert made == {name: content for name, content in files.items() if name != path}
     assert caplog.messages == [f"The report is made without {path}: RuntimeError: no room for https://me:***@host"]
@@ -459,7 +477,7 @@ def test_a_page_that_cannot_be_made_costs_no_other_file(
 
 def test_an_audit_that_fails_leaves_the_page(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("orchestrator.views.report.files.audit", fail)
-    made = report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS))
+    made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS))
 
     assert b"<h2>Comparison</h2>" in made["comparison/report.html"]
     assert json.loads(made["comparison/audit.json"]) == []
@@ -472,10 +490,10 @@ def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
     )
     code = """
 import pickle, sys
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.views.report.files import report
 info, plan, records, masks = pickle.load(open(sys.argv[1], "rb"))
-files = report(info, plan, records, compare(plan, records), lambda key, name: masks[key])
+files = report(info, plan, records, compare_trials(plan, records), lambda key, name: masks[key])
 print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & set(sys.modules))
 """
     done = subprocess.run(

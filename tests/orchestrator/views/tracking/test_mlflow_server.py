@@ -17,7 +17,7 @@ import pytest
 from browser import MISSING, Browser, browser, free_port, wait_until_up
 from factories import failed, finished, make_plan, make_records, sweep_info
 
-from orchestrator.compare.build import compare
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.specs import Plan
 from orchestrator.views.report.files import report
 from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
@@ -208,7 +208,7 @@ def failure_of(uri: str, trial: str) -> Any:
 def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
     tracker = MlflowTracker(masks, uri=server.uri)
     tracker.start(sweep_info(), PLAN, RECORDS)
-    tracker.finish("finished", report(sweep_info(), PLAN, RECORDS, compare(PLAN, RECORDS)))
+    tracker.finish("finished", report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS)))
     _, runs = runs_of(server.uri)
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
     children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]

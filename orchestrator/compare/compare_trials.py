@@ -9,46 +9,58 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
-from orchestrator.compare.grouping import Place, places
-from orchestrator.compare.statistics import Estimate, estimate, paired_difference
+from orchestrator.compare.grouping import Position, positions
+from orchestrator.compare.statistics import estimate, matches, paired_difference
+from orchestrator.core.metrics import ACCURACY
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 
 
-def compare(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str] | None = None) -> Comparison:
+def compare_trials(
+    plan: Plan,
+    records: Mapping[str, StageRecord],
+    failures: Mapping[str, str] | None = None,
+    margin: float | None = None,
+) -> Comparison:
     """Compare the trials of `plan` by the `records` (stage key -> record) there are.
 
-    `failures` maps stage keys to why they failed. Equal stages count once: what two trials or two merged sweeps
-    share is one sample, not two.
+    Equal stages count once: what two trials or two merged sweeps share is one sample, not two.
+
+    Args:
+        plan: of one sweep, or of several merged
+        records: stage key -> record
+        failures: stage key -> why it failed
+        margin: the loss of accuracy that a match may hide, a fraction; by default what the trials are configured to,
+            and the strictest where that differs
     """
     failures = failures or {}
     rows: list[Row] = []
     dense: dict[str, dict[str, Row]] = {}
-    called: dict[str, str] = {}
+    dense_labels: dict[str, str] = {}
     groups: dict[tuple[str, int], dict[str, tuple[Row, Row]]] = {}
-    for trial, place in zip(plan.trials, places(plan), strict=True):
-        chain = list(_rows(plan, records, trial, place))
+    for trial, position in zip(plan.trials, positions(plan), strict=True):
+        chain = list(_rows(plan, records, trial, position))
         rows += chain
         for row in chain:
             if row.round == 0:
-                dense.setdefault(place.dense, {}).setdefault(row.stage, row)
-                called[place.dense] = place.dense_label
+                dense.setdefault(position.dense, {}).setdefault(row.stage, row)
+                dense_labels[position.dense] = position.dense_label
             else:
-                groups.setdefault((place.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
-    unpruned = [_point([(row, row) for row in group.values()], {}, called[key]) for key, group in dense.items()]
-    intervals = {stage: point.accuracy for point in unpruned for stage in point.stages}
-    points = [_point(list(group.values()), intervals) for group in groups.values()]
-    return Comparison(
+                groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
+    points = [_point(list(group.values())) for group in groups.values()]
+    comparison = Comparison(
         rows=tuple(rows),
-        dense=tuple(unpruned),
+        dense=tuple(_point([(row, row) for row in group.values()], dense_labels[key]) for key, group in dense.items()),
         points=_marked(sorted(points, key=_rank(rows))),
         trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
         failures=_reasons(plan, records, failures),
         cost=_cost(plan, records),
+        margin=_configured_margin(plan) if margin is None else margin,
     )
+    return replace(comparison, points=_tested(comparison))
 
 
-def merge(plans: Sequence[Plan]) -> Plan:
+def merge_plans(plans: Sequence[Plan]) -> Plan:
     """Return one plan of all trials; a trial that several sweeps hold is kept once."""
     stages = {key: spec for plan in plans for key, spec in plan.stages.items()}
     trials: dict[tuple[str, tuple[str, ...]], TrialSpec] = {}
@@ -61,7 +73,7 @@ def merge(plans: Sequence[Plan]) -> Plan:
     return Plan(stages, tuple(trials.values()))
 
 
-def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, place: Place) -> Iterator[Row]:
+def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, position: Position) -> Iterator[Row]:
     steps, seconds, own_steps, own_seconds = 0, 0.0, 0, 0.0
     for key in trial.stages:
         record = records.get(key)
@@ -72,12 +84,12 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, plac
             own_steps, own_seconds = own_steps + record.steps, own_seconds + record.seconds
         yield Row(
             trial=trial.name,
-            model=place.panel[0],
-            data=place.panel[1],
-            line=place.line,
-            method=place.method,
-            schedule=place.schedule,
-            seed=place.seed,
+            model=position.panel[0],
+            data=position.panel[1],
+            line=position.line,
+            method=position.method,
+            schedule=position.schedule,
+            seed=position.seed,
             round=record.round,
             final=key == trial.stages[-1],
             requested_sparsity=record.requested_sparsity,
@@ -104,17 +116,12 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, plac
         )
 
 
-def _point(samples: Sequence[tuple[Row, Row]], intervals: Mapping[str, Estimate | None], label: str = "") -> Point:
-    """Summarise rows, each with the row of its own dense network.
-
-    `intervals` are those of the dense accuracies, by dense stage, over all their seeds, as they are shown; `label` is
-    what to call a dense point.
-    """
+def _point(samples: Sequence[tuple[Row, Row]], label: str = "") -> Point:
+    """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point."""
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
     accuracy = {row.stage: row.test_accuracy for row in rows}
     reference = {row.stage: dense.test_accuracy for row, dense in samples}
-    pruned, dense = estimate(list(accuracy.values())), intervals.get(samples[0][1].stage)
     befores = [row.val_accuracy_before for row in rows if row.val_accuracy_before is not None]
     first = rows[0]
     return Point(
@@ -129,11 +136,10 @@ def _point(samples: Sequence[tuple[Row, Row]], intervals: Mapping[str, Estimate 
         sparsity=mean([row.sparsity for row in rows]),
         seeds=tuple(row.seed for row in rows),
         stages=tuple(row.stage for row in rows),
-        accuracy=pruned,
+        accuracy=estimate(list(accuracy.values())),
         val_accuracy=estimate([row.val_accuracy for row in rows]),
         val_accuracy_before=estimate(befores),
         difference=paired_difference(accuracy, reference),
-        matching=None if pruned is None or dense is None or dense.low is None else pruned.mean >= dense.low,
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),
@@ -163,6 +169,24 @@ def _marked(points: Iterable[Point]) -> tuple[Point, ...]:
     )
 
 
+def _tested(comparison: Comparison) -> tuple[Point, ...]:
+    """Test each line's operating points from the least sparse on; other rounds are not tested."""
+    verdicts = {
+        id(point): matching
+        for line in comparison.lines.values()
+        for point, matching in zip(
+            line, matches([point.difference for point in line], comparison.margin, ACCURACY), strict=True
+        )
+    }
+    return tuple(replace(point, matching=verdicts.get(id(point), "not tested")) for point in comparison.points)
+
+
+def _configured_margin(plan: Plan) -> float:
+    """Return the smallest `compare.margin` of the trials: sweeps that are compared as one may differ in it."""
+    margins = [trial.config["compare"]["margin"] for trial in plan.trials if "compare" in trial.config]
+    return float(min(margins, default=ACCURACY.margin))
+
+
 def _level(point: Point) -> tuple[str, str, float]:
     sparsity = point.sparsity if point.requested_sparsity is None else point.requested_sparsity
     return point.model, point.data, round(sparsity, 4)
@@ -179,12 +203,12 @@ def _status(trial: TrialSpec, records: Mapping[str, StageRecord], failures: Mapp
 
 
 def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> dict[str, str]:
-    found = {}
+    reasons = {}
     for trial in plan.trials:
         key = next((key for key in trial.stages if key not in records and key in failures), None)
         if key is not None:
-            found[trial.name] = failures[key]
-    return found
+            reasons[trial.name] = failures[key]
+    return reasons
 
 
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
