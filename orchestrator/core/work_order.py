@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
@@ -69,8 +69,18 @@ class AttemptStart:
     time: float
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A preflight that found nothing wrong; `unmatched` are (key, pattern) of `prune` that its network has not."""
+
+    unmatched: tuple[tuple[str, str], ...] = ()
+
+
+Item = TypeVar("Item", StageRecord, Passed)
 Work = Callable[[WorkOrder], Iterator[StageRecord]]
 """Runs the stages of an order in turn and yields each one's record once it is durable."""
+Preflight = Callable[[WorkOrder], Iterator[Passed]]
+"""Tries a stage on a few examples; raises where it cannot run."""
 
 
 @dataclass(frozen=True)

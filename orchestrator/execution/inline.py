@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import Self
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.core.events import StageEvent
-from orchestrator.core.specs import Plan
-from orchestrator.core.work_order import StageStore, Work, WorkOrder
+from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import Passed, Preflight, StageStore, Work, WorkOrder
 from orchestrator.execution.dispatch import Claims, Dispatcher
-from orchestrator.execution.perform import DEFAULT_WORK, perform
+from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
 
 class InlineExecutor:
@@ -61,21 +61,31 @@ class InlineExecutor:
                 self._cancelled.wait(0.0 if dispatcher.done else min(dispatcher.delay(), 1.0))
             else:
                 yield from dispatcher.news()
-                order = WorkOrder(
-                    specs=attempt.specs,
-                    lineage=attempt.lineage,
-                    store=self._store,
-                    device="cuda:0" if self._cluster.gpus_per_trial else "cpu",
-                    threads=self._cluster.thread_count,
-                    attempt=attempt.number,
-                    cancelled=self._cancelled.is_set,
-                )
                 yield from dispatcher.began(attempt, time.time())
-                for outcome in perform(order, self._work):
+                for outcome in perform(self._order(attempt.specs, attempt.lineage, attempt.number), self._work):
                     yield from dispatcher.take(attempt, outcome)
                 if self._cancelled.is_set():
                     yield from dispatcher.stop()
                 yield from dispatcher.ended(attempt)
+
+    def preflight(
+        self, stages: Sequence[tuple[StageSpec, ...]], work: Preflight | str = PREFLIGHT
+    ) -> Iterator[tuple[int, Passed | Failure]]:
+        """Try each of `stages`, after its lineage, here; yield its index and what came of it."""
+        for index, (*lineage, spec) in enumerate(stages):
+            for outcome in perform(self._order((spec,), tuple(lineage), 1), work):
+                yield index, outcome
+
+    def _order(self, specs: tuple[StageSpec, ...], lineage: tuple[StageSpec, ...], attempt: int) -> WorkOrder:
+        return WorkOrder(
+            specs=specs,
+            lineage=lineage,
+            store=self._store,
+            device="cuda:0" if self._cluster.gpus_per_trial else "cpu",
+            threads=self._cluster.thread_count,
+            attempt=attempt,
+            cancelled=self._cancelled.is_set,
+        )
 
     def cancel(self) -> None:
         """Hand out nothing more and end the running stage at its next batch; `run` then yields `killed` and returns."""

@@ -14,26 +14,26 @@ from typing import cast
 
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Failure
-from orchestrator.core.records import StageRecord
-from orchestrator.core.work_order import Work, WorkOrder
+from orchestrator.core.work_order import Item, Preflight, Work, WorkOrder
 from orchestrator.execution.own_modules import hold_planned
 
-DEFAULT_WORK = "orchestrator.execution.segment:run_segment"
+DEFAULT_WORK: Work | str = "orchestrator.execution.segment:run_segment"
 """Named, not imported: the driver needs no torch."""
+PREFLIGHT: Preflight | str = "orchestrator.training.preflight:run_preflight"
 
 TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
 """Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""
 
 
-def resolve(work: Work | str) -> Work:
+def resolve(work: Callable[[WorkOrder], Iterator[Item]] | str) -> Callable[[WorkOrder], Iterator[Item]]:
     """Return the work itself where its `module:name` is given."""
     if not isinstance(work, str):
         return work
     module, _, name = work.partition(":")
-    return cast(Work, getattr(importlib.import_module(module), name))
+    return cast("Callable[[WorkOrder], Iterator[Item]]", getattr(importlib.import_module(module), name))
 
 
-def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failure]:
+def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str) -> Iterator[Item | Failure]:
     """Yield each stage's record as it becomes durable and, if a stage raises, the failure as the last item.
 
     Once `order.cancelled()`, whatever the work raises is its way to end, and nothing more is yielded.
@@ -42,7 +42,7 @@ def perform(order: WorkOrder, work: Work | str) -> Iterator[StageRecord | Failur
         with pinned_threads(order.threads):
             if order.check is not None:
                 _pass(order.check)
-            hold_planned(order.specs)
+            hold_planned((*order.lineage, *order.specs))
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():

@@ -1,4 +1,4 @@
-"""The executor on Ray, and the only module that imports ray.
+"""The executor on Ray.
 
 Each attempt at a segment is one streaming-generator task: it yields where it runs, then a record for each stage that
 is durable, or a failure. Ray itself retries nothing. Weights never travel: children read them from the store.
@@ -8,34 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import sys
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
-from orchestrator.core.work_order import AttemptStart, StageStore, Work, WorkOrder
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.work_order import Item, Passed, Preflight, StageStore, Work, WorkOrder
 from orchestrator.execution import embedded_ray
 from orchestrator.execution.address import Address, ClusterError, address_of
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
 from orchestrator.execution.inline import InlineExecutor
-from orchestrator.execution.output_capture import captured_output, interrupt_flag
-from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
-from orchestrator.execution.perform import DEFAULT_WORK, failure_of, perform
-from orchestrator.execution.placement import Node, Watch, cuda_device, refusal, request, slots
-
-if TYPE_CHECKING:
-    from ray import ObjectRefGenerator
+from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
+from orchestrator.execution.placement import Node, Watch, refusal, request, slots
+from orchestrator.execution.ray_tasks import Outdated, Tasks
 
 OBJECT_STORE = 128 * 2**20
 """Bytes of the object store of a Ray of our own: nothing but records passes through it."""
@@ -126,7 +117,7 @@ class RayExecutor:
         """
         self.start()
         dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
-        tasks = Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
+        tasks = self._tasks(StageRecord)
         watch = Watch(self._cluster, self._wanted, _nodes)
         try:
             while not dispatcher.done:
@@ -148,6 +139,30 @@ class RayExecutor:
             tasks.end(self._grace)
         if watch.hopeless:
             raise OrchestratorError(watch.hopeless)
+
+    def preflight(
+        self, stages: Sequence[tuple[StageSpec, ...]], work: Preflight | str = PREFLIGHT
+    ) -> Iterator[tuple[int, Passed | Failure]]:
+        """Try each of `stages`, after its lineage, on a worker; yield its index and what came of it.
+
+        Of one whose node died nothing comes.
+        """
+        self.start()
+        tasks, watch = self._tasks(Passed), Watch(self._cluster, self._wanted, _nodes)
+        try:
+            for index, (*lineage, spec) in enumerate(stages):
+                attempt = Attempt(index, 1, (spec,), tuple(lineage))
+                tasks.submit(attempt, self._order(attempt, "preflight-"), work)
+            while len(tasks) and not watch.hopeless:
+                if watch.look():
+                    tasks.drop(watch.dead)
+                for attempt, item in tasks.receive(timeout=0.2):
+                    if isinstance(item, Outdated):
+                        tasks.submit(attempt, self._order(attempt, "preflight-"), work, fresh=True)
+                    elif isinstance(item, Passed | Failure):
+                        yield attempt.segment, item
+        finally:
+            tasks.end(self._grace)
 
     def cancel(self) -> None:
         """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
@@ -206,29 +221,34 @@ class RayExecutor:
         else:
             self._closed.wait()
 
-    def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks, capacity: int) -> None:
+    def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], capacity: int) -> None:
         """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""
         while len(tasks) < capacity and (attempt := dispatcher.next()) is not None:
             tasks.submit(attempt, self._order(attempt), self._work)
 
-    def _order(self, attempt: Attempt) -> WorkOrder:
+    def _order(self, attempt: Attempt, what: str = "") -> WorkOrder:
         return WorkOrder(
             specs=attempt.specs,
             lineage=attempt.lineage,
             store=self._store,
             threads=self._cluster.thread_count,
             attempt=attempt.number,
-            log=str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log"),
+            log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )
 
-    def _leave_dead_nodes(self, dispatcher: Dispatcher, tasks: Tasks, watch: Watch) -> Iterator[StageEvent]:
+    def _tasks(self, _: type[Item]) -> Tasks[Item]:
+        return Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
+
+    def _leave_dead_nodes(
+        self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], watch: Watch
+    ) -> Iterator[StageEvent]:
         for attempt in tasks.drop(watch.dead):
             yield from dispatcher.take(attempt, Failure("the node died", transient=True))
         if watch.hopeless and not dispatcher.stopping:
             yield from dispatcher.stop(Failure(watch.hopeless))
 
-    def _end(self, dispatcher: Dispatcher, tasks: Tasks) -> Iterator[StageEvent]:
+    def _end(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord]) -> Iterator[StageEvent]:
         """Ask running stages to end at a batch, end them by force after the grace, then leave what does not answer."""
         waited = tasks.cancel(force=False)
         if waited > self._grace:
@@ -238,129 +258,6 @@ class RayExecutor:
                 yield from dispatcher.ended(attempt)
 
 
-@dataclass(frozen=True)
-class Outdated:
-    """Says instead of anything else that a worker has imported older sources: a fresh process shall do the work."""
-
-
-class Tasks:
-    """The attempts that Ray has been given, each a stream of items."""
-
-    def __init__(self, cluster: Cluster, wanted: dict[str, float], runtime_env: dict[str, Any]) -> None:
-        import ray
-
-        special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
-        options: dict[str, Any] = {
-            "num_cpus": wanted["CPU"],
-            "num_gpus": wanted.get("GPU", 0),
-            "resources": special,
-            "scheduling_strategy": "SPREAD" if cluster.placement == "spread" else "DEFAULT",
-            "num_returns": "streaming",
-            "max_retries": 0,
-            "max_calls": 0,  # workers are reused on GPUs too: a new process each costs seconds
-            **runtime_env,
-        }
-        if "memory" in wanted:
-            options["memory"] = int(wanted["memory"])
-        self._function = ray.remote(**options)(_run)
-        self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
-        self._running: dict[ObjectRefGenerator, Attempt] = {}
-        self._cancelled: dict[bool, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def submit(self, attempt: Attempt, order: WorkOrder, work: Work | str, *, fresh: bool = False) -> None:
-        """Give Ray one attempt; a `fresh` one for a process that has worked with no other version of its sources."""
-        options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
-        if fresh:  # Ray has processes of their own for each environment
-            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
-            options["runtime_env"] = {"env_vars": self._variables | mark}
-        generator = self._function.options(**options).remote(order, work)
-        self._running[generator] = attempt
-
-    def receive(self, timeout: float) -> Iterator[tuple[Attempt, Item | None]]:
-        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
-
-        A cancelled task gives no items any more, and its stream ends before it does.
-        """
-        import ray
-
-        if not self._running:
-            time.sleep(timeout)
-            return
-        if self._cancelled:
-            ends = {generator.completed(): generator for generator in self._running}
-            for end in ray.wait(list(ends), num_returns=1, timeout=timeout)[0]:
-                yield self._running.pop(ends[end]), None
-            return
-        waiting = list(self._running)
-        ready, _ = ray.wait(waiting, timeout=timeout)
-        if ready and len(waiting) > 1:
-            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        for generator in ready:
-            item, attempt = _next(generator), self._running[generator]
-            if item is None or isinstance(item, Failure | Outdated):
-                del self._running[generator]
-            yield attempt, item
-
-    def cancel(self, *, force: bool) -> float:
-        """Cancel every task that has a stage left, once; return the seconds since then.
-
-        The others are about to end: Ray aborts this process where a task that it cancels ends at that moment.
-        """
-        import ray
-
-        if force not in self._cancelled:
-            self._cancelled[force] = time.monotonic()
-            for generator, attempt in self._running.items():
-                if attempt.left:
-                    ray.cancel(generator, force=force)
-        return time.monotonic() - self._cancelled[force]
-
-    def end(self, patience: float) -> None:
-        """End what still runs by force, and wait, so many seconds at most, for what is about to end by itself."""
-        self.cancel(force=True)
-        self._running = {generator: attempt for generator, attempt in self._running.items() if not attempt.left}
-        deadline = time.monotonic() + patience
-        while self._running and time.monotonic() < deadline:
-            for _ in self.receive(timeout=0.1):
-                pass
-
-    def drop(self, nodes: Collection[str] | None = None) -> list[Attempt]:
-        """Return the attempts, of these nodes only if given, and hear no more of them."""
-        chosen = {
-            generator: attempt
-            for generator, attempt in self._running.items()
-            if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
-        }
-        for generator in chosen:
-            del self._running[generator]
-        return list(chosen.values())
-
-
-Item = AttemptStart | StageRecord | Failure | Outdated
-
-
-def _run(order: WorkOrder, work: Work | str) -> Iterator[Item]:
-    """Perform an order in a worker: the body of a Ray task."""
-    import ray
-
-    try:
-        hold_planned(order.specs)
-    except ProcessOutdated:
-        yield Outdated()
-        return
-    except OrchestratorError:
-        pass  # performing the order will say so
-    device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with interrupt_flag() as cancelled, captured_output(order.log) as log:
-        yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
-        yield from perform(replace(order, device=device, cancelled=cancelled, log=log), work)
-        if device != "cpu" and "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
-
-
 def _reason(check: Callable[[], object]) -> str | None:
     """Return why a check fails on this node, None if it does not."""
     try:
@@ -368,29 +265,6 @@ def _reason(check: Callable[[], object]) -> str | None:
     except Exception as error:
         return failure_of(error).message
     return None
-
-
-def _next(generator: ObjectRefGenerator) -> Item | None:
-    """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
-    import ray
-    from ray import exceptions
-
-    try:
-        item: Item = ray.get(next(generator))
-        return item
-    except StopIteration:
-        return None
-    except exceptions.TaskCancelledError:
-        return Failure("the task was cancelled from outside of the sweep", transient=True)
-    except exceptions.RayTaskError as error:  # before the work began: it could not be imported there, say
-        text = str(error).strip()
-        return Failure(f"the worker could not begin: {text.splitlines()[-1]}", traceback=text)
-    except (exceptions.RuntimeEnvSetupError, exceptions.TaskUnschedulableError) as error:
-        return Failure(f"no worker could be started: {error}")
-    except exceptions.WorkerCrashedError:
-        return Failure("the worker process died: killed, out of memory, or a crash in native code", transient=True)
-    except exceptions.RayError as error:  # NodeDiedError, OutOfMemoryError, a lost record
-        return Failure(f"the worker was lost: {str(error).strip().splitlines()[0].partition('. ')[0]}", transient=True)
 
 
 def _runtime_env(address: Address, cluster: Cluster) -> dict[str, Any]:

@@ -7,17 +7,14 @@ prunes and how it fine-tunes. Trials with equal prefixes share stages because th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
-from orchestrator.core.canonical import canonical_json
-from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
-from orchestrator.planning.misfits import Network, misfits, needs_network
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")
@@ -27,12 +24,8 @@ LISTED = 20
 """Refused trials that are spelled out; the rest are counted."""
 
 
-def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Network] | None = None) -> Plan:
-    """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them.
-
-    `network(config)` builds a trial's network and says what is pruned of it. It is asked, once for each network, only
-    where a trial asks for something that may not fit (see `fits.needs_network`).
-    """
+def make_plan(jobs: Sequence[Job]) -> Plan:
+    """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them."""
     sources.look_again()
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
@@ -41,9 +34,9 @@ def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Net
     identities: dict[str, str] = {}
     trials: list[TrialSpec] = []
     names = _names(jobs)
-    check = _Check(network)
+    seen: dict[str, list[str]] = {}
     for job, name in zip(map(_writable, jobs), names, strict=True):
-        reasons = [job.error] if job.config is None else check(job.config)
+        reasons = [job.error] if job.config is None else _violations(job.config, seen)
         for reason in reasons:
             wrong.setdefault(str(reason), []).append(name)
         if not reasons and job.config is not None:
@@ -53,10 +46,8 @@ def make_plan(jobs: Sequence[Job], *, network: Callable[[Mapping[str, Any]], Net
                     stages[spec.key], identities[spec.key] = spec, identity_of(spec, identities)
             keys = tuple(spec.key for spec in chain)
             trials.append(TrialSpec(name, job.overrides, job.config, keys, keys[0], identities[keys[-1]]))
-    for reason in check.unmatched():
-        wrong.setdefault(reason, names)
     if wrong:
-        raise ConfigError(_refusal(wrong, len(jobs)))
+        raise ConfigError(refusal(wrong, len(jobs)))
     return Plan(stages, tuple(trials))
 
 
@@ -126,39 +117,12 @@ def _location(data: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"root": os.path.abspath(found["root"])} if "root" in found else {})
 
 
-class _Check:
-    """Holds configurations to the rules, each distinct part once: a sweep's trials differ in a value or two."""
-
-    def __init__(self, network: Callable[[Mapping[str, Any]], Network] | None) -> None:
-        self._network = network
-        self._networks: dict[str, Network] = {}
-        self._seen: dict[str, list[str]] = {}
-
-    def __call__(self, config: Mapping[str, Any]) -> list[str]:
-        key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
-        if key not in self._seen:
-            self._seen[key] = list(violations(config)) or list(self._misfits(config))
-        return self._seen[key]
-
-    def unmatched(self) -> Iterator[str]:
-        """Yield a sentence for each pattern that names no parameter of any network: of several, it may be for one."""
-        found = [network.unmatched for network in self._networks.values()]
-        for key, pattern in sorted(frozenset.intersection(*found) if found else ()):
-            yield (
-                f"`prune.{key}` (={pattern!r}) matches no parameter of the network; check the spelling or leave it out."
-            )
-
-    def _misfits(self, config: Mapping[str, Any]) -> Iterator[str]:
-        if self._network is None or not needs_network(config):
-            return
-        key = canonical_json([config[part] for part in ("model", "data", "prune")])
-        if key not in self._networks:
-            try:
-                self._networks[key] = self._network(config)
-            except OrchestratorError as error:
-                yield str(error)
-                return
-        yield from misfits(config, self._networks[key])
+def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:
+    """Hold a configuration to the rules, each distinct one once: a sweep's trials differ in a value or two."""
+    key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
+    if key not in seen:
+        seen[key] = list(violations(config))
+    return seen[key]
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
@@ -179,7 +143,8 @@ def _word(override: str) -> str:
     return value if "." not in key and key != "seed" else f"{key.rpartition('.')[2]}={value}"
 
 
-def _refusal(wrong: Mapping[str, Sequence[str]], total: int) -> str:
+def refusal(wrong: Mapping[str, Sequence[str]], total: int) -> str:
+    """Say why nothing was started: each reason of `wrong` once, with the names of the trials concerned."""
     refused = {name for names in wrong.values() for name in names}
     lines = [f"{len(refused)} of {total} trial(s) cannot be planned; nothing was started."]
     for reason, names in list(wrong.items())[:LISTED]:

@@ -90,7 +90,12 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     belonging = {path for commit in commits.values() for path in commit.paths}
     before = time.time() - LEFTOVER_SECONDS
     owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
-    folders = ("tmp/", "probes/", *(["leases/"] if all(owner.modified < before for owner in owners) else []))
+    folders = (
+        "tmp/",
+        "probes/",
+        "preflights/",
+        *(["leases/"] if all(owner.modified < before for owner in owners) else []),
+    )
     leftovers = {
         entry.path: entry.bytes
         for entry in entries
@@ -164,7 +169,7 @@ def saved_plans(store: Store) -> tuple[list[Plan], list[str]]:
 
 def _category(path: str) -> str:
     top = path.split("/", 1)[0]
-    if top in ("tmp", "probes", "leases"):
+    if top in ("tmp", "probes", "preflights", "leases"):
         return "running or leftover"
     if top != "stages":
         return {"quarantine": "quarantine", "sweeps": "sweeps"}.get(top, "other")

@@ -4,6 +4,7 @@
     ROOT/stages/KEY/record.json         the commit of a stage, sealed with its own digest
     ROOT/stages/KEY/[ATTEMPT/]NAME      its files, whose digests the record holds
     ROOT/sweeps/NAME.json               what a sweep was, to rebuild its comparison
+    ROOT/preflights/KEY                 what can run: tried once, and safe to forget
     ROOT/quarantine/KEY-*/              damaged stages, each with a reason.txt
     ROOT/leases/, probes/, tmp/         what running drivers need; no result is ever in them
 
@@ -198,6 +199,16 @@ class Store:
     def sweeps(self) -> list[str]:
         """Return the names of the saved sweeps, sorted."""
         return [name.removesuffix(".json") for name in self.backend.names("sweeps") if name.endswith(".json")]
+
+    def preflights(self) -> set[str]:
+        """Return the keys that `save_preflights` was given."""
+        return set(self.backend.names("preflights"))
+
+    def save_preflights(self, keys: Iterable[str]) -> None:
+        """Remember what was found to run, so that it is not tried again."""
+        self._mark()
+        for key in keys:
+            self.backend.write(f"preflights/{component(key, 'key')}", seal({"passed": time.time()}))
 
     def write_probe(self, token: str) -> None:
         """On the driver: write what every node must then find with `probe`."""

@@ -29,7 +29,6 @@ from orchestrator.core.specs import Job, Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
 from orchestrator.execution.ray_executor import RayExecutor, make_executor
-from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.store import retention
@@ -38,6 +37,7 @@ from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import Outcome
+from orchestrator.sweep.preflight import preflight
 from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_audit, print_comparison
@@ -57,14 +57,18 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
     """
     try:
-        plan = make_plan(jobs, network=_network)
+        plan = make_plan(jobs)
         config = _sweep_wide(plan)
         if lost := "\n".join(submission.violations(config)):
             raise ConfigError(lost)
         info = _info(plan, config, preset)
         store = Store(**config["store"])
         if config["dry_run"]:
-            print(preview(info.name, plan, store.resumable(plan)))
+            finished = store.resumable(plan)
+            if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
+                here = InlineExecutor(Cluster(**config["cluster"]), store)
+                preflight(here, store, plan, finished, info.environment, own_only=True)
+            print(preview(info.name, plan, finished))
             return Outcome(plan, {}, ran=False)
     except OrchestratorError as error:
         error.exit_status = ConfigError.exit_status  # whatever it is, nothing was started
@@ -124,8 +128,9 @@ def _train(
     with ExitStack() as stack:
         executor = _executor(config["cluster"], store, info.name, stack.enter_context(store.leases()))
         executor.prestart()
-        store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
         stack.enter_context(_running(executor, outcome, later))
+        preflight(executor, store, outcome.plan, outcome.records, info.environment)
+        store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
@@ -203,16 +208,3 @@ def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInf
 def _file_name(preset: str | None) -> str:
     """Return a preset's name as part of file names: one in a folder has a slash."""
     return re.sub(r"[^\w.-]+", "-", preset or "", flags=re.ASCII).strip("-.")
-
-
-def _network(config: Mapping[str, Any]) -> Network:
-    """Build the network of a trial and return what is pruned of it: imports torch."""
-    from orchestrator.workloads import data, models
-
-    shape, classes = data.describe(config["data"])
-    model = models.build(config["model"], input_shape=shape, classes=classes, seed=0)
-    chosen = models.prunable(model, config["prune"])
-    return Network(
-        {each.name: tuple(each.module.get_parameter(each.parameter).shape) for each in chosen},
-        frozenset(models.unmatched(model, config["prune"])),
-    )

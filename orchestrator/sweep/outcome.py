@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,11 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 
 Status = Literal["finished", "failed", "killed"]
-NOT_THEIRS = ("site-packages", *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")))
+NOT_THEIRS = (
+    "site-packages",
+    str(Path(os.__file__).parent),
+    *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")),
+)
 """Parts of the paths of code that is not the user's own."""
 SHOWN = 5
 """Failures that are told in full."""

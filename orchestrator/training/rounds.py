@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import pruning
 from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.models import Prunable, prunable
+from orchestrator.workloads.targets import TargetError, failure
 from pruning import BasePruningMethod
 from pruning.masks import MaskSet
 from pruning.selection.channels import check_dim, check_structured
@@ -24,6 +26,10 @@ RESERVED = ("name", "_target_", "scope")
 
 class LawBroken(OrchestratorError):
     """A trial whose result must not be reported: what was asked for is not what came out."""
+
+
+class Overflow(LawBroken):
+    """A pruned network whose loss is no number."""
 
 
 def prune_round(
@@ -60,20 +66,36 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
     common: dict[str, Any] = {"generator": generator, **options}
     if config.get("scope", "layer") == "global":
         amount = _global_amount(chosen, fields)
-        pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
+        with _explained(config, "all parameters together"):
+            pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
         return
     for parameter in chosen:
         if issubclass(method, pruning.Identity):
             method.apply(parameter.module, parameter.parameter)
         else:
             amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
-            method.apply(parameter.module, parameter.parameter, amount=amount, **common)
+            with _explained(config, parameter.name):
+                method.apply(parameter.module, parameter.parameter, amount=amount, **common)
+
+
+@contextmanager
+def _explained(config: Mapping[str, Any], what: str) -> Iterator[None]:
+    try:
+        yield
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise OrchestratorError(
+            f"`method._target_` (={config['_target_']}) cannot prune {what}: {type(error).__name__}: {said}; check its "
+            "arguments under `method`, and the amount under `schedule`."
+        ) from error
 
 
 def hold_finite(metrics: Mapping[str, float]) -> None:
     """Raise `LawBroken` for a network whose loss after pruning is no number: nothing can be compared with it."""
     if not math.isfinite(metrics["loss"]):
-        raise LawBroken(
+        raise Overflow(
             f"the loss of the pruned network is {metrics['loss']} before any fine-tuning: its activations overflow; "
             "use `finetune.precision=fp32`, or a method that leaves the layers balanced."
         )
@@ -111,7 +133,10 @@ def hold_laws(
 
 
 def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
-    method = get_class(config["_target_"])
+    try:
+        method = get_class(config["_target_"])
+    except Exception as error:  # not a class, or its module raises
+        raise TargetError(failure("method", config, error)) from error
     if not issubclass(method, BasePruningMethod):
         raise OrchestratorError(
             f"`method._target_` (={config['_target_']}) must be a pruning.BasePruningMethod; derive it from that class."
@@ -120,11 +145,11 @@ def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
 
 
 def _amount(parameter: Prunable, fields: Mapping[str, Any], *, structured: bool) -> Any:
+    mask = _mask(parameter)
+    dim = _channel_dim(parameter, mask, fields["method"]) if structured else None
     if "amount" in fields:
         return fields["amount"]
-    mask = _mask(parameter)
-    if structured:
-        dim = _channel_dim(parameter, mask, fields["method"])
+    if dim is not None:
         others = [d for d in range(mask.dim()) if d != dim]
         size, alive = mask.shape[dim], int((mask != 0).sum(others).count_nonzero())
     else:
@@ -138,7 +163,9 @@ def _channel_dim(parameter: Prunable, mask: Tensor, method: Mapping[str, Any]) -
         return check_dim(mask, int(method.get("dim", 0)))
     except (ValueError, IndexError) as error:
         raise OrchestratorError(
-            f"{parameter.name} has no such channels: {error} Set `method.dim`, or leave it out with `prune.exclude`."
+            f"`method.dim` (={method.get('dim', 0)}) must be a dimension of every tensor that is pruned, but "
+            f"{parameter.name} has no such channels: {error} Pass 0 for output channels, 1 for input channels, or "
+            "leave it out with `prune.exclude`."
         ) from None
 
 

@@ -55,7 +55,7 @@ def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
     """
-    return _Stage(spec, _built(spec, spec, order), order).result(_Stage.train)
+    return Stage(spec, built(spec, spec, order), order).result(Stage.train)
 
 
 def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -67,10 +67,10 @@ def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: Wor
     """
     network = inputs.get(NETWORK) or _restored(spec, order)
     assert isinstance(network, Network)
-    return _Stage(spec, network, order).result(_Stage.prune)
+    return Stage(spec, network, order).result(Stage.prune)
 
 
-def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+def built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` as it is initialised."""
     loaded = data.load({**dense.fields["data"], **spec.location}, dense.fields.get("sources"))
     seed = derive(dense.fields["seed"], "0/init")
@@ -85,7 +85,7 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     if record is None:
         raise OrchestratorError(f"stage {key[:12]} is not in the store any more; run the sweep again.")
     lineage = (*order.lineage, *order.specs)
-    network = _built(lineage[0], spec, order)
+    network = built(lineage[0], spec, order)
     load_state(network.model, order.store.fetch(key, WEIGHTS))
     if KINDS[record.kind].prunes:
         network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
@@ -93,7 +93,7 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     return network
 
 
-class _Stage:
+class Stage:
     """One stage on a network: what it does to it, and what it says of itself."""
 
     def __init__(self, spec: StageSpec, network: Network, order: WorkOrder) -> None:
@@ -103,7 +103,7 @@ class _Stage:
         self._device = torch.device(order.device)
         self._config: Mapping[str, Any] = spec.fields[KINDS[spec.kind].training]
 
-    def result(self, act: Callable[[_Stage], StageRecord]) -> Result:
+    def result(self, act: Callable[[Stage], StageRecord]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
         started, clock, network = time.time(), time.perf_counter(), self._network
         record = act(self)
@@ -190,7 +190,7 @@ class _Stage:
         }
 
     def _macs(self) -> Macs:
-        example = torch.zeros(1, *self._data.input_shape, device=self._device)
+        example = data.example(self._data.train).unsqueeze(0).to(self._device)  # a real one: tokens are integers
         return macs(self._model, example, self._network.masks)
 
 

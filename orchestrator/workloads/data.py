@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator.config import components
-from orchestrator.config.sources import fingerprint
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
@@ -27,7 +26,7 @@ from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mn
 from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
 from orchestrator.workloads.targets import create
 
-__all__ = ["Data", "describe", "digits", "fashion_mnist", "huggingface", "load", "mnist"]
+__all__ = ["Data", "digits", "example", "fashion_mnist", "huggingface", "load", "mnist"]
 
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
@@ -35,7 +34,6 @@ VAL_FRACTION = 0.1
 """Of the training split, where the configuration says nothing."""
 HeldSplit = TensorSplit | PixelSplit
 """A split whose examples are at hand."""
-_SHAPES = {"digits": ((1, 8, 8), 10), "mnist": ((1, 28, 28), 10), "fashion_mnist": ((1, 28, 28), 10)}
 
 
 @dataclass(frozen=True)
@@ -66,15 +64,6 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
     )
 
 
-def describe(config: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-    """Return the shape of one example and the number of classes, without loading a built-in set for it."""
-    module, _, name = str(config.get("_target_")).rpartition(".")
-    if module == __name__ and name in _SHAPES:
-        return _SHAPES[name]
-    data = load(config, fingerprint({"data": config}))
-    return data.input_shape, data.classes
-
-
 @lru_cache(maxsize=4)
 def _load(text: str, _sources: str) -> Data:
     config = json.loads(text)
@@ -96,7 +85,7 @@ def _load(text: str, _sources: str) -> Data:
     for key, split in splits.items():
         if len(split) == 0:
             raise DataError(f"`data`: the {key} split of {config['_target_']} is empty; it needs examples.")
-    shape = _example(splits["train"]).shape
+    shape = example(splits["train"]).shape
     return Data(splits["train"], splits["val"], splits["test"], tuple(shape), _classes(named, splits))
 
 
@@ -159,10 +148,14 @@ def _cut(
     return train.subset(rest), train.subset(val)
 
 
-def _example(split: HeldSplit | LoaderSplit) -> Tensor:
-    if not isinstance(split, LoaderSplit):
+def example(split: Split) -> Tensor:
+    """Return the input of the first example of `split` as it is stored, without a batch; generators are restored."""
+    if isinstance(split, HeldSplit):
         return split.take(torch.tensor([0]))[0][0]
-    item = split.dataset[0]
+    with seeded(0):  # a Dataset may augment
+        if not isinstance(split, LoaderSplit):
+            return next(iter(split.batches(1, device=torch.device("cpu"))))[0][0]
+        item = split.dataset[0]
     if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], Tensor)):
         kinds = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
         raise DataError(

@@ -15,10 +15,10 @@ from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 from orchestrator.config import sources
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.events import StageEvent
+from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.address import ClusterError
 from orchestrator.execution.dispatch import INTERRUPTED
 from orchestrator.execution.inline import InlineExecutor
@@ -398,3 +398,32 @@ def _rounds(parent: Any, name: str, count: int) -> list[Any]:
 
 def _fan(parent: Any, count: int) -> list[Any]:
     return [stage(f"child{index}", parent) for index in range(count)]
+
+
+def try_script(order: WorkOrder) -> Iterator[Passed]:
+    """Pass, or fail as the last stage's script says."""
+    list(run_script(order) if "fail" in order.specs[-1].fields["script"] else ())
+    yield Passed((("exclude", order.specs[-1].fields["name"]),))
+
+
+def test_a_preflight_tells_of_each_what_came_of_it(make: Make, store: DirectoryStore) -> None:
+    root = stage("root")
+    stages = [(root,), (root, stage("good", root)), (stage("bad", fail="does not fit"),), (root, stage("other", root))]
+    found = dict(make().preflight(stages, try_script))
+
+    assert {index: found[index] for index in (0, 1, 3)} == {
+        0: Passed((("exclude", "root"),)),
+        1: Passed((("exclude", "good"),)),
+        3: Passed((("exclude", "other"),)),
+    }
+    assert isinstance(found[2], Failure)
+    assert found[2].message == "ValueError: does not fit"
+    assert not store.finished([root.key])
+
+
+def test_a_preflight_whose_worker_dies_may_pass_by_itself(make_ray: Make) -> None:
+    ((index, found),) = make_ray().preflight([(stage("killed", die=1, fail="not reached"),)], try_script)
+
+    assert index == 0
+    assert isinstance(found, Failure)
+    assert found.transient

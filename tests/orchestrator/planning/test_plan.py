@@ -17,7 +17,6 @@ from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job, Plan, StageSpec
-from orchestrator.planning.misfits import Network
 from orchestrator.planning.plan import make_plan, round_targets
 
 
@@ -261,47 +260,6 @@ def test_every_wrong_trial_is_named_at_once(config: Callable[..., Any]) -> None:
     assert "3 of 4 trial(s) cannot be planned" in text
     assert all(part in text for part in ("1.2", "rounds", "there is no method foo", "seed=0", "seed=2", "foo"))
     assert "seed=1" not in text
-
-
-NETWORK = Network({"conv.weight": (8, 2, 3, 3), "head.weight": (10, 64)})
-
-
-def test_a_count_is_held_to_the_layers(config: Callable[..., Any]) -> None:
-    asked: list[Any] = []
-
-    def network(found: Mapping[str, Any]) -> Network:
-        asked.append(found)
-        return NETWORK
-
-    def of(amount: int, rounds: int) -> dict[str, Any]:
-        return config(schedule__sparsity=None, schedule__amount=amount, schedule__rounds=rounds)
-
-    make_plan(jobs(of(72, 2), of(144, 1)), network=network)
-    assert len(asked) == 1, "one network is built once, however many trials prune it"
-    with pytest.raises(
-        ConfigError, match=r"`schedule.amount` \(=73\) over 2 round\(s\) takes 146.*conv.weight has 144"
-    ):
-        make_plan(jobs(of(73, 2)), network=network)
-
-
-def test_a_dimension_is_held_to_the_layers_and_common_ones_build_nothing(config: Callable[..., Any]) -> None:
-    method = {"name": "ln_structured", "_target_": "pruning.LnStructured", "scope": "layer", "n": 2}
-    rare = config(method={**method, "dim": 2})
-    with pytest.raises(ConfigError, match=r"`method.dim` \(=2\).*head.weight has 2; pass 0"):
-        make_plan(jobs(rare), network=lambda _: NETWORK)
-    make_plan(jobs(rare), network=lambda _: Network({"conv.weight": (8, 2, 3, 3)}))
-    make_plan(jobs(config(method={**method, "dim": -1})), network=None)
-
-
-def test_a_pattern_must_name_a_parameter_of_some_network(config: Callable[..., Any]) -> None:
-    trials = jobs(*(config(prune__exclude=["fc2*", "head*"], model__channels=[width]) for width in (2, 3)))
-
-    def network(found: Mapping[str, Any]) -> Network:
-        return Network({}, frozenset({("exclude", "fc2*" if found["model"]["channels"] == [2] else "head*")}))
-
-    make_plan(trials, network=network)
-    with pytest.raises(ConfigError, match=r"`prune.exclude` \(='fc2\*'\) matches no parameter"):
-        make_plan(trials[:1], network=network)
 
 
 def test_an_empty_sweep_is_refused() -> None:

@@ -141,15 +141,6 @@ def test_a_process_loads_a_set_once_whatever_it_is_called() -> None:
     assert digits() is not digits(split_seed=3)
 
 
-def test_describe_agrees_with_load_and_loads_no_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = digits()
-    assert data.describe(asdict(Digits())) == (found.input_shape, found.classes)
-    assert data.describe({"_target_": f"{HERE}.returned", "kind": "dict"}) == ((1,), 4)
-
-    monkeypatch.setattr(data, "load", pytest.fail)
-    assert data.describe({"_target_": "orchestrator.workloads.data.mnist", "root": "/nowhere"}) == ((1, 28, 28), 10)
-
-
 @pytest.mark.parametrize("kind", ["dict", "tuple", "arrays", "tensor datasets"])
 def test_validation_is_cut_from_train(kind: str) -> None:
     found = load(kind, val_size=5)

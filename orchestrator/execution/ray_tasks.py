@@ -1,0 +1,177 @@
+"""What Ray is given: attempts as streaming-generator tasks, and their bodies in the workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic
+
+from orchestrator.config.cluster import Cluster
+from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Failure
+from orchestrator.core.work_order import AttemptStart, Item, WorkOrder
+from orchestrator.execution.dispatch import Attempt
+from orchestrator.execution.output_capture import captured_output, interrupt_flag
+from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
+from orchestrator.execution.perform import perform
+from orchestrator.execution.placement import cuda_device
+
+if TYPE_CHECKING:
+    from ray import ObjectRefGenerator
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """Says instead of anything else that a worker has imported older sources: a fresh process shall do the work."""
+
+
+class Tasks(Generic[Item]):
+    """The attempts that Ray has been given, each a stream of items."""
+
+    def __init__(self, cluster: Cluster, wanted: dict[str, float], runtime_env: dict[str, Any]) -> None:
+        import ray
+
+        special = {name: amount for name, amount in wanted.items() if name not in ("CPU", "GPU", "memory")}
+        options: dict[str, Any] = {
+            "num_cpus": wanted["CPU"],
+            "num_gpus": wanted.get("GPU", 0),
+            "resources": special,
+            "scheduling_strategy": "SPREAD" if cluster.placement == "spread" else "DEFAULT",
+            "num_returns": "streaming",
+            "max_retries": 0,
+            "max_calls": 0,  # workers are reused on GPUs too: a new process each costs seconds
+            **runtime_env,
+        }
+        if "memory" in wanted:
+            options["memory"] = int(wanted["memory"])
+        body: Any = _run  # generic, which ray's types are not
+        self._function: Any = ray.remote(**options)(body)
+        self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
+        self._running: dict[ObjectRefGenerator, Attempt] = {}
+        self._cancelled: dict[bool, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def submit(
+        self,
+        attempt: Attempt,
+        order: WorkOrder,
+        work: Callable[[WorkOrder], Iterator[Item]] | str,
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Give Ray one attempt; a `fresh` one for a process that has worked with no other version of its sources."""
+        options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
+        if fresh:  # Ray has processes of their own for each environment
+            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of((*order.lineage, *order.specs))))}
+            options["runtime_env"] = {"env_vars": self._variables | mark}
+        generator = self._function.options(**options).remote(order, work)
+        self._running[generator] = attempt
+
+    def receive(self, timeout: float) -> Iterator[tuple[Attempt, AttemptStart | Item | Failure | Outdated | None]]:
+        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
+
+        A cancelled task gives no items any more, and its stream ends before it does.
+        """
+        import ray
+
+        if not self._running:
+            time.sleep(timeout)
+            return
+        if self._cancelled:
+            ends = {generator.completed(): generator for generator in self._running}
+            for end in ray.wait(list(ends), num_returns=1, timeout=timeout)[0]:
+                yield self._running.pop(ends[end]), None
+            return
+        waiting = list(self._running)
+        ready, _ = ray.wait(waiting, timeout=timeout)
+        if ready and len(waiting) > 1:
+            ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+        for generator in ready:
+            item, attempt = _next(generator), self._running[generator]
+            if item is None or isinstance(item, Failure | Outdated):
+                del self._running[generator]
+            yield attempt, item
+
+    def cancel(self, *, force: bool) -> float:
+        """Cancel every task that has a stage left, once; return the seconds since then.
+
+        The others are about to end: Ray aborts this process where a task that it cancels ends at that moment.
+        """
+        import ray
+
+        if force not in self._cancelled:
+            self._cancelled[force] = time.monotonic()
+            for generator, attempt in self._running.items():
+                if attempt.left:
+                    ray.cancel(generator, force=force)
+        return time.monotonic() - self._cancelled[force]
+
+    def end(self, patience: float) -> None:
+        """End what still runs by force, and wait, so many seconds at most, for what is about to end by itself."""
+        self.cancel(force=True)
+        self._running = {generator: attempt for generator, attempt in self._running.items() if not attempt.left}
+        deadline = time.monotonic() + patience
+        while self._running and time.monotonic() < deadline:
+            for _ in self.receive(timeout=0.1):
+                pass
+
+    def drop(self, nodes: Collection[str] | None = None) -> list[Attempt]:
+        """Return the attempts, of these nodes only if given, and hear no more of them."""
+        chosen = {
+            generator: attempt
+            for generator, attempt in self._running.items()
+            if nodes is None or (attempt.start is not None and attempt.start.node in nodes)
+        }
+        for generator in chosen:
+            del self._running[generator]
+        return list(chosen.values())
+
+
+def _run(
+    order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str
+) -> Iterator[AttemptStart | Item | Failure | Outdated]:
+    """Perform an order in a worker: the body of a Ray task."""
+    import ray
+
+    try:
+        hold_planned((*order.lineage, *order.specs))
+    except ProcessOutdated:
+        yield Outdated()
+        return
+    except OrchestratorError:
+        pass  # performing the order will say so
+    device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    with interrupt_flag() as cancelled, captured_output(order.log) as log:
+        yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
+        yield from perform(replace(order, device=device, cancelled=cancelled, log=log), work)
+        if device != "cpu" and "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
+
+
+def _next(generator: ObjectRefGenerator) -> Any:
+    """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
+    import ray
+    from ray import exceptions
+
+    try:
+        return ray.get(next(generator))
+    except StopIteration:
+        return None
+    except exceptions.TaskCancelledError:
+        return Failure("the task was cancelled from outside of the sweep", transient=True)
+    except exceptions.RayTaskError as error:  # before the work began: it could not be imported there, say
+        text = str(error).strip()
+        return Failure(f"the worker could not begin: {text.splitlines()[-1]}", traceback=text)
+    except (exceptions.RuntimeEnvSetupError, exceptions.TaskUnschedulableError) as error:
+        return Failure(f"no worker could be started: {error}")
+    except exceptions.WorkerCrashedError:
+        return Failure("the worker process died: killed, out of memory, or a crash in native code", transient=True)
+    except exceptions.RayError as error:  # NodeDiedError, OutOfMemoryError, a lost record
+        return Failure(f"the worker was lost: {str(error).strip().splitlines()[0].partition('. ')[0]}", transient=True)

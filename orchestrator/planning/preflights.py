@@ -1,0 +1,88 @@
+"""What to try before a sweep trains: each distinct combination of its parts once, and what is said of those that fail.
+
+A combination is a network on its data with a training, or with a method, what it prunes and a fine-tuning. Seeds, round
+numbers and, of built-in methods, the sparsity do not matter to whether it can run, so it stands for many stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.specs import Plan, StageSpec
+
+RELEASES = ("orchestrator", "python", "torch", "numpy")
+"""Packages of which a combination that passed may fail with another release."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Stages that can run if `specs` can: the dense stage, and the round that asks for most unless it is that."""
+
+    key: str
+    specs: tuple[StageSpec, ...]
+    trials: tuple[str, ...]
+    """Names of those concerned."""
+
+
+def combinations(
+    plan: Plan, finished: Collection[str], environment: Mapping[str, str], *, own_only: bool = False
+) -> list[Combination]:
+    """Return what is to be tried of the stages of a plan that are not finished.
+
+    Args:
+        environment: package -> release, on which a combination's key depends
+        own_only: leave out what has nothing of the user's own in it
+    """
+    releases = [environment.get(package) for package in RELEASES]
+    dense: dict[str, tuple[StageSpec, str]] = {}
+    groups: dict[str, list[StageSpec]] = {}
+    for key, spec in plan.stages.items():
+        if spec.parent is None:
+            dense[key] = spec, canonical_json([releases, _less(spec.fields, "seed", "train")])
+        else:
+            dense[key] = dense[spec.parent]
+        root, network = dense[key]
+        if key in finished or (own_only and not (_is_own(root) or _is_own(spec))):
+            continue
+        part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")
+        groups.setdefault(canonical_json([network, spec.kind, part, _asked(spec)]), []).append(spec)
+    found = []
+    for group, specs in groups.items():
+        most = max(specs, key=_demand)
+        root = dense[most.key][0]
+        concerned = sorted({index for spec in specs for index in plan.trials_of[spec.key]})
+        chain = (root,) if most is root else (root, most)
+        found.append(
+            Combination(
+                digest(group + canonical_json(_demand(most)[0])),
+                chain,
+                tuple(plan.trials[index].name for index in concerned),
+            )
+        )
+    return found
+
+
+def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def _is_own(spec: StageSpec) -> bool:
+    return any(spec.fields["sources"].values())
+
+
+def _asked(spec: StageSpec) -> list[Any]:
+    """Return what a method may refuse: of one of the user's own any sparsity, of ours only a count."""
+    if spec.kind == "dense":
+        return []
+    name = "target" if "target" in spec.fields else "amount"
+    value = spec.fields[name]
+    return [name, value if _is_own(spec) or isinstance(value, int) else None]
+
+
+def _demand(spec: StageSpec) -> tuple[int, float]:
+    """Return by what a round asks for most: the entries that it and those before it take, else its sparsity."""
+    asked = spec.fields.get("target", spec.fields.get("amount", 0.0))
+    return (asked * spec.round, 0.0) if isinstance(asked, int) else (0, asked)

@@ -1,0 +1,152 @@
+"""Try a stage on a few examples before any is trained: what cannot work shows in a second, not after the training.
+
+The whole stage runs on a network of its own: one step of training, every evaluation, the pruning, its laws and the
+count of multiply-accumulates. What comes out is thrown away; no figure of it is kept or shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from math import prod
+from typing import Any
+
+import torch
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import Passed, WorkOrder
+from orchestrator.training import loop, rounds
+from orchestrator.training.stages import Stage, built
+from orchestrator.workloads import models
+from orchestrator.workloads.splits import Batch, Batches, Split
+
+FEW = 8
+"""Examples at most that are tried of each split."""
+
+
+class Misfit(OrchestratorError):
+    """A stage that cannot run as it is configured."""
+
+
+def run_preflight(order: WorkOrder) -> Iterator[Passed]:
+    """Try the stage of `order`, on the network of the first of its lineage as that is initialised.
+
+    Raises:
+        OrchestratorError: it cannot run; the text says what does not fit and what to change.
+    """
+    spec = order.specs[0]
+    dense = order.lineage[0] if order.lineage else spec
+    stage: _Rehearsal | None = None
+    unmatched: tuple[tuple[str, str], ...] = ()
+    try:
+        stage = _Rehearsal(dense, order)
+        unmatched = stage.fits()
+        stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
+    except (loop.Diverged, rounds.Overflow):  # of an untrained network, or after one step: the training may still go on
+        pass
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        raise Misfit(_sentence(dense, spec, stage, error)) from error
+    yield Passed(unmatched)
+
+
+class _Rehearsal(Stage):
+    """A stage that sees a few examples and takes one step."""
+
+    def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
+        steps = count()
+        order = replace(order, cancelled=lambda: next(steps) > 0)
+        super().__init__(order.specs[0], built(dense, order.specs[0], order), order)
+        whole = self._data
+        self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test))
+
+    def fits(self) -> tuple[tuple[str, str], ...]:
+        """Raise for a count that all rounds together cannot take; return the patterns of `prune` that match nothing."""
+        spec = self._spec
+        if not KINDS[spec.kind].prunes:
+            return ()
+        prune, method, amount = spec.fields["prune"], spec.fields["method"], spec.fields.get("amount")
+        unmatched = tuple(models.unmatched(self._model, prune))
+        if not isinstance(amount, int):
+            return unmatched
+        chosen = models.prunable(self._model, prune)
+        sizes = {each.name: prod(each.module.get_parameter(each.parameter).shape) for each in chosen}
+        if method.get("scope") == "global":
+            sizes = {"all prunable parameters": sum(sizes.values())}
+        short = {name: size for name, size in sizes.items() if size < amount * spec.round}
+        if short:
+            raise Misfit(
+                f"`schedule.amount` (={amount}) over {spec.round} round(s) takes {amount * spec.round} entries of each "
+                f"tensor, but {', '.join(f'{name} has {size}' for name, size in short.items())}; pass a smaller "
+                "count, a float for a fraction, or leave them out with `prune.exclude`."
+            )
+        return unmatched
+
+    def batch(self) -> str:
+        """Describe a batch as a step sees it."""
+        inputs, labels = next(iter(self._data.train.batches(FEW, device=self._device)))
+        shapes = (f"{what} {tuple(each.shape)} {each.dtype}" for what, each in (("inputs", inputs), ("labels", labels)))
+        return " and ".join(shapes)
+
+    def _fit(self, *args: Any, **options: Any) -> loop.FitResult:
+        try:
+            return super()._fit(*args, **options)
+        except loop.Cancelled:
+            if not all(bool(tensor.isfinite().all()) for tensor in self._model.parameters()):
+                raise loop.Diverged("one step") from None
+            return loop.FitResult((), 1, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class _Few:
+    """A split of which only the first few examples are read; its lengths are the true ones."""
+
+    split: Split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> Batches:
+        length = len(self.split.batches(batch_size, device=device, generator=generator, drop_last=drop_last))
+        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), length)
+
+
+@dataclass(frozen=True)
+class _OneBatch:
+    batches: Batches
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield next(iter(self.batches))
+
+
+def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: Exception) -> str:
+    """Say that a stage failed in a place that has no sentence of its own: in the user's code, or between two parts."""
+    said = " ".join(str(error).split()) or "no more is said"
+    model, data = (_name(dense.fields[part]) for part in ("model", "data"))
+    train = KINDS[spec.kind].training
+    step = "could not be made"
+    if stage is not None:
+        step = f"could not run on a batch of {stage.batch()}"
+    return (
+        f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {type(error).__name__}: {said}; "
+        f"change `model`, `data`, `prune` or `{train}` until they fit."
+    )
+
+
+def _name(node: Any) -> str:
+    return str(node.get("kind") or node.get("_target_"))

@@ -1,0 +1,158 @@
+"""A sweep is tried on a few examples before it trains: token models run, misfits are refused, passes are remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema as schema
+from orchestrator.config.compose import plain
+from orchestrator.config.schema import ConfigError
+from orchestrator.core.specs import Job
+from orchestrator.execution.inline import InlineExecutor
+from orchestrator.sweep import conductor
+from orchestrator.sweep.outcome import Outcome
+from orchestrator.training import loop, preflight
+
+THEIRS = """
+import torch
+from torch import nn
+import pruning
+def words(**_):
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 20, (120, 6), generator=draw)
+    labels = (tokens.sum(1) % 2).long()
+    return (tokens[:80], labels[:80]), (tokens[80:], labels[80:])
+class Words(nn.Module):
+    def __init__(self, width=4, depth=1, **_):
+        super().__init__()
+        if depth != 1: raise TypeError('too deep')
+        self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, 2)
+    def forward(self, tokens): return self.head(self.embedding(tokens).flatten(1))
+class Half(pruning.BasePruningMethod):
+    PRUNING_TYPE = 'unstructured'
+    def __init__(self, amount, flavour, **_):
+        self.amount = amount
+        if flavour != 'sweet': raise ValueError('bitter')
+    def compute_mask(self, t, default_mask):
+        mask = default_mask.clone()
+        mask.view(-1)[t.abs().view(-1).argsort()[:self.amount]] = 0
+        return mask
+"""
+WORDS = (
+    *("cluster=inline", "tracking=none", "model={_target_: their_words.Words}", "train.epochs=1", "finetune=none"),
+    *("data={_target_: their_words.words}", "schedule.rounds=1", "schedule.sparsity=0.5"),
+)
+Run = Callable[..., Outcome]
+
+
+def half(flavour: str) -> list[str]:
+    """Return the overrides that choose their method; it wants to be sweet."""
+    return ["method._target_=their_words.Half", "method.name=half", f"+method.flavour={flavour}"]
+
+
+def chosen(line: list[str]) -> list[str]:
+    """Return the overrides of a trial; those of `line` take the place of ours."""
+    keys = {override.partition("=")[0] for override in line}
+    return [override for override in WORDS if override.partition("=")[0] not in keys] + line
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    (tmp_path / "their_words.py").write_text(THEIRS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(conductor, "report", lambda *_: {})
+
+    def start(*trials: list[str]) -> Outcome:
+        schema.register()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return conductor.run([Job(tuple(line), plain(compose("config", chosen(line)))) for line in trials])
+
+    return start
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many combinations each preflight tried."""
+    counts: list[int] = []
+    plainly = InlineExecutor.preflight
+
+    def counted(self: InlineExecutor, stages: list[object], *rest: object) -> object:
+        counts.append(len(stages))
+        return plainly(self, stages, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(InlineExecutor, "preflight", counted)
+    return counts
+
+
+def test_a_network_of_tokens_is_trained_pruned_and_counted(run: Run) -> None:
+    outcome = run([])
+
+    assert outcome.status == "finished"
+    assert {record.macs for record in outcome.records.values()} == {6 * 4 * 2}, "of the head: looking up is no product"
+
+
+def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    update = loop._Run._update
+    monkeypatch.setattr(loop._Run, "_update", lambda self, *batch: (steps.append(len(batch[0])), update(self, *batch)))
+    with pytest.raises(ConfigError) as caught:
+        run(
+            *([*half("bitter"), f"seed={seed}"] for seed in (0, 1)),
+            half("sweet"),
+            ["+model.depth=2"],
+        )
+    text = str(caught.value)
+
+    assert text.startswith("3 of 4 trial(s) cannot be planned; nothing was started.")
+    assert text.count("cannot prune head.weight: ValueError: bitter") == 1
+    assert "seed=0" in text
+    assert "`model._target_` (=their_words.Words) could not be created: TypeError: too deep" in text
+    assert 'their_words.py", line' in text, "where in their code"
+    assert max(steps) <= preflight.FEW
+    assert len(steps) <= 5
+
+
+def test_what_passed_is_not_tried_again(run: Run, tried: list[int]) -> None:
+    run([])
+    run(["seed=1"])
+    run(["seed=2"], ["seed=2", "schedule.sparsity=0.7"], ["seed=2", "method=random_unstructured"])
+    (keys,) = (sorted(path.name for path in (Path("store") / "preflights").iterdir()),)
+    for key in keys:
+        (Path("store") / "preflights" / key).unlink()
+    run(["seed=3"])
+
+    assert tried == [2, 0, 1, 2]
+
+
+def test_a_dry_run_tries_what_is_the_users_own(run: Run, tried: list[int]) -> None:
+    with pytest.raises(ConfigError, match="ValueError: bitter"):
+        run(["dry_run=true", *half("bitter")])
+    run(["dry_run=true"])
+    run(["dry_run=true", "model=mlp", "data=digits"])
+
+    assert tried == [2, 2, 0]
+
+
+def test_a_pattern_must_name_a_parameter_of_some_network(run: Run) -> None:
+    pattern = "prune.exclude=['fc2*']"
+    with pytest.raises(ConfigError, match=r"`prune.exclude` \(='fc2\*'\) matches no parameter"):
+        run([pattern])
+
+    assert run([pattern], [pattern, "model=mlp", "data=digits"]).status == "finished"
+
+
+def test_what_may_pass_by_itself_is_left_to_the_trials(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionError("the hub is away")
+
+    monkeypatch.setattr(preflight._Rehearsal, "fits", away)
+
+    assert run([]).status == "finished"
