@@ -53,6 +53,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
             "achieved sparsity is the requested one": _achieved(plan, records),
             "no dead layer": _dead(plan, records),
             "chosen on validation, test read once": _test_once(plan, records),
+            "one kind of processor, one release of torch": _one_kind(plan, records),
             "every trial finished": _finished(comparison),
         }.items()
     )
@@ -187,6 +188,17 @@ def _test_once(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
     if blind:
         return "fail", _some(f"{_name(plan, key)} has no validation accuracy" for key in blind)
     return "pass", "curves and selection use the validation split; each stage has one test figure"
+
+
+def _one_kind(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
+    known = [record.environment for key, record in records.items() if key in plan.stages]
+    if not known:
+        return "n/a", "nothing has finished"
+    kinds = {name: sorted({each.get(name, "not recorded") for each in known}) for name in ("processor", "torch")}
+    mixed = [f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1]
+    if mixed:
+        return "fail", f"the same stage may have other bits on each: {_some(mixed)}"
+    return "pass", ", ".join(found[0] for found in kinds.values())
 
 
 def _finished(comparison: Comparison) -> Answer:

@@ -10,8 +10,10 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy
@@ -198,11 +200,22 @@ def environment() -> dict[str, str]:
     """Return the versions that results may depend on."""
     return {
         "python": platform.python_version(),
+        "processor": processor(),
         "torch": str(torch.__version__),  # not a class of torch's, which a driver would import to read it
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "orchestrator": orchestrator.__version__,
     }
+
+
+@cache
+def processor() -> str:
+    """Return the model of the processor and what torch uses of it: results are bit-equal on processors of one kind."""
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:

@@ -110,3 +110,20 @@ def test_matching_is_audited_with_its_margin() -> None:
 
     assert (found.verdict, found.reason[:26]) == ("pass", "a loss of 2.00 points or m")
     assert one(few, make_records(few), "margin").verdict == "fail"
+
+
+@pytest.mark.parametrize("part", ["processor", "torch"])
+def test_a_sweep_that_mixes_processors_or_releases_says_so(part: str) -> None:
+    plan = make_plan()
+    records = {
+        key: replace(record, environment={"processor": "Pen, AVX2", "torch": "2.0"})
+        for key, record in make_records(plan).items()
+    }
+    assert one(plan, records, "one kind of processor").verdict == "pass"
+    key = next(iter(records))
+    records[key] = replace(records[key], environment={**records[key].environment, part: "another"})
+    found = one(plan, records, "one kind of processor")
+
+    assert found.verdict == "fail"
+    assert f"{part}: " in found.reason
+    assert "another" in found.reason
