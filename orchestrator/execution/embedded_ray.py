@@ -1,13 +1,23 @@
-"""The environment of a Ray that a sweep starts for itself: private, on loopback, and able to import what we can."""
+"""Start a Ray of our own, private, on loopback and able to import what we can, or join one that runs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from orchestrator.config.cluster import Cluster
+from orchestrator.core.work_order import Work
+from orchestrator.execution.address import Address
+from orchestrator.execution.perform import DEFAULT_WORK
+
+OBJECT_STORE = 128 * 2**20
+"""Bytes of the object store of a Ray of our own: nothing but records passes through it."""
 
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` reinstalls the environment for each worker
@@ -73,3 +83,36 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def _has_token() -> bool:
     return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+
+
+def connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
+    """Connect to Ray unless this process is; return whether it did."""
+    address.reach()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    if address.own:
+        os.environ.update(lasting())
+    with environment(while_starting(cluster.thread_count) if address.own else ALWAYS):
+        import ray
+
+        if ray.is_initialized():
+            return False
+        options: dict[str, Any] = {"address": address.value, "log_to_driver": False, "logging_level": logging.ERROR}
+        if address.own:
+            options |= {
+                "num_cpus": cluster.num_cpus,
+                "include_dashboard": cluster.dashboard,
+                "object_store_memory": OBJECT_STORE,
+                "_system_config": {"preload_python_modules": _preloaded(work)},
+            }
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise address.refused(error) from error
+    return True
+
+
+def _preloaded(work: Work | str) -> list[str]:
+    """Return the modules that workers import while nothing else can be done yet."""
+    if work == DEFAULT_WORK:
+        return ["orchestrator.training.preload"]
+    return [work.partition(":")[0]] if isinstance(work, str) else []

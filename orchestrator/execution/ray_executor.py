@@ -6,8 +6,6 @@ is durable, or a failure. Ray itself retries nothing. Weights never travel: chil
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -27,9 +25,6 @@ from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, slots
 from orchestrator.execution.ray_tasks import Outdated, Tasks
-
-OBJECT_STORE = 128 * 2**20
-"""Bytes of the object store of a Ray of our own: nothing but records passes through it."""
 
 
 def make_executor(
@@ -215,7 +210,7 @@ class RayExecutor:
     def _hold(self, connected: Future[bool]) -> None:
         """Connect, and live as long as Ray shall: the kernel ends its processes with the thread that started them."""
         try:
-            connected.set_result(_connect(self._address, self._cluster, self._work))
+            connected.set_result(embedded_ray.connect(self._address, self._cluster, self._work))
         except BaseException as error:
             connected.set_exception(error)
         else:
@@ -277,38 +272,3 @@ def _nodes() -> list[Node]:
 
     found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [Node(node["NodeID"], node["NodeManagerHostname"], node["Alive"], node["Resources"]) for node in found]
-
-
-def _connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
-    """Connect to Ray unless this process is; return whether it did."""
-    address.reach()
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    if address.own:
-        os.environ.update(embedded_ray.lasting())
-    with embedded_ray.environment(
-        embedded_ray.while_starting(cluster.thread_count) if address.own else embedded_ray.ALWAYS
-    ):
-        import ray
-
-        if ray.is_initialized():
-            return False
-        options: dict[str, Any] = {"address": address.value, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address.own:
-            options |= {
-                "num_cpus": cluster.num_cpus,
-                "include_dashboard": cluster.dashboard,
-                "object_store_memory": OBJECT_STORE,
-                "_system_config": {"preload_python_modules": _preloaded(work)},
-            }
-        try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise address.refused(error) from error
-    return True
-
-
-def _preloaded(work: Work | str) -> list[str]:
-    """Return the modules that workers import while nothing else can be done yet."""
-    if work == DEFAULT_WORK:
-        return ["orchestrator.training.preload"]
-    return [work.partition(":")[0]] if isinstance(work, str) else []
