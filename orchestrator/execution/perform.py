@@ -42,7 +42,7 @@ def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str)
         with pinned_threads(order.threads):
             if order.check is not None:
                 _pass(order.check)
-            hold_planned((*order.lineage, *order.specs))
+            hold_planned(order.specs)
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():

@@ -69,7 +69,7 @@ class Tasks(Generic[Item]):
         """Give Ray one attempt; a `fresh` one for a process that has worked with no other version of its sources."""
         options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
         if fresh:  # Ray has processes of their own for each environment
-            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of((*order.lineage, *order.specs))))}
+            mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
             options["runtime_env"] = {"env_vars": self._variables | mark}
         generator = self._function.options(**options).remote(order, work)
         self._running[generator] = attempt
@@ -141,7 +141,7 @@ def _run(
     import ray
 
     try:
-        hold_planned((*order.lineage, *order.specs))
+        hold_planned(order.specs)
     except ProcessOutdated:
         yield Outdated()
         return

@@ -45,7 +45,7 @@ def combinations(
         else:
             dense[key] = dense[spec.parent]
         root, network = dense[key]
-        if key in finished or (own_only and not (_is_own(root) or _is_own(spec))):
+        if key in finished or (own_only and not any(spec.fields["sources"].values())):
             continue
         part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")
         groups.setdefault(canonical_json([network, spec.kind, part, _asked(spec)]), []).append(spec)
@@ -69,17 +69,14 @@ def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in names}
 
 
-def _is_own(spec: StageSpec) -> bool:
-    return any(spec.fields["sources"].values())
-
-
 def _asked(spec: StageSpec) -> list[Any]:
     """Return what a method may refuse: of one of the user's own any sparsity, of ours only a count."""
     if spec.kind == "dense":
         return []
     name = "target" if "target" in spec.fields else "amount"
     value = spec.fields[name]
-    return [name, value if _is_own(spec) or isinstance(value, int) else None]
+    own = not str(spec.fields["method"].get("_target_", "pruning.")).startswith("pruning.")
+    return [name, value if own or isinstance(value, int) else None]
 
 
 def _demand(spec: StageSpec) -> tuple[int, float]:
