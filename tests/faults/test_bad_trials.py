@@ -112,5 +112,5 @@ def test_an_error_in_the_users_code_is_told_with_their_lines_and_the_log(
     assert 'theirs.py", line 4, in forward' in command.stderr
     assert 'theirs.py", line 5, in helper' in command.stderr
     assert "orchestrator/training.py" not in command.stderr
-    (log,) = (tmp_path / "sweep").glob("outputs/*/logs/*.log")
+    log, _ = sorted((tmp_path / "sweep").glob("outputs/*/logs/preflight-*.log"))
     assert "Traceback" in log.read_text()
