@@ -51,8 +51,11 @@ class BuiltinMethod:
 
 
 def is_builtin(method: object) -> TypeGuard[BuiltinMethod]:
-    """Say whether `method.prune_` decides, nobody having replaced `compute_mask` in a subclass (or patched it)."""
-    return isinstance(method, BuiltinMethod) and type(method).compute_mask is BuiltinMethod.compute_mask
+    """Say whether `method.prune_` decides: no subclass has another `compute_mask` (or a patch), or `PRUNING_TYPE`."""
+    if not isinstance(method, BuiltinMethod) or type(method).compute_mask is not BuiltinMethod.compute_mask:
+        return False
+    kinds = [vars(base)["PRUNING_TYPE"] for base in type(method).__mro__ if "PRUNING_TYPE" in vars(base)]
+    return not kinds or kinds[-1] == getattr(method, "PRUNING_TYPE", None)
 
 
 def next_mask(
@@ -113,7 +116,8 @@ def prune_survivors(
             method.prune_(mask, t)
         else:
             where = _survivors(method, default_mask)
-            mask[where] = method.compute_mask(t[where], default_mask=default_mask[where]).detach().to(mask.dtype)
+            before = default_mask.detach().clone()  # not the mask in force: the index may be of slices
+            mask[where] = method.compute_mask(t[where], default_mask=before[where]).detach().to(mask.dtype)
     return mask
 
 

@@ -161,6 +161,19 @@ def test_a_subclass_of_a_builtin_that_computes_its_own_mask_is_asked() -> None:
     assert layer.weight_mask.tolist() == [[1, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("library", [pruning, torch_prune])
+def test_a_subclass_of_a_builtin_that_is_global_counts_what_is_pruned(library: Any) -> None:
+    class Whole(library.L1Unstructured):  # type: ignore[misc]
+        PRUNING_TYPE = "global"
+
+    layer = nn.Linear(4, 5)
+    for left in (10, 10, 10):  # half of all entries: the smallest, which are those pruned already
+        Whole.apply(layer, "weight", 0.5)
+        assert int(layer.weight_mask.sum()) == left
+    Whole.apply(layer, "weight", 15)
+    assert int(layer.weight_mask.sum()) == 5
+
+
 @pytest.mark.parametrize("computed", [torch.tensor([True, False]), torch.tensor([[1.0, 0.0]], dtype=torch.float64)])
 def test_custom_masks_of_other_dtypes_and_smaller_shapes_are_taken(computed: Tensor) -> None:
     class Fixed(pruning.BasePruningMethod):
