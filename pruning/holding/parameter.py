@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -63,16 +63,18 @@ class ModuleParameter:
         """Return a copy of the mask so far, to prune further in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
-    def hold(self, hook: Any, mask: Tensor) -> None:
+    def hold(self, hook: Any, mask: Tensor, own: Callable[[nn.Module], Tensor] | None = None) -> None:
         """Put `mask` in force, and `hook` in the place of the one before; nothing before this has changed the module.
 
-        The hook is a forward pre-hook that calls the `Reparam` it is given as `_reparam`.
+        The hook is a forward pre-hook that calls the `Reparam` it is given as `_reparam`; `own` is the `apply_mask` of
+        a subclass that has its own.
         """
         module, name = self.module, self.name
         reparam = getattr(self.hook, "_reparam", None) or Reparam(name)
         if self.key is not None:
             self.hook._reparam = None  # it may become one method among others
         hook._reparam = reparam
+        reparam.own = own
         make_live(module)
         if self.key is None:
             rename_parameter(module, name, orig_name(name))
@@ -83,13 +85,15 @@ class ModuleParameter:
             module._forward_pre_hooks[self.key] = hook
         reparam.refresh(module)
 
-    def release(self, value: Tensor | None = None) -> None:
-        """Take everything away that `hold` has added, and leave `value`: None is the parameter under its mask."""
+    def release(self) -> None:
+        """Take everything away that `hold` has added, and leave the values that `name` reads."""
         if self.key is None or self.mask is None:
             raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
         module, name = self.module, self.name
+        reparam = getattr(self.hook, "_reparam", None)
+        own = None if reparam is None else reparam.own
         # New storage: tensors that share the old one keep their values.
-        self.orig.data = masked(self.orig.detach(), self.mask) if value is None else value
+        self.orig.data = masked(self.orig.detach(), self.mask) if own is None else own(module).detach()
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -50,14 +50,20 @@ def stored(module: nn.Module, name: str) -> tuple[Tensor, Tensor]:
 
 
 class Reparam:
-    """Keeps `name` at `name_orig` under `name_mask` in one module; the module's hook calls it."""
+    """Keeps `name` at `name_orig` under `name_mask` in one module; the module's hook calls it.
+
+    `own` is the `apply_mask` of a subclass that has its own: what it returns is what `name` reads.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.own: Callable[[nn.Module], Tensor] | None = None
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # several: shallow copies share their hooks
 
     def read(self, module: nn.Module) -> Tensor:
         """Return a new masked tensor."""
+        if self.own is not None:
+            return self.own(module)
         orig, mask = stored(module, self.name)
         if getattr(module, "sparse", False) and not is_capturing():  # an embedding that has sparse gradients
             return masked_sparsely(orig, mask)
@@ -70,22 +76,32 @@ class Reparam:
             self._modules.add(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"name": self.name}
+        # The modules go along, for compiled code, which cannot note them, may be the first to run what is loaded.
+        return {**vars(self), "_modules": list(self._modules)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _modules=weakref.WeakSet())
+        vars(self).update(state, _modules=weakref.WeakSet(state["_modules"]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reparam:
         # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
         # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
         copied = memo[id(self)] = type(self)(self.name)
+        copied.own = copy.deepcopy(self.own, memo)
         for module in self._modules:
             if id(module) in memo:
                 copied._modules.add(memo[id(module)])
             value = module.__dict__.get(self.name)
             if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
-                memo[id(value)] = masked(*(copy.deepcopy(tensor, memo) for tensor in stored(module, self.name)))
+                memo[id(value)] = self.read(_with_copied_tensors(module, memo))
         return copied
+
+
+def _with_copied_tensors(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a stand-in for `module` that has the parameters and buffers of its copy, which is not filled yet."""
+    stand_in = nn.Module.__new__(type(module))
+    tensors = {kind: copy.deepcopy(vars(module)[kind], memo) for kind in ("_parameters", "_buffers")}
+    vars(stand_in).update(vars(module), **tensors)
+    return stand_in
 
 
 def held(model: nn.Module) -> Iterator[tuple[nn.Module, Reparam]]:

@@ -7,7 +7,7 @@ that several modules share (tied weights) counts once too, and they share one ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -60,8 +60,8 @@ def global_unstructured(
             f"`pruning_method` (={pruning_method.__name__}) must have the PRUNING_TYPE 'unstructured', not "
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
-    shared = _gather(parameters, importance_scores)
-    masks, scores = [tied.copied_mask() for tied in shared], [tied.entry_scores() for tied in shared]
+    tied_parameters = _gather(parameters, importance_scores)
+    masks, scores = [tied.copied_mask() for tied in tied_parameters], [tied.entry_scores() for tied in tied_parameters]
     try:
         with drawing_from(method, generator):
             if is_builtin(method):
@@ -69,9 +69,8 @@ def global_unstructured(
             else:
                 masks = _custom_masks(method, masks, scores)
     except ValueError as error:
-        raise _with_name_of_nan(error, shared, masks, scores) from error
-    for tied, mask in zip(shared, masks, strict=True):
-        tied.commit(mask)
+        raise _with_name_of_nan(error, tied_parameters, masks, scores) from error
+    _commit_all(tied_parameters, masks)
 
 
 def global_structured(
@@ -110,33 +109,32 @@ def global_structured(
     if n == "nuc":
         raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
     LnStructured(amount, n, dim)  # refuses what it cannot use
-    shared = _gather(parameters, importance_scores)
-    for tied in shared:
+    tied_parameters = _gather(parameters, importance_scores)
+    for tied in tied_parameters:
         check_structured(tied.first.orig)
-    masks = [tied.copied_mask() for tied in shared]
+    masks = [tied.copied_mask() for tied in tied_parameters]
     alive = [alive_channels(mask, check_dim(mask, dim)) for mask in masks]
     kept = [channels.clone() for channels in alive]
     count = partial(resolve_amount, amount)
     if issubclass(pruning_method, RandomStructured):
         prune_random_across_(kept, count, generator=generator)
     else:
-        scores = [tied.channel_scores(mask) for tied, mask in zip(shared, masks, strict=True)]
+        scores = [tied.channel_scores(mask) for tied, mask in zip(tied_parameters, masks, strict=True)]
         norms = [normalised_norms(score, n, dim) for score in scores]
-        prune_smallest_across_(kept, norms, count, names=[tied.label for tied in shared])
-    for tied, mask, before, after in zip(shared, masks, alive, kept, strict=True):
+        prune_smallest_across_(kept, norms, count, names=[tied.label for tied in tied_parameters])
+    for mask, before, after in zip(masks, alive, kept, strict=True):
         drop_channels(mask, before & ~after, check_dim(mask, dim))
-        tied.commit(mask)
+    _commit_all(tied_parameters, masks)
 
 
 def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
     """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
-    shared = _gather(masks, None)
-    pruned = [tied.copied_mask() for tied in shared]
-    for tied, mask in zip(shared, pruned, strict=True):
+    tied_parameters = _gather(masks, None)
+    pruned = [tied.copied_mask() for tied in tied_parameters]
+    for tied, mask in zip(tied_parameters, pruned, strict=True):
         for place in tied.places:
             CustomFromMask(masks[place.module, place.name]).prune_(mask, mask)
-    for tied, mask in zip(shared, pruned, strict=True):
-        tied.commit(mask)
+    _commit_all(tied_parameters, pruned)
 
 
 def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
@@ -178,11 +176,15 @@ class _TiedParameter:
     def channel_scores(self, mask: Tensor) -> Tensor:
         return masked(self.first.orig.detach(), mask) if self.given is None else self.given.detach()
 
-    def commit(self, mask: Tensor) -> None:
+    def plan(self, mask: Tensor) -> Iterator[tuple[BasePruningMethod, ModuleParameter, Tensor]]:
         for place in self.places:
             method = CustomFromMask(mask)
             method._tensor_name = place.name
-            commit(method, place, mask)
+            yield method, place, mask
+
+
+def _commit_all(parameters: Sequence[_TiedParameter], masks: Sequence[Tensor]) -> None:
+    commit([step for tied, mask in zip(parameters, masks, strict=True) for step in tied.plan(mask)])
 
 
 def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None) -> list[_TiedParameter]:
@@ -195,16 +197,16 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
     pairs = list(dict.fromkeys(map(_pair, parameters)))
     if unknown := [f"{type(module).__name__}.{name}" for module, name in given if (module, name) not in pairs]:
         raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
-    shared: dict[int, _TiedParameter] = {}
+    tied_parameters: dict[int, _TiedParameter] = {}
     for module, name in pairs:
         place = ModuleParameter.of(module, name)
         scores = given.get((module, name))
         if scores is not None:
             check_same_shape(scores, place.orig, place.label)
-        tied = shared.setdefault(id(place.orig), _TiedParameter([], scores))
+        tied = tied_parameters.setdefault(id(place.orig), _TiedParameter([], scores))
         tied.places.append(place)
         tied.given = scores if tied.given is None else tied.given
-    return list(shared.values())
+    return list(tied_parameters.values())
 
 
 def _pair(item: object) -> tuple[nn.Module, str]:
@@ -231,12 +233,12 @@ def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Se
 
 
 def _with_name_of_nan(
-    error: ValueError, shared: Sequence[_TiedParameter], masks: Sequence[Tensor], scores: Sequence[Tensor]
+    error: ValueError, tied_parameters: Sequence[_TiedParameter], masks: Sequence[Tensor], scores: Sequence[Tensor]
 ) -> ValueError:
     """Return `error`, naming the tensors whose scores are NaN, if that is why."""
     labels = [
         tied.label
-        for tied, mask, score in zip(shared, masks, scores, strict=True)
+        for tied, mask, score in zip(tied_parameters, masks, scores, strict=True)
         if bool(score[mask != 0].isnan().any())
     ]
     return ValueError(f"Pruning {', '.join(labels)}: {error}") if labels else error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, TypeGuard, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_same_shape, is_pruning_hook
-from pruning.holding.reparam import Reparam, held, mask_name, orig_name, publish
+from pruning.holding.reparam import Reparam, held, mask_name, orig_name
+from pruning.holding.rollback import restored_on_error
 from pruning.methods.deciding import drawing_from, next_mask, prune_survivors
 
 
@@ -41,12 +42,6 @@ class BasePruningMethod(ABC):
         if reparam is None:
             raise RuntimeError(f"{type(self).__name__} is called as a hook but has not been applied to a module.")
         reparam.refresh(module)
-        self.publish_own(module)
-
-    def publish_own(self, module: nn.Module) -> None:
-        """Let a subclass's own `apply_mask` say what the parameter reads, straight-through or softly masked, say."""
-        if applies_own_mask(self):
-            publish(module, self._name_of(module), self.apply_mask(module))
 
     @abstractmethod
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
@@ -90,7 +85,8 @@ class BasePruningMethod(ABC):
         parameter = ModuleParameter.of(module, name)
         method = cls(*args, **kwargs)
         method._tensor_name = name
-        return commit(method, parameter, next_mask(method, parameter, importance_scores, generator))
+        (hook,) = commit([(method, parameter, next_mask(method, parameter, importance_scores, generator))])
+        return hook
 
     def apply_mask(self, module: nn.Module) -> Tensor:
         """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0; a subclass may return another."""
@@ -128,7 +124,7 @@ class BasePruningMethod(ABC):
         Raises:
             RuntimeError: the method has not been applied.
         """
-        release(ModuleParameter.of(module, self._name_of(module)))
+        ModuleParameter.of(module, self._name_of(module)).release()
 
     def forget(self) -> None:  # noqa: B027 - most methods have nothing to let go of
         """Let go of what only computing the mask has needed: called once the mask is in force."""
@@ -196,19 +192,18 @@ class PruningContainer(BasePruningMethod):
         return prune_survivors(self._pruning_methods[-1], t, default_mask, self.generator)
 
 
-def commit(method: BasePruningMethod, parameter: ModuleParameter, mask: Tensor) -> BasePruningMethod:
-    """Put `mask` in force and remember `method`; return the hook that holds both."""
-    hook = appended(parameter.hook, method)
-    parameter.hold(hook, mask)
-    hook.publish_own(parameter.module)
-    method.forget()
-    return hook
-
-
-def release(parameter: ModuleParameter) -> None:
-    """Make the pruning of `parameter` permanent, as its hook applies it."""
-    hook = parameter.hook
-    parameter.release(hook.apply_mask(parameter.module).detach() if applies_own_mask(hook) else None)
+def commit(plan: Sequence[tuple[BasePruningMethod, ModuleParameter, Tensor]]) -> list[BasePruningMethod]:
+    """Put every mask in force and remember its method, or change nothing; return the hooks that hold them."""
+    hooks = []
+    with restored_on_error(parameter.module for _, parameter, _ in plan):
+        for method, parameter, mask in plan:
+            hook = appended(parameter.hook, method)
+            replaced = type(hook).apply_mask is not BasePruningMethod.apply_mask
+            parameter.hold(hook, mask, hook.apply_mask if replaced else None)
+            hooks.append(hook)
+    for method, _, _ in plan:
+        method.forget()
+    return hooks
 
 
 def appended(hook: BasePruningMethod | None, method: BasePruningMethod) -> BasePruningMethod:
@@ -219,11 +214,6 @@ def appended(hook: BasePruningMethod | None, method: BasePruningMethod) -> BaseP
         hook.add_pruning_method(method)
         return hook
     return PruningContainer(hook, method)  # of one method, or of all in a container of torch's
-
-
-def applies_own_mask(hook: BasePruningMethod | None) -> TypeGuard[BasePruningMethod]:
-    """Say whether `hook` is of a subclass that replaces `apply_mask`."""
-    return isinstance(hook, BasePruningMethod) and type(hook).apply_mask is not BasePruningMethod.apply_mask
 
 
 # torch's isinstance checks, its `is_pruned` and its `remove` then accept these methods.

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount
 from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook
-from pruning.methods.base import release
 from pruning.methods.structured import LnStructured, RandomStructured
 from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 from pruning.selection.channels import Norm
@@ -114,7 +113,7 @@ def remove(module: ModuleT, name: str) -> ModuleT:
         parameter = ModuleParameter.of(module, name)
     except AttributeError as error:
         raise ValueError(str(error)) from error
-    release(parameter)
+    parameter.release()
     drop_vacated(module)
     return module
 

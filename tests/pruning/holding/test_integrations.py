@@ -111,6 +111,14 @@ def test_compile(backend: str) -> None:
     assert torch.allclose(compiled(INPUTS), dense(model, network())(INPUTS), atol=1e-6)
 
 
+def test_a_loaded_model_that_only_compiled_code_has_run_can_be_copied() -> None:
+    torch.compiler.reset()
+    model = save_and_load(pruned())
+    train(torch.compile(model, backend="eager"), model, INPUTS)
+    for copied in (copy.deepcopy(model), save_and_load(model)):
+        assert torch.equal(copied(INPUTS), dense(model, network())(INPUTS))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_jit_trace_and_fx() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 from unittest import mock
 
+import cloudpickle
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -366,6 +368,13 @@ def test_a_subclass_may_apply_its_mask_in_its_own_way(library: Any) -> None:
     for _ in range(2):
         outputs = layer(torch.ones(1, 4))
         assert outputs.item() == pytest.approx(layer.bias.item() - 2)
+    if library is pruning:
+        copied = copy.deepcopy(layer)
+        assert copied.weight.tolist() == [[0, 0, 6, -8]]
+        copied.weight.sum().backward()
+        assert copied.weight_orig.grad.tolist() == [[2, 2, 2, 2]]
+        assert parameter.grad is None
+        assert cloudpickle.loads(cloudpickle.dumps(copied)).weight.tolist() == [[0, 0, 6, -8]]
     outputs.sum().backward()
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [[2, 2, 2, 2]]

@@ -1,0 +1,45 @@
+"""All or nothing: modules that a failed change leaves as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from pruning.holding.parameter import is_pruning_hook
+
+_CHANGED_IN_PLACE = ("_parameters", "_buffers", "_forward_pre_hooks", "_flat_weights")
+"""Attributes of a module that holding a pruned parameter changes; the last is the list that an RNN keeps."""
+
+
+@contextmanager
+def restored_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore names, masks and hooks of `modules`, and what their hooks remember, when the body raises."""
+    kept = list(dict.fromkeys(modules))
+    classes = [type(module) for module in kept]
+    hooks = [hook for module in kept for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)]
+    before = [(owner, dict(vars(owner)), _copies(owner)) for owner in (*kept, *hooks)]
+    try:
+        yield
+    except BaseException:
+        for owner, attributes, copies in before:
+            vars(owner).clear()
+            vars(owner).update(attributes)
+            for name, contents in copies.items():
+                _refill(attributes[name], contents)
+        for module, kind in zip(kept, classes, strict=True):
+            if type(module) is not kind:
+                module.__class__ = kind
+        raise
+
+
+def _copies(owner: object) -> dict[str, Any]:
+    return {name: vars(owner)[name].copy() for name in _CHANGED_IN_PLACE if name in vars(owner)}
+
+
+def _refill(container: Any, contents: Any) -> None:
+    """Give `container`, which others may refer to, its former `contents`."""
+    container.clear()
+    (container.extend if isinstance(container, list) else container.update)(contents)
