@@ -32,6 +32,8 @@ SIGMAS = 5.0
 """Half the width of a bracket in standard deviations: a miss costs a second pass, never the result."""
 FEW = 1 / 64
 """Up to this fraction scores are ranked without a sample."""
+PASSES = 8
+"""Brackets to try; then all that lies within the last is collected, whatever memory that takes."""
 ROOM = 1 / 20
 """Of all entries that many scores may be collected; a good bracket holds fewer, and of a bad one they are a sample."""
 
@@ -97,8 +99,11 @@ def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: b
     outer = low, high = (-math.inf, math.inf)
     if survivors > max(SAMPLE, FEW * entries):
         low, high = _bracket(_sample(chunks, survivors, magnitude), count / survivors, outer)
+    passes = 0
     while True:
-        found = _look(chunks, low, high, magnitude, limit=max(SAMPLE, int(ROOM * entries)))
+        limit = max(SAMPLE, int(ROOM * entries)) if passes < PASSES else entries
+        found = _look(chunks, low, high, magnitude, limit)
+        passes += 1
         rank = count - found.below
         if rank <= 0:  # the sample was not like the rest
             outer = low, high = outer[0], low

@@ -163,6 +163,26 @@ def test_a_sample_that_misleads_costs_no_exactness(count, way, sampled, monkeypa
     assert torch.equal(prune_smallest_(mask, scores, count), reference(torch.ones(3000), scores, count, False))
 
 
+@pytest.mark.parametrize("stuck", ["as wide as before", "beyond the end"])
+def test_a_search_that_gets_nowhere_ends(stuck, monkeypatch):
+    looks = []
+    look = smallest._look
+
+    def counted(*arguments):
+        looks.append(arguments)
+        assert len(looks) < 50
+        return look(*arguments)
+
+    monkeypatch.setattr(smallest, "_look", counted)
+    monkeypatch.setattr(
+        smallest, "_bracket", lambda sample, _, outer: outer if stuck == "as wide as before" else (9.0, outer[1])
+    )
+    scores = torch.randn(3000, generator=torch.Generator().manual_seed(2))
+    mask = prune_smallest_(torch.ones(3000), scores, 1234)
+    assert torch.equal(mask, reference(torch.ones(3000), scores, 1234, False))
+    assert len(looks) <= smallest.PASSES + 2
+
+
 @pytest.mark.parametrize("position", [0, 70, 2999])
 @pytest.mark.parametrize("prune", [prune_smallest_, pytest.param("device", id="on_device")])
 def test_nan_is_refused_where_it_counts_and_nothing_changes(position, prune):
