@@ -9,6 +9,7 @@ from typing import cast
 
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 
 
 class LiveOutProj(NonDynamicallyQuantizableLinear):
@@ -25,13 +26,17 @@ class LiveOutProj(NonDynamicallyQuantizableLinear):
 
 def make_live(module: nn.Module) -> None:
     """Let an attention's output projection compute its pruned parameters on reading; leave other modules alone."""
-    if type(module) is NonDynamicallyQuantizableLinear:
+    kind: type = type(module)
+    if kind is NonDynamicallyQuantizableLinear:
         module.__class__ = LiveOutProj
+    elif kind.__bases__ == (NonDynamicallyQuantizableLinear,) and parametrize.is_parametrized(module):
+        # torch has made this class for the module, and returns it to its base when the parametrization is removed.
+        kind.__bases__ = (LiveOutProj,)
 
 
 def make_plain(module: nn.Module) -> None:
-    """Undo `make_live` once no pruned parameter is left."""
-    if isinstance(module, LiveOutProj) and not any(
+    """Undo `make_live` once no pruned parameter is left; a parametrized class may be that of copies, too, and stays."""
+    if type(module) is LiveOutProj and not any(
         getattr(hook, "_reparam", None) is not None for hook in module._forward_pre_hooks.values()
     ):
         cast(nn.Module, module).__class__ = NonDynamicallyQuantizableLinear

@@ -230,6 +230,31 @@ class TestAttention:
         assert torch.equal(self.run(module), expected)
         train(lambda: self.run(module), module)
 
+    @pytest.mark.parametrize("first", ["parametrized", "pruned"])
+    def test_a_parametrized_output_projection(self, first: str) -> None:
+        def parametrized(module: nn.Module) -> None:
+            nn.utils.parametrizations.weight_norm(module, "weight")
+
+        def pruned(module: nn.Module) -> None:
+            pruning.l1_unstructured(module, "bias", 4)
+
+        module = attention()
+        with torch.no_grad():
+            module.out_proj.bias.copy_(torch.arange(1.0, 9.0))
+        for change in (parametrized, pruned) if first == "parametrized" else (pruned, parametrized):
+            change(module.out_proj)
+        copied = copy.deepcopy(module)
+        train(lambda: self.run(module), module)
+        assert (module.out_proj.bias != 0).tolist() == [False] * 4 + [True] * 4
+        pruning.remove(module.out_proj, "bias")
+        weight = module.out_proj.weight.detach().clone()
+        train(lambda: self.run(module), module)
+        assert not torch.equal(module.out_proj.weight, weight), "it is parametrized still"
+        train(lambda: self.run(copied), copied)
+        assert torch.equal(copied.out_proj.bias, copied.out_proj.bias_orig * copied.out_proj.bias_mask)
+        nn.utils.parametrize.remove_parametrizations(module.out_proj, "weight")
+        train(lambda: self.run(module), module)
+
     def test_transformer_layer_fused_path(self) -> None:
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
         for module, name in ((layer.self_attn.out_proj, "weight"), (layer.linear1, "weight")):
