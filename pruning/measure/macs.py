@@ -71,7 +71,7 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
         if (rule := _rule_of(module)) is not None
     ]
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluating(model), _calling_each_layer(), torch.no_grad():
             model(*arguments_of(example))
     finally:
         for handle in handles:
@@ -86,19 +86,27 @@ def arguments_of(example: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and back as it was; attention takes the way that calls its layers."""
+    """Put every module into evaluation mode, and back as it was."""
     modes = {module: module.training for module in model.modules()}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     model.eval()
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for module, mode in modes.items():
             module.training = mode
         for module, reparam in held(model):
             reparam.refresh(module)  # what ran without gradients has left tensors without a history
+
+
+@contextmanager
+def _calling_each_layer() -> Iterator[None]:
+    """Let attention take the way that calls its layers, not the fast one."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # --- how often each layer applies its weights -------------------------------------------------------------------------

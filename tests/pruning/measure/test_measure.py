@@ -119,6 +119,15 @@ def test_a_transformer_layer_is_counted_in_full():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_latency_is_that_of_the_fast_path(monkeypatch):
+    taken = []
+    fused = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *a: [taken.append(1), fused(*a)][1])
+    measure.latency(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8), samples=2, warmup=1)
+    assert len(taken) == 3
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_a_layer_called_twice_counts_twice():
     class Twice(nn.Module):
         def __init__(self):
