@@ -23,7 +23,8 @@ from pruning.methods.across_modules import prune_by_masks
 class MaskSet(Mapping[str, Tensor]):
     """Qualified parameter name -> bool tensor on the CPU, True where the entry is kept; a value, not a view.
 
-    The order is the model's. Two sets are equal when names, shapes and entries are, whatever their order.
+    The order is the model's. Two sets are equal when names, shapes and entries are, whatever their order. No set is
+    hashable, for its tensors can be changed: use `digest`.
 
     Args:
         masks: name -> tensor of any dtype, nonzero where the entry is kept; copied.
@@ -82,9 +83,6 @@ class MaskSet(Mapping[str, Tensor]):
         if not isinstance(other, MaskSet):
             return NotImplemented
         return self.keys() == other.keys() and all(torch.equal(mask, other[name]) for name, mask in self.items())
-
-    def __hash__(self) -> int:
-        return hash(self.digest())
 
     def __repr__(self) -> str:
         return f"MaskSet({len(self)} tensors, {sum(self.sizes().values())} entries, sparsity {self.sparsity():.4f})"
