@@ -208,6 +208,90 @@ def test_a_parameter_of_two_modules_is_kept_in_both() -> None:
         assert torch.equal(model[0].weight, layer.weight_orig * layer.weight_mask)
 
 
+def replaced(model: nn.Sequential, how: str) -> None:
+    """Give `model` other parameters (or the same ones, converted) with values where they are masked."""
+    ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    if how == "assign":
+        model.load_state_dict(ones, assign=True)
+    elif how == "convert":
+        model.double()
+    elif how == "convert and overwrite":
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        model.double()
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    else:
+        model[0].weight = nn.Parameter(ones["0.weight"])
+
+
+@pytest.mark.parametrize("how", ["assign", "convert", "convert and overwrite", "by hand"])
+@pytest.mark.parametrize("attached_before", [False, True])
+def test_parameters_that_replace_others_are_kept(how: str, attached_before: bool) -> None:
+    model = network()
+    masks = masks_of(model)
+    keeper = MaskKeeper(model, masks)
+    if attached_before:
+        replaced(model, how)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    keeper.attach(optimizer)
+    if not attached_before:
+        replaced(model, how)
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 6, dtype=model[0].weight.dtype)).sum().backward()
+        optimizer.step()
+        assert not model[0].weight[~masks["0.weight"]].any()
+        if step or attached_before or how == "convert":  # else the first gradient is masked before the step alone
+            assert not model[0].weight.grad[~masks["0.weight"]].any()
+    assert model[0].weight[masks["0.weight"]].all()
+    keeper.release()
+    model(torch.ones(1, 6, dtype=model[0].weight.dtype)).sum().backward()
+    assert model[0].weight.grad[~masks["0.weight"]].any(), "gradients are free again"
+
+
+def test_the_first_step_of_a_parameter_that_replaces_another_is_masked() -> None:
+    layer = nn.Linear(6, 6, bias=False)
+    mask = torch.eye(6)
+    keeper = MaskKeeper(layer, MaskSet({"weight": mask}))
+    layer.weight = nn.Parameter(torch.ones(6, 6))
+    optimizer = torch.optim.SGD([layer.weight], lr=0.1)
+    keeper.attach(optimizer)
+    layer(torch.ones(1, 6)).sum().backward()
+    assert torch.equal(layer.weight.grad != 0, mask != 0)
+
+
+def test_a_parameter_that_thaws_has_its_gradient_masked() -> None:
+    layer = nn.Linear(6, 6, bias=False)
+    layer.weight.requires_grad_(False)
+    keeper = MaskKeeper(layer, MaskSet({"weight": torch.eye(6)}))
+    layer.weight.requires_grad_(True)
+    keeper.attach(torch.optim.SGD([layer.weight], lr=0.1))
+    layer(torch.ones(1, 6)).sum().backward()
+    assert torch.equal(layer.weight.grad, torch.eye(6))
+
+
+def test_tied_parameters_may_be_untied() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    keeper = MaskKeeper(model, MaskSet({"0.weight": torch.eye(4), "1.weight": torch.ones(4, 4)}))
+    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()}, assign=True)
+    keeper.enforce()
+    assert model[0].weight is not model[1].weight
+    assert torch.equal(model[0].weight, torch.eye(4))
+    assert torch.equal(model[1].weight, torch.eye(4))
+
+
+def test_a_parameter_that_is_gone_or_of_another_shape_is_named() -> None:
+    layer = nn.Linear(3, 2)
+    keeper = MaskKeeper(layer, MaskSet({"weight": torch.zeros(2, 3)}))
+    layer.weight = nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"`weight` of Linear has the shape \(3, 3\) now.*mask of shape \(2, 3\)"):
+        keeper.enforce()
+    del layer.weight
+    with pytest.raises(ValueError, match="`weight` of Linear is gone"):
+        keeper.enforce()
+
+
 def test_masks_of_another_model_are_refused() -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
