@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -139,11 +139,42 @@ def pruned_names(module: nn.Module) -> set[str]:
     return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model that `torch.compile`, `nn.DataParallel` or `DistributedDataParallel` has wrapped, if one has."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what `named_modules` does, without wrappers and their part in the names."""
+    seen: set[nn.Module] = set()
+
+    def walk(path: str, wrapped: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        module = unwrapped(wrapped)
+        if module not in seen:
+            seen.add(module)
+            yield path, module
+            for name, child in module.named_children():
+                yield from walk(f"{path}.{name}" if path else name, child)
+
+    return walk("", model)
+
+
 def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
-    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape."""
-    path, _, leaf = name.rpartition(".")
+    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape.
+
+    Wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel` are no part of a name.
+    """
+    *path, leaf = name.split(".")
     try:
-        module = model.get_submodule(path)
+        module = unwrapped(model)
+        for step in path:
+            module = unwrapped(module.get_submodule(step))
         parameter = module._parameters.get(leaf, module._parameters.get(orig_name(leaf)))
     except AttributeError:
         parameter = None
@@ -164,8 +195,18 @@ def check_tensor(value: object, name: str) -> None:
 
 
 def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:
-    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they have the shape of `tensor`."""
+    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they are dense, as `tensor` is, and there.
+
+    They are there when they have its shape and its device.
+    """
     check_tensor(scores, "importance_scores")
+    if scores.layout != torch.strided:
+        raise ValueError(f"`importance_scores` ({scores.layout}) must be a dense tensor; pass `scores.to_dense()`.")
+    if scores.device != tensor.device:
+        raise ValueError(
+            f"`importance_scores` (on {scores.device}) must be on the device of `{name}`, {tensor.device}; "
+            f"pass `scores.to('{tensor.device}')`."
+        )
     if scores.shape != tensor.shape:
         raise ValueError(
             f"`importance_scores` (of shape {tuple(scores.shape)}) must have the shape of `{name}`, "

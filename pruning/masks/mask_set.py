@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pruning.holding.parameter import ModuleParameter, place, pruned_names
+from pruning.holding.parameter import ModuleParameter, place, plain_modules, pruned_names
 from pruning.holding.reparam import mask_name, orig_name
 from pruning.masks import files as mask_files
 from pruning.masks.packing import Bytes
@@ -35,13 +35,17 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def collect(cls, model: nn.Module) -> MaskSet:
-        """Return the masks of all parameters in `model` that this package or `torch.nn.utils.prune` holds pruned."""
-        found = {}
-        for path, module in model.named_modules():
+        """Return the masks of all parameters in `model` that this package or `torch.nn.utils.prune` holds pruned.
+
+        Their names are those in a plain model, without what `torch.compile`, `nn.DataParallel` and
+        `DistributedDataParallel` put before them; `apply` finds them in a wrapped model, too.
+        """
+        masks = {}
+        for path, module in plain_modules(model):
             names = {orig_name(name): name for name in pruned_names(module)}
             for name in [names[key] for key in module._parameters if key in names]:
-                found[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
-        return cls(found)
+                masks[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
+        return cls(masks)
 
     def apply(self, model: nn.Module) -> None:
         """Prune the parameters of `model` by these masks, on top of what is pruned already; all of them or none.

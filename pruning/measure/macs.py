@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.rnn import PackedSequence
 
+from pruning.holding.parameter import plain_modules
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 
@@ -67,7 +68,7 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     layers: dict[str, LayerMacs] = {}
     handles = [
         module.register_forward_hook(partial(_count, layers, masks, path, rule), with_kwargs=True)
-        for path, module in model.named_modules()
+        for path, module in plain_modules(model)
         if (rule := _rule_of(module)) is not None
     ]
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pruning.holding.parameter import plain_modules, pruned_names
 from pruning.holding.reparam import orig_name
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import LayerMacs as LayerMacs
@@ -173,7 +174,11 @@ def _masks_of(model: nn.Module | MaskSet) -> MaskSet:
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield every parameter under the name that it has in a plain model."""
-    held = {orig_name(name): name for name in MaskSet.collect(model)}
-    for name, parameter in model.named_parameters():
-        yield held.get(name, name), parameter
+    """Yield every parameter, once, under the name that it has in a plain model."""
+    seen = set()
+    for path, module in plain_modules(model):
+        names = {orig_name(name): name for name in pruned_names(module)}
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter not in seen:
+                seen.add(parameter)
+                yield (f"{path}." if path else "") + names.get(key, key), parameter

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from pruning import custom_from_mask, l1_unstructured
+from pruning import MaskKeeper, custom_from_mask, l1_unstructured
 from pruning.masks import MaskSet
 from pruning.masks import files as mask_files
 from pruning.masks.files import HEADER
 from pruning.masks.packing import pack, unpack
+from pruning.measure import report
+from pruning.measure.macs import LayerMacs, macs
 
 
 def tensor(*rows):
@@ -189,6 +191,35 @@ def test_equality_and_digest_are_of_names_shapes_and_bits():
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
+
+
+def compiled(net):
+    return torch.compile(net, backend="eager")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda net: nn.DataParallel(compiled(net))])
+def test_wrappers_are_no_part_of_a_name(wrap):
+    net = model()
+    l1_unstructured(net[1][0], "weight", 0.5)
+    net[1][0] = wrap(net[1][0])
+    masks = MaskSet.collect(wrap(net))
+    assert list(masks) == ["1.0.weight"]
+    plain, wrapped = model(), wrap(model())
+    for other in (plain, wrapped):
+        masks.apply(other)
+        assert MaskSet.collect(other) == masks
+    MaskKeeper(wrap(model()), masks).release()
+    assert report.sizes(wrapped)["1.0.weight"] == report.sizes(plain)["1.0.weight"]
+    assert report.remaining_parameters(wrapped) == report.remaining_parameters(plain) == report.parameters(plain) - 15
+    counted = macs(nn.Sequential(net[1][0]), torch.zeros(1, 6))
+    assert counted.layers == {"0": LayerMacs(30, 15)}
+
+
+def test_a_submodule_of_that_name_keeps_it():
+    net = nn.ModuleDict({"module": nn.Linear(2, 2)})
+    l1_unstructured(net["module"], "weight", 1)
+    assert list(MaskSet.collect(net)) == ["module.weight"]
 
 
 def test_all_masks_apply_or_none():
