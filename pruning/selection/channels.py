@@ -88,7 +88,7 @@ def channel_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
     """
     check_norm(n)
     values = t.detach()
-    if values.dtype in (torch.float16, torch.bfloat16) or not (values.is_floating_point() or values.is_complex()):
+    if not values.is_complex() and (values.element_size() < 4 or not values.is_floating_point()):
         values = values.float()  # a sum of squares overflows in half precision
     dims = other_dims(t, check_dim(t, dim))
     if n == "nuc":

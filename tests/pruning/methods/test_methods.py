@@ -200,7 +200,8 @@ def test_nuclear_norms_where_channels_are_matrices() -> None:
 
 def test_norms_of_half_precision_do_not_overflow() -> None:
     layer = nn.Linear(2, 2, dtype=torch.float16)
-    layer.weight = nn.Parameter(torch.tensor([[400.0, 400.0], [300.0, 300.0]], dtype=torch.float16))
+    # Norms of 84,853 and 70,711, both infinite in half precision: of equals the first would go.
+    layer.weight = nn.Parameter(torch.tensor([[6e4, 6e4], [5e4, 5e4]], dtype=torch.float16))
     pruning.ln_structured(layer, "weight", 1, n=2, dim=0)
     assert layer.weight_mask.tolist() == [[1, 1], [0, 0]]
 
@@ -388,6 +389,26 @@ WRONG: dict[str, tuple[type[Exception], str, Any]] = {
     "scores": (
         *(TypeError, "`importance_scores` must be a tensor, not list"),
         lambda m: pruning.l1_unstructured(m, "weight", 0.5, importance_scores=[1]),
+    ),
+    "scores elsewhere": (
+        *(ValueError, r"`importance_scores` \(on meta\) must be on the device of `Linear.weight`, cpu"),
+        lambda m: pruning.l1_unstructured(m, "weight", 0.5, torch.ones(3, 4, device="meta")),
+    ),
+    "sparse scores": (
+        *(ValueError, r"`importance_scores` \(torch.sparse_coo\) must be a dense tensor"),
+        lambda m: pruning.ln_structured(m, "weight", 0.5, 2, 0, torch.ones(3, 4).to_sparse()),
+    ),
+    "scores of one elsewhere": (
+        *(ValueError, "must be on the device of `Linear.weight`, cpu"),
+        lambda m: pruning.global_unstructured(
+            [(m, "weight")], pruning.L1Unstructured, {(m, "weight"): torch.ones(3, 4, device="meta")}, amount=1
+        ),
+    ),
+    "channels' scores elsewhere": (
+        *(ValueError, "must be on the device of `Linear.weight`, cpu"),
+        lambda m: pruning.global_structured(
+            [(m, "weight")], importance_scores={(m, "weight"): torch.ones(3, 4, device="meta")}, amount=1
+        ),
     ),
     "dim": (TypeError, r"`dim` \(='0'\) must be an int", lambda m: pruning.ln_structured(m, "weight", 0.5, 2, "0")),
     "n": (ValueError, r"`n` \(=None\) must be", lambda m: pruning.ln_structured(m, "weight", 0.5, None, 0)),
