@@ -54,7 +54,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["+sweep=random_amounts", "schedule.sparsity=0.5,1.2", "seed=0,1"], "2 of 4 trial(s) cannot be planned"),
         (["schedule=amount", "schedule.amount=100000"], "conv1.weight has 288"),
         (["-m", "store.uri=a,b"], "`store` differs between trials"),
-        (["model._target_=no_such.Net"], "there is no module 'no_such'"),
+        (["model._target_=no_such.Net", "model.kind=null"], "there is no module 'no_such'"),
     ],
 )
 def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
@@ -121,7 +121,7 @@ def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
         "    def compute_mask(self, scores, default_mask):\n"
         "        return super().compute_mask(-scores.abs().add(1).reciprocal(), default_mask)\n"
     )
-    method = ("method._target_=their_code.Largest", "method.name=largest")
+    method = ("method._target_=their_code.Largest", "method.kind=null", "method.name=largest")
     result = run("--config-dir", "mine", "+sweep=my_sweep", *QUICK[:2], *QUICK[4:], *method)
 
     assert result.returncode == 0, result.stderr
@@ -131,7 +131,7 @@ def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
 
 def test_a_failing_target_ends_with_1_and_says_where(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def net(**arguments): raise RuntimeError('their mistake')\n")
-    result = run("cluster=inline", "tracking=none", "model={_target_: broken.net}")
+    result = run("cluster=inline", "tracking=none", "model={_target_: broken.net, kind: null}")
 
     assert result.returncode == 1
     assert "their mistake" in result.stderr

@@ -36,14 +36,14 @@ def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> No
 
 
 def test_peers_train_the_network_on_the_split_that_we_do() -> None:
-    ours = data.load({"_target_": "orchestrator.workloads.data.digits"})
+    ours = data.load({"kind": "digits"})
     for split, (images, labels) in zip((ours.train, ours.val, ours.test), digits.load_splits(), strict=True):
         (theirs,) = split.batches(len(labels), device=torch.device("cpu"))
         torch.testing.assert_close(images, theirs[0].flatten(1))
         assert torch.equal(labels, theirs[1])
 
     network = models.build(
-        {"_target_": "orchestrator.workloads.models.mlp"} | {"input_shape": None, "classes": None},
+        {"kind": "mlp"} | {"input_shape": None, "classes": None},
         input_shape=ours.input_shape,
         classes=ours.classes,
         seed=0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.settings import as_typed, settings_of, varying
+from orchestrator.config.settings import as_typed, name_of, settings_of, varying
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.specs import Plan, TrialSpec
 
@@ -65,7 +65,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
                 lines.setdefault(trial.line, trial.settings)
                 own = {name: value for name, value in trial.settings.items() if name.startswith(_DENSE)}
                 networks.setdefault(trial.dense, own)
-        methods = [_method(settings) or "trial" for settings in lines.values()]
+        methods = [_name(settings, "method", "trial") for settings in lines.values()]
         labels = _labels(methods, list(lines.values()))
         line_labels |= {(panel, line): label for line, label in zip(lines, labels, strict=True)}
         labels = _labels(["dense"] * len(networks), list(networks.values()))
@@ -74,7 +74,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
         Position(
             panel=trial.panel,
             line=line_labels[trial.panel, trial.line],
-            method=_method(trial.settings),
+            method=_name(trial.settings, "method"),
             schedule=str(trial.settings.get("schedule.kind", "")),
             point=canonical_json([trial.panel, trial.line, spec.identity]),
             dense=trial.dense,
@@ -96,24 +96,26 @@ def _identified(plan: Plan, trial: TrialSpec) -> _Trial:
         for key in dict.fromkeys((trial.dense, *trial.stages[:2]))
     ]
     return _Trial(
-        panel=(str(settings.get("model.name", "model")), str(settings.get("data.name", "data"))),
+        panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
         line=canonical_json([shown, stages]),
         dense=canonical_json({k: v for k, v in dense.fields.items() if k != "seed"}),
         settings=settings,
     )
 
 
-def _method(settings: Mapping[str, Any]) -> str:
-    return str(settings.get("method.name", settings.get("method._target_", "")))
+def _name(settings: Mapping[str, Any], group: str, default: str = "") -> str:
+    """What a model, data set or method is called: its name, else what builds it."""
+    return str(
+        next((found for key in ("name", "kind", "_target_") if (found := settings.get(f"{group}.{key}"))), default)
+    )
 
 
 def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the labels of lines, those that are alike made longer by the settings in which the lines differ."""
     names = [name for name in varying(lines) if name not in ("seed", *POINT_SETTINGS)]
-    named = {name.rpartition(".")[0] for name in names if name.endswith(".name")}
     order = [name for name in _NAMES if name in names]
-    order += [name for name in names if name.endswith("._target_") and name.removesuffix("._target_") not in named]
-    order += [name for name in names if name not in order and not name.endswith("_target_")]
+    order += [name for name in names if name_of(name) and name_of(name) not in names]
+    order += [name for name in names if name not in order and not name_of(name)]
     words = _short(order)
     for name in order:
         values: dict[str, set[str]] = {}
@@ -133,13 +135,14 @@ def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _short(names: Sequence[str]) -> dict[str, str]:
     """Return a word for each setting: `lr`, but `train.optimizer.lr` where that of `finetune` differs as well."""
-    words = {name: name.removesuffix("._target_").rpartition(".")[2] for name in names}
-    counts = Counter(words.values())
-    return {name: word if counts[word] == 1 else name.removesuffix("._target_") for name, word in words.items()}
+    paths = {name: name_of(name).removesuffix(".name") or name for name in names}
+    counts = Counter(path.rpartition(".")[2] for path in paths.values())
+    words = {name: path.rpartition(".")[2] for name, path in paths.items()}
+    return {name: word if counts[word] == 1 else paths[name] for name, word in words.items()}
 
 
 def _setting(name: str, word: str, line: Mapping[str, Any]) -> str:
     value = as_typed(line.get(name))
-    if name.endswith("._target_"):
+    if name_of(name):
         return f"{word}={value.rpartition('.')[2]}"
     return value if name == "schedule.kind" else f"{word}={value}"

@@ -1,7 +1,7 @@
 """What the built-in models, data sets and trainings are configured by: plain dataclasses, no torch.
 
-`orchestrator.config.schema` puts them into Hydra's ConfigStore. A model or data set of the user's own needs none of
-this: a YAML file with a `_target_` and its arguments.
+`orchestrator.config.schema` puts them into Hydra's ConfigStore. What is built in is named by its `kind`; a model, data
+set or method of the user's own needs none of this: a YAML file with a `_target_` and its arguments.
 """
 
 from __future__ import annotations
@@ -50,25 +50,41 @@ class Train:
 
 
 @dataclass
-class Mlp:
-    """Fully connected layers with ReLU."""
+class Component:
+    """What every model, data set and method has; exactly one of `kind` and `_target_` is given."""
 
-    name: str = "mlp"
-    _target_: str = "orchestrator.workloads.models.mlp"
+    name: str | None = None
+    """What reports call it; null: its kind. No part of what identifies a result."""
+    kind: str | None = None
+    """One that is built in."""
+    _target_: str | None = None
+    """The user's own: package.module.Thing, to be called with the other keys."""
+    depends: list[str] = field(default_factory=list)
+    """Files and directories that it reads: their contents are part of the results."""
+
+
+@dataclass
+class Model(Component):
+    """What every network takes; null is filled in from the data set."""
+
     input_shape: list[int] | None = None
     classes: int | None = None
+
+
+@dataclass
+class Mlp(Model):
+    """Fully connected layers with ReLU."""
+
+    kind: str | None = "mlp"
     hidden: list[int] = field(default_factory=lambda: [256, 128])
     dropout: float = 0.0
 
 
 @dataclass
-class Cnn:
+class Cnn(Model):
     """3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling, then linear layers."""
 
-    name: str = "cnn"
-    _target_: str = "orchestrator.workloads.models.cnn"
-    input_shape: list[int] | None = None
-    classes: int | None = None
+    kind: str | None = "cnn"
     channels: list[int] = field(default_factory=lambda: [32, 64])
     hidden: list[int] = field(default_factory=list)
     batch_norm: bool = True
@@ -76,38 +92,29 @@ class Cnn:
 
 
 @dataclass
-class Lenet300100:
+class Lenet300100(Model):
     """LeNet-300-100."""
 
-    name: str = "lenet_300_100"
-    _target_: str = "orchestrator.workloads.models.lenet_300_100"
-    input_shape: list[int] | None = None
-    classes: int | None = None
+    kind: str | None = "lenet_300_100"
 
 
 @dataclass
-class Lenet5:
+class Lenet5(Model):
     """LeNet-5 as Caffe defined it."""
 
-    name: str = "lenet5"
-    _target_: str = "orchestrator.workloads.models.lenet5"
-    input_shape: list[int] | None = None
-    classes: int | None = None
+    kind: str | None = "lenet5"
 
 
 @dataclass
-class Resnet20:
+class Resnet20(Model):
     """ResNet-20 for small images, with parameter-free shortcuts."""
 
-    name: str = "resnet20"
-    _target_: str = "orchestrator.workloads.models.resnet20"
-    input_shape: list[int] | None = None
-    classes: int | None = None
+    kind: str | None = "resnet20"
     width: int = 16
 
 
 @dataclass
-class DataSet:
+class DataSet(Component):
     """What every data set takes: how the validation split is cut from the training split.
 
     Exactly one of `val_fraction` and `val_size` (examples) is given. The cut follows `split_seed`, not a trial's seed.
@@ -122,8 +129,7 @@ class DataSet:
 class Digits(DataSet):
     """scikit-learn's 1,797 handwritten digits of 8x8 pixels; needs no download."""
 
-    name: str = "digits"
-    _target_: str = "orchestrator.workloads.data.digits"
+    kind: str | None = "digits"
     val_fraction: float | None = 0.15
     test_fraction: float = 0.2
     mean: list[float] = field(default_factory=lambda: [0.3053])
@@ -134,8 +140,7 @@ class Digits(DataSet):
 class Mnist(DataSet):
     """MNIST from its four idx files in `root`/mnist, downloaded when absent."""
 
-    name: str = "mnist"
-    _target_: str = "orchestrator.workloads.data.mnist"
+    kind: str | None = "mnist"
     val_size: int | None = 5000
     root: str = "data"
     download: bool = True
@@ -147,8 +152,7 @@ class Mnist(DataSet):
 class FashionMnist(DataSet):
     """Fashion-MNIST from its four idx files in `root`/fashion-mnist, downloaded when absent."""
 
-    name: str = "fashion_mnist"
-    _target_: str = "orchestrator.workloads.data.fashion_mnist"
+    kind: str | None = "fashion_mnist"
     val_size: int | None = 5000
     root: str = "data"
     download: bool = True
@@ -160,8 +164,7 @@ class FashionMnist(DataSet):
 class HuggingFace(DataSet):
     """An image classification set of Hugging Face `datasets`, from the hub or a local path."""
 
-    name: str = "huggingface"
-    _target_: str = "orchestrator.workloads.data.huggingface"
+    kind: str | None = "huggingface"
     val_fraction: float | None = 0.1
     path: str = "uoft-cs/cifar10"
     subset: str | None = None
@@ -179,6 +182,30 @@ class HuggingFace(DataSet):
     """Per channel, of pixels in [0, 1]; null computes them from the training split."""
 
 
+@dataclass
+class Method(Component):
+    """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
+
+    scope: str = "layer"
+
+
+@dataclass
+class RandomStructured(Method):
+    """Random channels along `dim`."""
+
+    kind: str | None = "random_structured"
+    dim: int = 0
+
+
+@dataclass
+class LnStructured(Method):
+    """Channels along `dim` of smallest L_n norm; `n` is a number, inf, -inf, fro or nuc."""
+
+    kind: str | None = "ln_structured"
+    n: Any = 2
+    dim: int = 0
+
+
 MODELS: Mapping[str, type] = {
     "mlp": Mlp,
     "cnn": Cnn,
@@ -192,6 +219,15 @@ DATA: Mapping[str, type] = {
     "fashion_mnist": FashionMnist,
     "huggingface": HuggingFace,
 }
+METHODS: Mapping[str, type] = {
+    "identity": Method,
+    "random_unstructured": Method,
+    "l1_unstructured": Method,
+    "random_structured": RandomStructured,
+    "ln_structured": LnStructured,
+}
+BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "method": METHODS}
+"""Group -> kind -> its keys. What a kind stands for: `workloads.models`, `workloads.data`, `pruning.METHODS`."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +324,7 @@ _MODEL_RULES: Mapping[str, _Rule] = {
 
 def model_violations(where: str, model: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that the plain node `where` of a built-in network breaks."""
-    if str(model.get("_target_")).startswith("orchestrator.workloads.models."):
+    if model.get("kind"):
         for key, rule in _MODEL_RULES.items():
             if key in model and not rule.holds(model[key]):
                 yield f"`{where}.{key}` (={model[key]}) must {rule.text}."
@@ -309,5 +345,5 @@ def split_violations(where: str, data: Mapping[str, Any]) -> Iterator[str]:
     seed, test = data.get("split_seed", 0), data.get("test_fraction", 0.2)
     if not _is_int(seed, 0) or seed >= 2**63:
         yield f"`{where}.split_seed` (={seed}) must be an integer in [0, 2^63)."
-    if str(data.get("_target_")) == Digits._target_ and not (isinstance(test, int | float) and 0.0 < test < 1.0):
+    if data.get("kind") == "digits" and not (isinstance(test, int | float) and 0.0 < test < 1.0):
         yield f"`{where}.test_fraction` (={test}) must lie in (0, 1): the test split is what is reported."

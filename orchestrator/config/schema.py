@@ -34,34 +34,6 @@ class ConfigError(OrchestratorError):
 
 
 @dataclass
-class Method:
-    """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
-
-    name: str = MISSING
-    _target_: str = MISSING
-    scope: str = "layer"
-
-
-@dataclass
-class RandomStructured(Method):
-    """Random channels along `dim`."""
-
-    name: str = "random_structured"
-    _target_: str = "pruning.RandomStructured"
-    dim: int = 0
-
-
-@dataclass
-class LnStructured(Method):
-    """Channels along `dim` of smallest L_n norm; `n` is a number, inf, -inf, fro or nuc."""
-
-    name: str = "ln_structured"
-    _target_: str = "pruning.LnStructured"
-    n: Any = 2
-    dim: int = 0
-
-
-@dataclass
 class Schedule:
     """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
 
@@ -144,7 +116,7 @@ class Config:
 NODES: Mapping[str, Mapping[str, type]] = {
     "model": components.MODELS,
     "data": components.DATA,
-    "method": {"base": Method, "random_structured": RandomStructured, "ln_structured": LnStructured},
+    "method": {"base": components.Method, **components.METHODS},
 }
 
 
@@ -179,8 +151,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if config["name"] is not None:
         yield from _name_violations(config["name"])
     yield from _schedule_violations(config["schedule"], takes_amount=not is_identity(config["method"]))
-    for name in ("model", "data", "method"):
-        yield from _target_violations(name, config[name])
+    for group in components.BUILT_IN:
+        yield from _built_violations(group, config[group])
     yield from _method_violations(config["method"])
     for name in ("model", "data", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
@@ -213,8 +185,8 @@ def margin_violations(name: str, margin: float) -> Iterator[str]:
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:
-    """Whether a method prunes nothing and so has neither amount nor target."""
-    return str(method.get("_target_")) in ("pruning.Identity", "pruning.methods.unstructured.Identity")
+    """Whether a method prunes nothing and so takes no amount."""
+    return method.get("kind") == "identity"
 
 
 def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> Iterator[str]:
@@ -251,21 +223,13 @@ def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> 
 
 
 def _method_violations(method: Mapping[str, Any]) -> Iterator[str]:
-    scope, target = method.get("scope", "layer"), str(method.get("_target_", ""))
+    scope, kind = method.get("scope", "layer"), method.get("kind")
     yield from _choice("method.scope", scope, ("layer", "global"))
-    if target.endswith("CustomFromMask"):
-        yield "`method._target_` (=pruning.CustomFromMask) needs a mask, which no sweep has; pass another method."
-    if target.startswith("pruning."):
-        nodes = {str(node()._target_): node for node in NODES["method"].values() if node is not Method}
-        known = vars(nodes.get(target, Method)())
-        for key in method:
-            if key not in known:
-                yield f"`method.{key}` (={method[key]}) is no argument of {target}; take it out."
-    if not (target.startswith("pruning.") and target.endswith("Structured")):
+    if not hasattr(components.METHODS.get(str(kind)), "dim"):
         return
     if scope == "global":
         yield (
-            f"`method.scope` (=global) ranks single entries of all tensors, and {target} takes whole channels of one; "
+            f"`method.scope` (=global) ranks single entries of all tensors, and {kind} takes whole channels of one; "
             "pass method.scope=layer, or an unstructured method."
         )
     if not isinstance(method.get("dim", 0), int) or isinstance(method.get("dim"), bool):
@@ -282,10 +246,40 @@ def _name_violations(name: str) -> Iterator[str]:
         yield f"{str(error).replace('-12345678', '')}."
 
 
-def _target_violations(name: str, node: Any) -> Iterator[str]:
-    if not isinstance(node, Mapping) or not node.get("_target_"):
-        yield f"`{name}` (={node!r}) must name what to build: add a `_target_`, as in `{name}._target_=package.Thing`."
-        return
+def _built_violations(group: str, node: Any) -> Iterator[str]:
+    """Yield what is wrong with how a model, data set or method is named: a built-in by `kind`, or by `_target_`."""
+    kinds = components.BUILT_IN[group]
+    kind, target = (node.get("kind"), node.get("_target_")) if isinstance(node, Mapping) else (None, None)
+    if kind and target:
+        yield (
+            f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: add "
+            f"`{group}.kind=null` to build your own."
+        )
+    elif target:
+        name = str(target).rpartition(".")[2].lower().replace("_", "")
+        if str(target).split(".")[0] in sources.OURS:
+            meant = next((kind for kind in kinds if kind.replace("_", "") == name), None)
+            remedy = f"pass `{group}={meant}`, or `kind: {meant}` in a file" if meant else f"one of {', '.join(kinds)}"
+            yield f"`{group}._target_` (={target}) must be your own; what is built in has a `kind`: {remedy}."
+        else:
+            yield from _target_violations(group, node)
+    elif not kind:
+        yield (
+            f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}, or a `_target_` "
+            f"of your own, as in `{group}._target_=package.Thing`."
+        )
+    elif kind not in tuple(kinds):
+        yield from _choice(f"{group}.kind", kind, tuple(kinds))
+    else:
+        known = [key for key in vars(kinds[kind]()) if key not in vars(components.Component())]
+        for key in [key for key in node if key not in vars(kinds[kind]())]:
+            yield (
+                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes {', '.join(known)}; take it "
+                f"out, or choose `{group}={kind}` with all that belongs to it."
+            )
+
+
+def _target_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
     try:
         sources.locate(str(node["_target_"]))
     except sources.SourceError as error:

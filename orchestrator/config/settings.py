@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from orchestrator.config.components import BUILT_IN
 from orchestrator.core.redact import redact_tree
 
 CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "compare", "hydra", "dry_run"})
@@ -25,6 +26,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what defines a trial as flat settings: its config without the circumstances, secrets redacted."""
     return dict(flatten(redact_tree({key: value for key, value in config.items() if key not in CIRCUMSTANCES})))
+
+
+def name_of(setting: str) -> str:
+    """Return the setting that names what another builds: `method.kind` -> `method.name`; none for any other setting."""
+    group, _, last = setting.rpartition(".")
+    builds = last == "_target_" or (last == "kind" and group in BUILT_IN)
+    return f"{group}.name" if group and builds else ""
 
 
 def as_typed(value: Any) -> str:

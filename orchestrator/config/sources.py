@@ -25,7 +25,7 @@ from orchestrator.core.canonical import canonical_json, digest
 LABELS = frozenset({"name", "depends"})
 """Keys of a node that are for us, and not arguments of its target."""
 OURS = frozenset({"orchestrator", "pruning"})
-"""Packages whose changes `SPEC_VERSION` stands for."""
+"""Packages of our own: a `_target_` names nothing in them, and what they have built in has a `kind`."""
 VERSIONED = frozenset({"torch", "numpy", "builtins"})
 """Packages that everything stands on; a record's environment names their versions."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})

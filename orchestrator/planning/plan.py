@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
+from orchestrator.config.components import BUILT_IN
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
@@ -35,7 +36,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     trials: list[TrialSpec] = []
     names = _names(jobs)
     seen: dict[str, list[str]] = {}
-    for job, name in zip(map(_writable, jobs), names, strict=True):
+    for job, name in zip(map(_normal, jobs), names, strict=True):
         reasons = [job.error] if job.config is None else _violations(job.config, seen)
         for reason in reasons:
             wrong.setdefault(str(reason), []).append(name)
@@ -99,11 +100,20 @@ def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, An
     return sources.fingerprint({name: config[name] for name in names})
 
 
-def _writable(job: Job) -> Job:
-    """Write an infinite norm as text: `method.n=inf` is asked for as a number."""
-    if job.config is None or not isinstance(job.config.get("method"), Mapping):
+def _normal(job: Job) -> Job:
+    """Call what is built in by its kind where it has no name, and write an infinite norm as text, not as a number."""
+    if job.config is None:
         return job
-    return replace(job, config={**job.config, "method": with_written_infinities(job.config["method"], "n")})
+    parts = {name: dict(part) for name in BUILT_IN if isinstance(part := job.config.get(name), Mapping)}
+    for part in parts.values():
+        for key in ("kind", "_target_"):
+            if part.get(key, "") is None:
+                del part[key]
+        if part.get("kind") and part.get("name") is None:
+            part["name"] = part["kind"]
+    if "method" in parts:
+        parts["method"] = dict(with_written_infinities(parts["method"], "n"))
+    return replace(job, config={**job.config, **parts})
 
 
 def _location(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +121,7 @@ def _location(data: Mapping[str, Any]) -> dict[str, Any]:
 
     A relative path would be another directory on every worker, so it is made absolute here.
     """
-    if not str(data["_target_"]).startswith("orchestrator.workloads.data."):
+    if "kind" not in data:
         return {}
     found = {key: data[key] for key in LOCATION if key in data}
     return found | ({"root": os.path.abspath(found["root"])} if "root" in found else {})

@@ -75,7 +75,7 @@ def _asked(spec: StageSpec) -> list[Any]:
         return []
     name = "target" if "target" in spec.fields else "amount"
     value = spec.fields[name]
-    own = not str(spec.fields["method"].get("_target_", "pruning.")).startswith("pruning.")
+    own = "_target_" in spec.fields["method"]
     return [name, value if own or isinstance(value, int) else None]
 
 

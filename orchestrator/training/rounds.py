@@ -15,13 +15,10 @@ import pruning
 from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.models import Prunable, prunable
-from orchestrator.workloads.targets import TargetError, failure
+from orchestrator.workloads.targets import NAMING, TargetError, failure, given
 from pruning import BasePruningMethod
 from pruning.masks import MaskSet
 from pruning.selection.channels import check_dim, check_structured
-
-RESERVED = ("name", "_target_", "scope")
-"""Keys of a method's configuration that are not arguments of its class."""
 
 
 class LawBroken(OrchestratorError):
@@ -60,7 +57,7 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
     """Apply the method to the chosen parameters, so that each ends at the round's target."""
     config = fields["method"]
     method = _method(config)
-    options = {key: value for key, value in config.items() if key not in RESERVED}
+    options = {key: value for key, value in config.items() if key not in NAMING | {"scope"}}
     if options.get("n") in INFINITIES:
         options["n"] = float(options["n"])
     common: dict[str, Any] = {"generator": generator, **options}
@@ -127,12 +124,14 @@ def hold_laws(
             raise LawBroken(
                 f"achieved sparsity {masks.sparsity():.6f} is not the requested {target:.6f} "
                 f"(off by {abs(pruned - target * total):.0f} of {total} entries, where rounding allows {slack:.0f}): "
-                f"`method._target_` (={fields['method']['_target_']}) must prune as many entries as it is told."
+                f"{given('method', fields['method'])} must prune as many entries as it is told."
             )
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 
 
 def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
+    if config.get("kind"):
+        return pruning.METHODS[config["kind"]]
     try:
         method = get_class(config["_target_"])
     except Exception as error:  # not a class, or its module raises

@@ -1,4 +1,4 @@
-"""Named data sets, and a data set from any `_target_`: three splits, the same for every trial of a process.
+"""Built-in data sets, and a data set from any `_target_`: three splits, the same for every trial of a process.
 
 A target returns `Data`; or a dict with `train` and `test` (and `val`, and `classes`); or a tuple (train, test) or
 (train, val, test). A split is a pair of tensors or arrays (inputs, labels), or a Dataset of such pairs. Where no `val`
@@ -8,7 +8,7 @@ is given it is cut from `train` as `val_fraction` or `val_size` and `split_seed`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,10 +24,15 @@ from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
 from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
-from orchestrator.workloads.targets import create
+from orchestrator.workloads.targets import create, given
 
-__all__ = ["Data", "digits", "example", "fashion_mnist", "huggingface", "load", "mnist"]
-
+DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "huggingface": huggingface,
+}
+"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
 VAL_FRACTION = 0.1
@@ -52,7 +57,7 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
     """Return the data set `config` describes; a process loads each of its last four once and shares them.
 
     Args:
-        config: `_target_` and its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
+        config: `kind` or `_target_`, its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
             (of a Dataset's loader). `name` is for display.
         sources: fingerprint of the code and files that it is read by and from: changed, it is another data set.
 
@@ -71,7 +76,7 @@ def _load(text: str, _sources: str) -> Data:
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
     with seeded(seed):
-        returned = create("data", {key: value for key, value in config.items() if key not in OURS})
+        returned = create("data", {key: value for key, value in config.items() if key not in OURS}, DATA)
     if isinstance(returned, Data):
         _refuse_cut(config)
         return returned
@@ -84,7 +89,7 @@ def _load(text: str, _sources: str) -> Data:
         splits["train"], splits["val"] = _cut(splits["train"], config, seed)
     for key, split in splits.items():
         if len(split) == 0:
-            raise DataError(f"`data`: the {key} split of {config['_target_']} is empty; it needs examples.")
+            raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
     shape = example(splits["train"]).shape
     return Data(splits["train"], splits["val"], splits["test"], tuple(shape), _classes(named, splits))
 
@@ -93,8 +98,8 @@ def _refuse_cut(config: Mapping[str, Any]) -> None:
     for key in ("val_fraction", "val_size"):
         if config.get(key) is not None:
             raise DataError(
-                f"`data.{key}` (={config[key]}) must be null, because {config['_target_']} returns a validation split "
-                "of its own."
+                f"`data.{key}` (={config[key]}) must be null, because {given('data', config)} returns a validation "
+                "split of its own."
             )
 
 
@@ -107,7 +112,7 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return returned
     kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
     raise DataError(
-        f"`data._target_` (={config['_target_']}) must return a dict with train and test (and val, classes), or a "
+        f"{given('data', config)} must return a dict with train and test (and val, classes), or a "
         f"tuple (train, test) or (train, val, test), not {kind}."
     )
 

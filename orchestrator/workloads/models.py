@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.targets import create
+from orchestrator.workloads.targets import create, given
 
 
 class ModelError(OrchestratorError):
@@ -29,7 +29,7 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
     restored, so the initial weights are those of `torch.manual_seed(seed)` followed by the constructor, anywhere.
 
     Args:
-        config: `_target_` and its arguments; `name` is for display.
+        config: `kind` or `_target_`, and its arguments; `name` is for display.
         input_shape: shape of one example, without the batch.
         classes: number of classes.
         seed: of the initialisation.
@@ -40,10 +40,10 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
     found = {"input_shape": list(input_shape), "classes": classes}
     filled = {key: found[key] if key in found and value is None else value for key, value in config.items()}
     with seeded(seed):
-        model = create("model", filled)
+        model = create("model", filled, MODELS)
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"`model._target_` (={config.get('_target_')}) must return a torch.nn.Module, not {type(model).__name__}; "
+            f"{given('model', config)} must return a torch.nn.Module, not {type(model).__name__}; "
             "name a class or a function that builds one."
         )
     return model
@@ -158,6 +158,16 @@ def resnet20(input_shape: Sequence[int], classes: int, width: int = 16) -> nn.Se
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
+
+
+MODELS: Mapping[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "lenet_300_100": lenet_300_100,
+    "lenet5": lenet5,
+    "resnet20": resnet20,
+}
+"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 
 
 def _image(name: str, shape: Sequence[int], least: int) -> tuple[int, int, int]:

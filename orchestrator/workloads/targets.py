@@ -1,8 +1,8 @@
-"""Create what a `_target_` names, and say plainly why that failed. One of few places that use Hydra in a worker."""
+"""Create what a `kind` or a `_target_` names, and say plainly why that failed. It uses Hydra in a worker, as few do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -11,34 +11,54 @@ from hydra.utils import instantiate
 from orchestrator.config.sources import LABELS
 from orchestrator.core.errors import OrchestratorError
 
+NAMING = LABELS | {"kind", "_target_"}
+"""Keys of a model, data set or method that are not arguments of what they build."""
+
 
 class TargetError(OrchestratorError):
-    """A `_target_` that cannot be imported, or that raised when called."""
+    """A `_target_` that cannot be imported, or one that raised when called, or a `kind` that did."""
 
 
-def create(where: str, node: Mapping[str, Any], *, partial: bool = False) -> Any:
-    """Call `node._target_` with the node's other keys, but for `name` and `depends`, and return what it returns.
+def create(
+    where: str, node: Mapping[str, Any], kinds: Mapping[str, Callable[..., Any]] | None = None, *, partial: bool = False
+) -> Any:
+    """Call what `node` names with its other keys, but for `name` and `depends`, and return what that returns.
 
     Nested nodes with a `_target_` are created first. With `partial` the call is left for the caller to complete.
+
+    Args:
+        where: the node's place in the configuration, for errors.
+        node: `kind`, a key of `kinds`, or `_target_`; and arguments.
+        kinds: what is built in.
+        partial: of a `_target_`.
 
     Raises:
         TargetError: the target cannot be imported or raised; it names `where` the node is and quotes the cause.
         OrchestratorError: what the target itself raised, when it is one.
     """
-    arguments = {key: value for key, value in node.items() if key not in LABELS}
+    left_out = NAMING if kinds else LABELS | {"_target_"}
+    arguments = {key: value for key, value in node.items() if key not in left_out}
     try:
-        return instantiate(arguments, _convert_="all", _partial_=partial)
-    except InstantiationException as error:
-        cause: BaseException = error.__cause__ or error
+        if kinds and node.get("kind"):
+            return kinds[node["kind"]](**arguments)
+        return instantiate({"_target_": node["_target_"], **arguments}, _convert_="all", _partial_=partial)
+    except Exception as error:
+        cause = (isinstance(error, InstantiationException) and error.__cause__) or error
         if isinstance(cause, OrchestratorError):
             raise cause from None
         raise TargetError(failure(where, node, cause)) from error
+
+
+def given(where: str, node: Mapping[str, Any]) -> str:
+    """Return how the node named `where` says what to build, for errors: "`model.kind` (=cnn)"."""
+    key = "_target_" if node.get("_target_") else "kind"
+    return f"`{where}.{key}` (={node.get(key)})"
 
 
 def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
     """Say that the target of the node named `where` failed with `cause`."""
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
     return (
-        f"`{where}._target_` (={node.get('_target_')}) could not be created: {type(cause).__name__}: {reason}; "
-        f"check the target and its arguments under `{where}`."
+        f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; "
+        f"check it and its arguments under `{where}`."
     )

@@ -47,8 +47,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     [
         (["method=ln_structured", "prune.parameters=[bias]"], "fc1.bias has no such channels"),
         (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels that are matrices"),
-        (["method._target_=torch.optim.SGD", "method.name=x"], "must be a pruning.BasePruningMethod"),
-        (["method._target_=torch.manual_seed", "method.name=x"], "`method._target_` (=torch.manual_seed) could not"),
+        (["method={_target_: torch.optim.SGD, kind: null}"], "must be a pruning.BasePruningMethod"),
+        (["method={_target_: torch.manual_seed, kind: null}"], "`method._target_` (=torch.manual_seed) could not"),
         (["+train.optimizer.speed=9"], "unexpected keyword argument 'speed'"),
         (["data.mean=[0.1,0.2]"], "`data.mean`"),
         (["model=lenet5"], "with at least 16 pixels"),
@@ -58,7 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["prune.types=[Conv9d]"], "leaves nothing to prune"),
         (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
         (["prune.exclude=['fc9*']"], "`prune.exclude` (='fc9*') matches no parameter"),
-        (["+method.depth=3"], "`method.depth` (=3) is no argument of pruning.L1Unstructured"),
+        (["+method.depth=3"], "`method.depth` (=3) is no argument of l1_unstructured"),
         (["train.optimizer.lr=-1"], "`train.optimizer.lr` (=-1) must be a number of at least 0"),
     ],
 )
@@ -104,7 +104,9 @@ def test_an_error_in_the_users_code_is_told_with_their_lines_and_the_log(
         "    def forward(self, images): return self.helper(images)\n"
         "    def helper(self, images): raise RuntimeError('their mistake')\n"
     )
-    command = start(tmp_path / "sweep", "tracking=none", "cluster.num_cpus=1", "model={_target_: theirs.Net}")
+    command = start(
+        tmp_path / "sweep", "tracking=none", "cluster.num_cpus=1", "model={_target_: theirs.Net, kind: null}"
+    )
 
     assert command.wait() == 2
     assert "`model` (=theirs.Net)" in command.stderr

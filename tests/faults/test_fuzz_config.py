@@ -51,7 +51,7 @@ KEYS = """
     cluster.placement cluster.max_concurrent cluster.threads cluster.retries cluster.backoff cluster.on_error
     cluster.autoscaling cluster.num_cpus cluster.dashboard tracking.kind tracking.uri tracking.experiment store.uri
     store.keep store.options store.options.key compare.margin
-    model data method schedule prune cluster tracking store train finetune
+    model.kind data.kind method.kind model data method schedule prune cluster tracking store train finetune
 """.split()  # noqa: SIM905
 TRAIN_KEYS = """
     epochs steps batch_size eval_batch_size drop_last optimizer optimizer._target_ optimizer.lr optimizer.momentum
@@ -64,12 +64,24 @@ LIKELY: Mapping[str, Sequence[str]] = {
     "_target_": (
         "torch.optim.Adam",
         "pruning.LnStructured",
-        "pruning.CustomFromMask",
+        "orchestrator.workloads.models.cnn",
         "no_such.Thing",
         "os",
         "os.path",
     ),
-    "kind": ("ray", "inline", "mlflow", "none", "linear", "cubic", "one_shot"),
+    "kind": (
+        "mlp",
+        "mnist",
+        "ln_structured",
+        "identity",
+        "ray",
+        "inline",
+        "mlflow",
+        "none",
+        "linear",
+        "cubic",
+        "one_shot",
+    ),
     "scope": ("global", "layer"),
     "n": ("1", "inf", "-inf", "fro", "nuc", "0", "-2", "0.5"),
     "dim": ("0", "1", "-1", "5", "-9", "0.5"),

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.config.settings import as_typed, settings_of, varying
+from orchestrator.config.settings import as_typed, name_of, settings_of, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
@@ -93,12 +93,6 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Return a trial's settings as flat text parameters, `schedule.sparsity` -> `0.9`."""
     return {name: as_typed(value) for name, value in settings_of(config).items()}
-
-
-def name_of(setting: str) -> str:
-    """Return the setting that names a class: `method._target_` -> `method.name`; none for any other setting."""
-    group, dot, last = setting.rpartition(".")
-    return f"{group}.name" if dot and last == "_target_" else ""
 
 
 def round_points(record: StageRecord) -> Iterator[Point]:

@@ -245,7 +245,7 @@ def test_optimizers_and_dense_networks_are_told_apart() -> None:
 
 
 def test_networks_and_data_sets_are_compared_apart() -> None:
-    other = {"name": "mlp", "_target_": "orchestrator.workloads.models.mlp"}
+    other = {"name": "mlp", "kind": "mlp"}
     plan = plan_of([config("l1_unstructured", 0.9, 0), config("l1_unstructured", 0.9, 0, model=other)])
     found = compare_trials(plan, make_records(plan))
 

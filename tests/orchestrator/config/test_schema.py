@@ -14,10 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
+import pruning
 from orchestrator.config import components
 from orchestrator.config.schema import register
 from orchestrator.training import loop
-from orchestrator.workloads import models
+from orchestrator.workloads import data, models
 
 CONF = Path(__file__).parents[3] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
@@ -51,7 +52,7 @@ def test_conf_has_a_file_for_every_built_in() -> None:
 def test_every_model_file_builds(name: str) -> None:
     config = composed(f"+model={name}")["model"]
 
-    assert config["name"] == name
+    assert config["kind"] == name
     assert models.prunable(
         models.build(config, input_shape=(3, 32, 32), classes=10, seed=0),
         {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []},
@@ -157,3 +158,9 @@ def test_rules_of_the_validation_cut(node: dict[str, Any], words: str) -> None:
     (sentence,) = components.split_violations("data", node)
 
     assert words in sentence
+
+
+def test_kinds_are_what_workloads_and_the_engine_have() -> None:
+    assert set(components.MODELS) == set(models.MODELS)
+    assert set(components.DATA) == set(data.DATA)
+    assert set(components.METHODS) == set(pruning.METHODS) - {"custom_from_mask"}, "no sweep has a mask"

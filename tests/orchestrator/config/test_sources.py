@@ -114,7 +114,7 @@ def test_of_installed_packages_the_versions_count(package: Path) -> None:
 
 def test_nested_targets_count_and_built_ins_do_not(package: Path) -> None:
     node = {
-        "_target_": "orchestrator.workloads.models.mlp",
+        "kind": "mlp",
         "parts": [{"_target_": "their_package.nets.Net"}],
         "o": {"_target_": "torch.optim.SGD"},
     }

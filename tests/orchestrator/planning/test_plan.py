@@ -124,7 +124,7 @@ def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
 
 def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any], tmp_path: Path) -> None:
     def mnist(root: Path | str) -> Plan:
-        data = {"name": "mnist", "_target_": "orchestrator.workloads.data.mnist", "val_size": 5000, "root": str(root)}
+        data = {"name": "mnist", "kind": "mnist", "val_size": 5000, "root": str(root)}
         return make_plan(jobs(config(data=data)))
 
     here, there = mnist("data"), mnist(tmp_path)
@@ -212,8 +212,19 @@ def test_an_identity_is_that_of_the_raw_settings_less_the_seed(config: Callable[
     assert first[0] != second[0], "a name that looks like a secret's is hidden where it is shown, not here"
 
 
+def test_what_is_built_in_is_known_by_its_kind_and_called_so(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(config()))
+    trial = plan.trials[0]
+    dense, first = (plan.stages[key].fields for key in trial.stages[:2])
+    built = [dense["model"], dense["data"], first["method"]]
+
+    assert [node["kind"] for node in built] == ["cnn", "digits", "l1_unstructured"]
+    assert not any("_target_" in node or "name" in node for node in built)
+    assert [trial.config[group]["name"] for group in ("model", "data", "method")] == [node["kind"] for node in built]
+
+
 def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]) -> None:
-    identity = {"name": "identity", "_target_": "pruning.Identity", "scope": "layer"}
+    identity = {"name": "identity", "kind": "identity", "scope": "layer"}
     plan = make_plan(jobs(*(config(method=identity, schedule__sparsity=s) for s in (0.5, 0.9))))
 
     assert round_targets(plan.trials[0].config) == ({"target": 0.0},) * 3
@@ -234,12 +245,18 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"schedule__kind": "quintic"}, "must be one of one_shot, geometric, linear, cubic"),
         ({"seed": -1}, r"`seed` \(=-1\) must be at least 0"),
         ({"model": {"_target_": "no_such.Net"}}, r"`model._target_` \(=no_such.Net\) is not on the Python path"),
-        ({"model": {}}, "must name what to build"),
+        ({"model": {}}, "must name what to build: add a `kind`, one of mlp, cnn"),
+        ({"model__kind": "vgg"}, r"`model.kind` \(=vgg\) must be one of mlp, cnn"),
+        ({"model___target_": "their.Net"}, r"`model._target_` \(=their.Net\) are both given.*add `model.kind=null`"),
+        ({"model": {"_target_": "orchestrator.models.cnn"}}, "must be your own.*pass `model=cnn`, or `kind: cnn`"),
+        ({"data": {"_target_": "orchestrator.workloads.data.load"}}, "what is built in has a `kind`: one of digits"),
+        ({"method": {"_target_": "pruning.unstructured.L1Unstructured"}}, "pass `method=l1_unstructured`"),
+        ({"model__hiden": [3]}, r"`model.hiden` \(=\[3\]\) is no argument of cnn, which takes input_shape"),
         ({"method__scope": "galaxy"}, "must be one of layer, global"),
         ({"train__epochs": -1}, r"`train.epochs` \(=-1\)"),
         ({"train__optimizer__lr": -1}, r"`train.optimizer.lr` \(=-1\) must be a number of at least 0"),
         ({"finetune__optimizer__lr": "abc"}, r"`finetune.optimizer.lr` \(=abc\) must be a number"),
-        ({"method__evry": 3}, r"`method.evry` \(=3\) is no argument of pruning.L1Unstructured"),
+        ({"method__evry": 3}, r"`method.evry` \(=3\) is no argument of l1_unstructured"),
         ({"cluster__cpus_per_trial": 0.0}, "must be above 0"),
         ({"store__keep": "some"}, "must be one of needed, all"),
     ],

@@ -18,7 +18,7 @@ def chain(name: str, *asked: dict[str, Any], seed: int = 0, own: bool = False, *
     sources = {"modules": {"mine": "1"} if own else {}, "packages": {}, "files": {}}
     found = [StageSpec("dense", {"model": name, "train": {"lr": 1}, "seed": seed, "sources": {}, **dense})]
     for index, each in enumerate(asked, start=1):
-        method = {"_target_": "mine.Method" if own else "pruning.L1Unstructured"}
+        method = {"_target_": "mine.Method"} if own else {"kind": "l1_unstructured"}
         fields = {"method": method, "finetune": {"lr": 1}, "seed": seed, "round": index, "sources": sources, **each}
         found.append(StageSpec("round", fields, {"network": found[-1].key}))
     return found

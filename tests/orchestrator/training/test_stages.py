@@ -36,13 +36,13 @@ TRAIN = {
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
 }
 PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
-RANDOM = {"_target_": "pruning.RandomUnstructured", "scope": "layer"}
+RANDOM = {"kind": "random_unstructured", "scope": "layer"}
 SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
 
 
 def dense(seed: int = 0, **changes: Any) -> StageSpec:
-    model = {"_target_": "orchestrator.workloads.models.mlp", "input_shape": None, "classes": None, "hidden": [8]}
-    data = {"_target_": "orchestrator.workloads.data.digits", "val_fraction": 0.15}
+    model = {"kind": "mlp", "input_shape": None, "classes": None, "hidden": [8]}
+    data = {"kind": "digits", "val_fraction": 0.15}
     fields = {"model": model, "data": data, "train": TRAIN, "seed": seed, "device": "cpu", "threads": 1}
     return StageSpec("dense", {**fields, **changes})
 
@@ -77,9 +77,9 @@ def store(tmp_path: Path) -> Store:
     "method",
     [
         RANDOM,
-        {"_target_": "pruning.L1Unstructured", "scope": "layer"},
-        {"_target_": "pruning.L1Unstructured", "scope": "global"},
-        {"_target_": "pruning.RandomUnstructured", "scope": "global"},
+        {"kind": "l1_unstructured", "scope": "layer"},
+        {"kind": "l1_unstructured", "scope": "global"},
+        {"kind": "random_unstructured", "scope": "global"},
     ],
 )
 def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any]
 
 
 def test_structured_rounds_count_channels(store: Store) -> None:
-    method = {"_target_": "pruning.LnStructured", "scope": "layer", "n": 2, "dim": 1}
+    method = {"kind": "ln_structured", "scope": "layer", "n": 2, "dim": 1}
     records = run(store, chain(0.25, 0.5, method=method))
     masks = MaskSet.from_bytes(store.read(records[2].key, "masks.npz"))
 
@@ -239,7 +239,7 @@ def test_a_driver_reads_a_record_without_torch(store: Store) -> None:
 
 
 def test_a_dead_layer_is_reported(store: Store) -> None:
-    method = {"_target_": "pruning.L1Unstructured", "scope": "layer"}
+    method = {"kind": "l1_unstructured", "scope": "layer"}
     (_, record) = run(store, chain(0.999, method=method))
 
     assert any("every weight of" in warning for warning in record.warnings)

@@ -39,7 +39,7 @@ from orchestrator.training import loop, rounds
 
 uri, options, width = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 store = Store(uri, options=options)
-model = {"_target_": "orchestrator.workloads.models.mlp", "input_shape": None, "classes": None}
+model = {"kind": "mlp", "input_shape": None, "classes": None}
 dense, pruned = chain(0.5, model={**model, "hidden": [width, width]})
 most = before = 0
 

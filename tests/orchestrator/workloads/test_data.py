@@ -49,7 +49,7 @@ def pair(n: int = N) -> tuple[Tensor, Tensor]:
     return torch.arange(n, dtype=torch.float32).view(n, 1), torch.arange(n) % 4
 
 
-def returned(kind: str) -> Any:
+def returned(shape: str) -> Any:
     """What a user's target may return, by name."""
     x, y = pair()
     arrays = (x.numpy(), y.numpy().astype(np.uint8))
@@ -72,11 +72,11 @@ def returned(kind: str) -> Any:
         "text": (Unlabelled(), Items()),
         "empty": ((x, y), (x[:0], y[:0])),
     }
-    return shapes[kind]
+    return shapes[shape]
 
 
-def load(kind: str, **changes: Any) -> Data:
-    return data.load({"_target_": f"{HERE}.returned", "kind": kind, **changes})
+def load(shape: str, **changes: Any) -> Data:
+    return data.load({"_target_": f"{HERE}.returned", "shape": shape, **changes})
 
 
 def tensors(split: Split) -> TensorSplit:
@@ -113,7 +113,7 @@ def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch
 
 
 def test_a_set_whose_files_have_changed_is_read_again() -> None:
-    config = {"_target_": "orchestrator.workloads.data.digits", "val_size": 100}
+    config = {"kind": "digits", "val_size": 100}
     first = data.load(config, {"files": {"a": "1"}})
 
     assert data.load(config, {"files": {"a": "1"}}) is first

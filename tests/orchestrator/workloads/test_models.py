@@ -15,7 +15,6 @@ from orchestrator.config.components import MODELS
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads import models
 
-OURS = "orchestrator.workloads.models"
 HERE = __name__
 
 
@@ -98,7 +97,7 @@ def test_mlp_flattens_and_drops_out_between_layers() -> None:
 
 @pytest.mark.parametrize("name", ["lenet_300_100", "lenet5"])
 def test_lenets_have_gaussian_glorot_weights_and_zero_biases(name: str) -> None:
-    model = build({"_target_": f"orchestrator.workloads.models.{name}", "input_shape": None, "classes": None})
+    model = build({"kind": name, "input_shape": None, "classes": None})
     layer = model.fc1
     assert isinstance(layer, nn.Linear)
 
@@ -146,7 +145,7 @@ def test_python_and_numpy_draws_follow_the_seed_and_are_restored() -> None:
 def test_given_shape_and_classes_are_kept_and_nested_targets_are_built() -> None:
     config = {
         "name": "mine",
-        "_target_": "orchestrator.workloads.models.mlp",
+        "kind": "mlp",
         "input_shape": [4],
         "classes": None,
         "hidden": [2],
@@ -167,14 +166,14 @@ def test_given_shape_and_classes_are_kept_and_nested_targets_are_built() -> None
         ({"_target_": f"{HERE}.raising"}, ["model._target_", "RuntimeError: no weights at hand"]),
         ({"_target_": f"{HERE}.absent"}, ["model._target_", "absent"]),
         (
-            {"_target_": "orchestrator.workloads.models.mlp", "input_shape": None, "classes": None, "hiden": [3]},
+            {"kind": "mlp", "input_shape": None, "classes": None, "hiden": [3]},
             ["hiden"],
         ),
         (
-            {"_target_": "orchestrator.workloads.models.cnn", "input_shape": [1, 3, 3], "classes": 2},
+            {"kind": "cnn", "input_shape": [1, 3, 3], "classes": 2},
             ["[1, 3, 3]", "4 pixels"],
         ),
-        ({"_target_": "orchestrator.workloads.models.lenet5", "input_shape": [64], "classes": 2}, ["[64]", "mlp"]),
+        ({"kind": "lenet5", "input_shape": [64], "classes": 2}, ["[64]", "mlp"]),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused_in_a_sentence(config: dict[str, Any], words: list[str]) -> None:

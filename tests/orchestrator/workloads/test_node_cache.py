@@ -68,7 +68,7 @@ def hold(barrier, answers):
     barrier.wait()
     answers.put([len(calls), found, 1024 * mapped, 1024 * grown])
 
-digest(data.load({"_target_": "orchestrator.workloads.data.digits"}))  # what is imported late
+digest(data.load({"kind": "digits"}))  # what is imported late
 fork = multiprocessing.get_context("fork")
 barrier, answers = fork.Barrier(4), fork.SimpleQueue()
 processes = [fork.Process(target=hold, args=(barrier, answers)) for _ in range(4)]
@@ -124,7 +124,7 @@ def test_processes_of_a_node_prepare_a_set_once_and_hold_it_once(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published, (train, train_labels, test, test_labels) = publish(tmp_path, monkeypatch, 38000, 2000)
-    config = {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 3000}
+    config = {"kind": "mnist", "root": str(tmp_path), "val_size": 3000}
     command = [sys.executable, "-W", "error", "-c", HOLDERS, json.dumps([config, vars(published)])]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=100).stdout
@@ -297,7 +297,7 @@ def test_a_source_file_that_has_changed_is_read_and_checked_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(tmp_path, monkeypatch, 30, 10)
-    config = {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 5}
+    config = {"kind": "mnist", "root": str(tmp_path), "val_size": 5}
     for seed in range(2):
         data.load({**config, "split_seed": seed})
     assert len(list(folder.iterdir())) == 1
@@ -316,8 +316,6 @@ def test_a_process_holds_its_last_four_sets_only(tmp_path: Path, monkeypatch: py
     publish(tmp_path, monkeypatch, 300, 10)
     data._load.cache_clear()
     for seed in range(9):
-        data.load(
-            {"_target_": "orchestrator.workloads.data.mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed}
-        )
+        data.load({"kind": "mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed})
 
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 4

@@ -52,12 +52,12 @@ def test_only_views_that_show_something_are_offered() -> None:
 
 def test_a_class_that_varies_under_one_name_is_a_parameter() -> None:
     trials = [config("l1_unstructured", 0.5, 0) for _ in range(2)]
-    trials[1]["model"] = {**trials[1]["model"], "_target_": "mine.Net"}
+    trials[1]["model"] = {"name": "cnn", "_target_": "mine.Net", "width": 8}
     view = SweepView(sweep_info(), plan_of(trials), {})
     content = view.content(1)
 
-    assert view.axes == ("model._target_",)
+    assert view.axes == ("model.kind", "model._target_")
     assert content is not None
     assert content.params["model._target_"] == "mine.Net"
-    assert content.tags["data._target_"] == "orchestrator.workloads.data.digits"
-    assert "data._target_" not in content.params
+    assert content.tags["data.kind"] == "digits"
+    assert "data.kind" not in content.params

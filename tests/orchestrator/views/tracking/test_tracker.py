@@ -176,7 +176,7 @@ def test_children_can_be_compared_column_by_column(kept: Kept) -> None:
     assert {run.params["method.name"] for run in runs} == {"random_unstructured", "l1_unstructured"}
     assert {run.params["schedule.sparsity"] for run in runs} == {"0.5", "0.9"}
     assert {run.params["schedule.amount"] for run in runs} == {"null"}
-    assert {run.tags["method._target_"] for run in runs} == {"pruning.RandomUnstructured", "pruning.L1Unstructured"}
+    assert {run.tags["method.kind"] for run in runs} == {"random_unstructured", "l1_unstructured"}
     assert {run.tags["sweep"] for run in runs} == {"synthetic"}
     assert not any(name.startswith(("tracking", "store", "cluster")) for run in runs for name in run.params)
 
