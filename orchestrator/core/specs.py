@@ -31,8 +31,9 @@ class StageSpec:
     key = sha256(canonical JSON of {version, kind, fields, inputs})
 
     `fields` holds exactly what the result depends on, defaults included. A dense stage has the fields `model`, `data`,
-    `train`, `seed`, `device`, `threads` and `sources`; a round has `method`, `prune`, `finetune`, `seed`, `round`
-    (counted from 1), `sources` and either `target` (overall sparsity to reach) or `amount` (of what is left).
+    `train`, `seed`, `device`, `threads`, `sources` and `versions` (of the user's code and ours); a round has `method`,
+    `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions` and either
+    `target` (overall sparsity to reach) or `amount` (of what is left).
     """
 
     kind: str

@@ -16,6 +16,7 @@ from orchestrator.config.components import BUILT_IN
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
+from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")
@@ -88,9 +89,9 @@ def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What a result depends on: the seed, and these parts less what is not passed to their targets."""
+    """What a result depends on: the seed, our code, and these parts less what is not passed to their targets."""
     parts = {name: {key: value for key, value in config[name].items() if key not in sources.LABELS} for name in names}
-    return parts | {"seed": config["seed"]}
+    return parts | {"seed": config["seed"], "versions": versions_of(parts)}
 
 
 def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ Run = Callable[..., Outcome]
 
 def half(flavour: str) -> list[str]:
     """Return the overrides that choose their method; it wants to be sweet."""
-    return ["method._target_=their_words.Half", "method.name=half", f"+method.flavour={flavour}"]
+    return ["method._target_=their_words.Half", "method.kind=null", "method.name=half", f"+method.flavour={flavour}"]
 
 
 def chosen(line: list[str]) -> list[str]:
