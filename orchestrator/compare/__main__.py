@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
-from orchestrator.config.schema import margin_violations
+from orchestrator.config.schema import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact
@@ -70,8 +70,8 @@ def _margin(text: str | None) -> float | None:
         margin = float(text)
     except ValueError:
         raise OrchestratorError(f"`--margin` (={text}) must be a number; pass 0.01 for one point.") from None
-    for violation in margin_violations("--margin", margin):
-        raise OrchestratorError(violation)
+    if not MARGIN.holds(margin):
+        raise OrchestratorError(f"`--margin` (={margin}) must {MARGIN.text}.")
     return margin
 
 

@@ -6,7 +6,6 @@ composes. `violations` holds a resolved, plain configuration to every rule that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,8 @@ from omegaconf import MISSING
 
 from orchestrator.config import cluster, components, sources, well_formed
 from orchestrator.config.objective import OBJECTIVES
+from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
+from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.metrics import ACCURACY
@@ -24,44 +25,54 @@ MOST_ROUNDS = 10_000
 """A longer schedule is a slip of the keyboard, and its plan would fill the memory."""
 
 
-NORMS = (*well_formed.INFINITIES, "fro", "nuc")
-
-
 class ConfigError(OrchestratorError):
     """A configuration that cannot be planned; the text lists every reason."""
 
     exit_status = 2
 
 
+_SPARSITY = Rule(
+    lambda sparsity: sparsity is None or 0.0 <= sparsity < 1.0,
+    "lie in [0, 1): it is the fraction of prunable weights that are zero in the end; pass 0.9 to keep a tenth of them",
+)
+MARGIN = Rule(lambda margin: 0.0 <= margin < 1.0, "lie in [0, 1): it is a fraction; pass 0.01 for one point")
+_PATTERNS = Rule(bool, "hold a pattern, or nothing is pruned; pass ['*'] to take every one")
+
+
 @dataclass
 class Schedule:
     """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
 
-    kind: str = "geometric"
-    sparsity: float | None = None
-    rounds: int = 1
-    amount: Any = None
+    kind: str = key("geometric", one_of(*schedules.KINDS))
+    sparsity: float | None = key(None, _SPARSITY)
+    rounds: int = key(
+        1,
+        Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),
+        Rule(lambda rounds: rounds <= MOST_ROUNDS, f"be at most {MOST_ROUNDS}; pass 1 to prune in one step"),
+    )
+    amount: Any = key(
+        None,
+        Rule(is_number, "be a number; pass a float for a fraction, an int for a count").or_null(""),
+        Rule(
+            lambda amount: not isinstance(amount, float) or 0 <= amount <= 1,
+            "lie in [0, 1] when it is a float; pass an int to prune a count",
+        ),
+        Rule(lambda amount: amount is None or amount >= 0, "not be negative; pass 0 to prune nothing"),
+    )
 
 
 @dataclass
 class Prune:
     """Which parameters are pruned, by module type and name, less what the patterns leave out, and how they are held."""
 
-    types: list[str] = field(
-        default_factory=lambda: [
-            "Linear",
-            "Conv1d",
-            "Conv2d",
-            "Conv3d",
-            "ConvTranspose1d",
-            "ConvTranspose2d",
-            "ConvTranspose3d",
-        ]
+    types: list[str] = key(
+        ["Linear", *(f"Conv{part}{n}d" for part in ("", "Transpose") for n in (1, 2, 3))],
+        _PATTERNS,
     )
-    parameters: list[str] = field(default_factory=lambda: ["weight"])
-    include: list[str] = field(default_factory=lambda: ["*"])
+    parameters: list[str] = key(["weight"], _PATTERNS)
+    include: list[str] = key(["*"], _PATTERNS)
     exclude: list[str] = field(default_factory=list)
-    holding: str = "keeper"
+    holding: str = key("keeper", one_of("keeper", "hooks"))
     """What holds the masks while fine-tuning: a `keeper`, or `hooks`, which are as those of `torch.nn.utils.prune`."""
 
 
@@ -69,9 +80,9 @@ class Prune:
 class Tracking:
     """Where the view of the sweep goes: `mlflow` or `none`."""
 
-    kind: str = "mlflow"
+    kind: str = key("mlflow", one_of("mlflow", "none"))
     uri: str | None = None
-    experiment: str = "pruning"
+    experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))
 
 
 @dataclass
@@ -79,7 +90,7 @@ class Store:
     """Where finished stages are kept, and how much of them: see `orchestrator.store.store`."""
 
     uri: str = "store"
-    keep: str = "needed"
+    keep: str = key("needed", one_of("needed", "all"))
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
 
@@ -88,7 +99,7 @@ class Store:
 class Compare:
     """How trials are compared: what they are does not depend on it."""
 
-    margin: float = ACCURACY.margin
+    margin: float = key(ACCURACY.margin, MARGIN)
     """The loss of test accuracy against dense, a fraction, that a match may hide."""
 
 
@@ -97,9 +108,9 @@ class Config:
     """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
 
     name: str | None = None
-    seed: int = 0
+    seed: int = key(0, at_least(0, "; pass any other integer"))
     dry_run: bool = False
-    objective: str = "val/accuracy"
+    objective: str = key("val/accuracy", one_of(*OBJECTIVES))
     model: Any = MISSING
     data: Any = MISSING
     train: components.Train = field(default_factory=components.Train)
@@ -146,42 +157,21 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if malformed:
         yield from malformed
         return
-    if config["seed"] < 0:
-        yield f"`seed` (={config['seed']}) must be at least 0; pass any other integer."
+    yield from broken("", Config, config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    yield from _schedule_violations(config["schedule"], takes_amount=not is_identity(config["method"]))
+    if not is_identity(config["method"]):
+        yield from _given_once(config["schedule"])
     for group in components.BUILT_IN:
         yield from _built_violations(group, config[group])
-    yield from _method_violations(config["method"])
+        if isinstance(config[group], Mapping):
+            yield from components.part_violations(group, config[group])
     for name in ("model", "data", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     for name in ("train", "finetune"):
-        yield from components.violations(name, config[name])
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
-    if isinstance(config["model"], Mapping):
-        yield from components.model_violations("model", config["model"])
-    if isinstance(config["data"], Mapping):
-        yield from components.split_violations("data", config["data"])
-    yield from cluster.validate(config["cluster"])
-    yield from _choice("objective", config["objective"], OBJECTIVES)
-    yield from _choice("tracking.kind", config["tracking"]["kind"], ("mlflow", "none"))
-    if not config["tracking"]["experiment"].strip():
-        yield "`tracking.experiment` (='') must be a name; pass pruning for the default."
-    yield from _choice("store.keep", config["store"]["keep"], ("needed", "all"))
-    yield from margin_violations("compare.margin", config["compare"]["margin"])
-    yield from _choice("prune.holding", config["prune"]["holding"], ("keeper", "hooks"))
-    for name in ("types", "parameters", "include"):
-        if not config["prune"][name]:
-            yield f"`prune.{name}` (=[]) must hold a pattern, or nothing is pruned; pass ['*'] to take every one."
-
-
-def margin_violations(name: str, margin: float) -> Iterator[str]:
-    """Yield a sentence where `margin` is no loss of accuracy."""
-    if not 0.0 <= margin < 1.0:
-        yield f"`{name}` (={margin}) must lie in [0, 1): it is a fraction; pass 0.01 for one point."
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:
@@ -189,13 +179,8 @@ def is_identity(method: Mapping[str, Any]) -> bool:
     return method.get("kind") == "identity"
 
 
-def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> Iterator[str]:
-    sparsity, amount, rounds = schedule["sparsity"], schedule["amount"], schedule["rounds"]
-    if not 1 <= rounds <= MOST_ROUNDS:
-        limit = "at least 1" if rounds < 1 else f"at most {MOST_ROUNDS}"
-        yield f"`schedule.rounds` (={rounds}) must be {limit}; pass 1 to prune in one step."
-    if not takes_amount:
-        return
+def _given_once(schedule: Mapping[str, Any]) -> Iterator[str]:
+    sparsity, amount = schedule["sparsity"], schedule["amount"]
     if (sparsity is None) == (amount is None):
         given, remedy = "neither", "the overall sparsity to end at, or the amount that each round takes."
         if amount is not None:
@@ -204,39 +189,6 @@ def _schedule_violations(schedule: Mapping[str, Any], *, takes_amount: bool) -> 
             f"`schedule.sparsity` (={sparsity}) and `schedule.amount` (={amount}) are {given} given; pass exactly one: "
             f"{remedy}"
         )
-    elif amount is not None:
-        if isinstance(amount, bool) or not isinstance(amount, int | float):
-            yield f"`schedule.amount` (={amount!r}) must be a number; pass a float for a fraction, an int for a count."
-        elif isinstance(amount, float) and not 0.0 <= amount <= 1.0:
-            yield (
-                f"`schedule.amount` (={amount}) must lie in [0, 1] when it is a float; pass an int to prune a count."
-            )
-        elif isinstance(amount, int) and amount < 0:
-            yield f"`schedule.amount` (={amount}) must not be negative; pass 0 to prune nothing."
-    elif not (math.isfinite(sparsity) and 0.0 <= sparsity < 1.0):
-        yield (
-            f"`schedule.sparsity` (={sparsity}) must lie in [0, 1): it is the fraction of prunable weights that are "
-            "zero in the end; pass 0.9 to keep a tenth of them."
-        )
-    if amount is None:
-        yield from _choice("schedule.kind", schedule["kind"], tuple(schedules.KINDS))
-
-
-def _method_violations(method: Mapping[str, Any]) -> Iterator[str]:
-    scope, kind = method.get("scope", "layer"), method.get("kind")
-    yield from _choice("method.scope", scope, ("layer", "global"))
-    if not hasattr(components.METHODS.get(str(kind)), "dim"):
-        return
-    if scope == "global":
-        yield (
-            f"`method.scope` (=global) ranks single entries of all tensors, and {kind} takes whole channels of one; "
-            "pass method.scope=layer, or an unstructured method."
-        )
-    if not isinstance(method.get("dim", 0), int) or isinstance(method.get("dim"), bool):
-        yield f"`method.dim` (={method['dim']}) must be an integer: the dimension whose slices are the channels."
-    n = method.get("n", 2)
-    if isinstance(n, bool) or not (isinstance(n, int | float) or n in NORMS):
-        yield f"`method.n` (={n}) must be a number or one of {', '.join(NORMS)}: the order of the norm; pass 2."
 
 
 def _name_violations(name: str) -> Iterator[str]:
@@ -269,12 +221,13 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
             f"of your own, as in `{group}._target_=package.Thing`."
         )
     elif kind not in tuple(kinds):
-        yield from _choice(f"{group}.kind", kind, tuple(kinds))
+        yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        known = [key for key in vars(kinds[kind]()) if key not in vars(components.Component())]
-        for key in [key for key in node if key not in vars(kinds[kind]())]:
+        known, common = well_formed.keys(kinds[kind]), well_formed.keys(components.Component)
+        for key in [key for key in node if key not in known]:
             yield (
-                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes {', '.join(known)}; take it "
+                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes "
+                f"{', '.join(name for name in known if name not in common)}; take it "
                 f"out, or choose `{group}={kind}` with all that belongs to it."
             )
 
@@ -284,8 +237,3 @@ def _target_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
         sources.locate(str(node["_target_"]))
     except sources.SourceError as error:
         yield f"`{name}._target_` (={node['_target_']}) {error}"
-
-
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> Iterator[str]:
-    if value not in choices:
-        yield f"`{name}` (={value}) must be one of {', '.join(choices)}."

@@ -15,7 +15,7 @@ INFINITIES = ("inf", "-inf")
 
 def missing(schema: type, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield a sentence for each key of the dataclass `schema` that `config` lacks: `~key` takes whole nodes away."""
-    for name, nested in _keys(schema).items():
+    for name, nested in keys(schema).items():
         if name not in config:
             yield f"`{prefix}{name}` was taken away, and every trial needs it; leave out `~{prefix}{name}`, or set it."
         elif nested is not None and isinstance(config[name], Mapping):
@@ -27,7 +27,7 @@ def unknown(schema: type, config: Mapping[str, Any], groups: Sequence[str]) -> I
 
     `groups` are other words that may have been meant.
     """
-    known = _keys(schema)
+    known = keys(schema)
     for key in config:
         if key not in known:
             close = get_close_matches(str(key), [*known, *groups], n=1)
@@ -36,7 +36,7 @@ def unknown(schema: type, config: Mapping[str, Any], groups: Sequence[str]) -> I
 
 
 @cache
-def _keys(schema: type) -> Mapping[str, type | None]:
+def keys(schema: type) -> Mapping[str, type | None]:
     """Field name -> its dataclass, None for a plain value."""
     types = get_type_hints(schema)
     return {name: kind if isinstance(kind, type) and is_dataclass(kind) else None for name, kind in types.items()}

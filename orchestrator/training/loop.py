@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from orchestrator.config import components
+from orchestrator.config.components import Train
+from orchestrator.config.rules import violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
@@ -83,9 +84,9 @@ def fit(
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
-    for sentence in components.violations("train", config):
+    for sentence in violations("train", Train, {**vars(Train()), **config}):
         raise TrainingError(sentence)
-    settings = components.Train(**config)
+    settings = Train(**config)
     started = time.perf_counter()
     model.to(device)
     modes = [(module, module.training) for module in model.modules()]
@@ -109,7 +110,7 @@ class _Run:
         self,
         model: nn.Module,
         data: Data,
-        config: components.Train,
+        config: Train,
         seed: int,
         device: torch.device,
     ) -> None:

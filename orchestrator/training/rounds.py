@@ -84,7 +84,7 @@ def _explained(config: Mapping[str, Any], what: str) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split())
         raise OrchestratorError(
-            f"`method._target_` (={config['_target_']}) cannot prune {what}: {type(error).__name__}: {said}; check its "
+            f"{given('method', config)} cannot prune {what}: {type(error).__name__}: {said}; check its "
             "arguments under `method`, and the amount under `schedule`."
         ) from error
 

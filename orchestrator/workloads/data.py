@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from orchestrator.config import components
+from orchestrator.config.components import part_violations
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
@@ -72,7 +72,7 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
 @lru_cache(maxsize=4)
 def _load(text: str, _sources: str) -> Data:
     config = json.loads(text)
-    for sentence in components.split_violations("data", config):
+    for sentence in part_violations("data", config):
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
     with seeded(seed):

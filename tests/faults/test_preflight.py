@@ -44,8 +44,8 @@ class Half(pruning.BasePruningMethod):
         return mask
 """
 WORDS = (
-    *("cluster=inline", "tracking=none", "model={_target_: their_words.Words}", "train.epochs=1", "finetune=none"),
-    *("data={_target_: their_words.words}", "schedule.rounds=1", "schedule.sparsity=0.5"),
+    *("cluster=inline", "tracking=none", "model={_target_: their_words.Words,kind: null}", "train.epochs=1"),
+    *("finetune=none", "data={_target_: their_words.words,kind: null}", "schedule.rounds=1", "schedule.sparsity=0.5"),
 )
 Run = Callable[..., Outcome]
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from orchestrator.config.cluster import Cluster, to_bytes, validate
+from orchestrator.config.cluster import Cluster, to_bytes
+from orchestrator.config.rules import violations
+
+
+def validate(**changes: Any) -> list[str]:
+    return [*violations("cluster", Cluster, asdict(Cluster()) | changes)]
+
 
 CONF = Path(__file__).parents[3] / "conf" / "cluster"
 
@@ -28,7 +34,7 @@ def test_other_memory_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("address", [None, "auto", "local", "head.example:6379", "10.0.0.1:6379", "[::1]:6379"])
 def test_good_values_pass(address: str | None) -> None:
-    assert validate(asdict(Cluster(address=address, gpus_per_trial=0.25, memory_per_trial="1GB"))) == []
+    assert validate(address=address, gpus_per_trial=0.25, memory_per_trial="1GB") == []
 
 
 @pytest.mark.parametrize(
@@ -57,14 +63,14 @@ def test_good_values_pass(address: str | None) -> None:
     ],
 )
 def test_a_wrong_value_is_quoted_with_rule_and_remedy(name: str, value: Any, said: str) -> None:
-    (sentence,) = validate({**asdict(Cluster()), name: value})
+    (sentence,) = validate(**{name: value})
     assert sentence.startswith(f"`cluster.{name}")
     assert said in sentence
 
 
 def test_every_wrong_value_is_named_at_once() -> None:
     wrong = {"kind": "slurm", "cpus_per_trial": 0.0, "retries": -1, "address": "ray://head:10001"}
-    assert len(validate({**asdict(Cluster()), **wrong})) == len(wrong)
+    assert len(validate(**wrong)) == len(wrong)
 
 
 def test_threads_follow_the_cpus() -> None:

@@ -15,13 +15,17 @@ from omegaconf import OmegaConf
 from training_cases import CPU, network, problem
 
 import pruning
-from orchestrator.config import components
+from orchestrator.config import components, rules
 from orchestrator.config.schema import register
 from orchestrator.training import loop
 from orchestrator.workloads import data, models
 
 CONF = Path(__file__).parents[3] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
+
+
+def violations(where: str, train: dict[str, Any]) -> list[str]:
+    return [*rules.violations(where, components.Train, {**vars(components.Train()), **train})]
 
 
 def files(group: str) -> list[str]:
@@ -65,7 +69,7 @@ def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
     config = composed(f"+data={name}")["data"]
 
     assert config == vars(components.DATA[name]())
-    assert not list(components.split_violations("data", config))
+    assert not list(components.part_violations("data", config))
 
 
 @pytest.mark.usefixtures("store")
@@ -73,7 +77,7 @@ def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
 def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -> None:
     config = composed(f"+{name[0]}={name[1]}")[name[0]]
 
-    assert not list(components.violations(name[0], config))
+    assert not list(violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
     assert loop.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
 
@@ -104,8 +108,8 @@ SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
 
 
 def test_the_defaults_lack_only_an_optimizer() -> None:
-    assert not list(components.violations("train", {"optimizer": SGD}))
-    (sentence,) = components.violations("finetune", {})
+    assert not list(violations("train", {"optimizer": SGD}))
+    (sentence,) = violations("finetune", {})
     assert sentence == "`finetune.optimizer` (={}) must have a `_target_`; pass one, as in torch.optim.SGD."
 
 
@@ -133,16 +137,13 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
     ],
 )
 def test_each_rule_is_said_in_a_sentence(change: dict[str, Any], words: str) -> None:
-    (sentence,) = components.violations("train", {"optimizer": SGD, **change})
+    (sentence,) = violations("train", {"optimizer": SGD, **change})
 
     assert words in sentence
 
 
 def test_every_broken_rule_is_said_at_once() -> None:
-    assert (
-        len(list(components.violations("train", {"optimizer": SGD, "epochs": None, "batch_size": 0, "select": ""})))
-        == 3
-    )
+    assert len(list(violations("train", {"optimizer": SGD, "epochs": None, "batch_size": 0, "select": ""}))) == 3
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_every_broken_rule_is_said_at_once() -> None:
     ],
 )
 def test_rules_of_the_validation_cut(node: dict[str, Any], words: str) -> None:
-    (sentence,) = components.split_violations("data", node)
+    (sentence,) = components.part_violations("data", node)
 
     assert words in sentence
 
