@@ -141,28 +141,21 @@ def pruned_names(module: nn.Module) -> set[str]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model that `torch.compile`, `nn.DataParallel` or `DistributedDataParallel` has wrapped, if one has."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), nn.Module):
-            model = inner
-        else:
-            return model
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:
+        (model,) = model.children()
+    return model
 
 
-def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def plain_modules(
+    model: nn.Module, path: str = "", seen: set[nn.Module] | None = None
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield what `named_modules` does, without wrappers and their part in the names."""
-    seen: set[nn.Module] = set()
-
-    def walk(path: str, wrapped: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        module = unwrapped(wrapped)
-        if module not in seen:
-            seen.add(module)
-            yield path, module
-            for name, child in module.named_children():
-                yield from walk(f"{path}.{name}" if path else name, child)
-
-    return walk("", model)
+    seen, module = set() if seen is None else seen, unwrapped(model)
+    if module not in seen:
+        seen.add(module)
+        yield path, module
+        for name, child in module.named_children():
+            yield from plain_modules(child, f"{path}.{name}" if path else name, seen)
 
 
 def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:

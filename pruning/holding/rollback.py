@@ -20,26 +20,22 @@ def restored_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
     kept = list(dict.fromkeys(modules))
     classes = [type(module) for module in kept]
     hooks = [hook for module in kept for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)]
-    before = [(owner, dict(vars(owner)), _copies(owner)) for owner in (*kept, *hooks)]
+    before = [(owner, dict(vars(owner)), _contents(owner)) for owner in (*kept, *hooks)]
     try:
         yield
     except BaseException:
-        for owner, attributes, copies in before:
+        for owner, attributes, contents in before:
             vars(owner).clear()
             vars(owner).update(attributes)
-            for name, contents in copies.items():
-                _refill(attributes[name], contents)
+            for container, items in contents:  # others may refer to it
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(items)
         for module, kind in zip(kept, classes, strict=True):
             if type(module) is not kind:
                 module.__class__ = kind
         raise
 
 
-def _copies(owner: object) -> dict[str, Any]:
-    return {name: vars(owner)[name].copy() for name in _CHANGED_IN_PLACE if name in vars(owner)}
-
-
-def _refill(container: Any, contents: Any) -> None:
-    """Give `container`, which others may refer to, its former `contents`."""
-    container.clear()
-    (container.extend if isinstance(container, list) else container.update)(contents)
+def _contents(owner: object) -> list[tuple[Any, Any]]:
+    containers = [vars(owner)[name] for name in _CHANGED_IN_PLACE if name in vars(owner)]
+    return [(container, container.copy()) for container in containers]

@@ -66,15 +66,18 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     """
     masks = MaskSet.collect(model) if masks is None else masks
     layers: dict[str, LayerMacs] = {}
+    fast = torch.backends.mha.get_fastpath_enabled()
     handles = [
         module.register_forward_hook(partial(_count, layers, masks, path, rule), with_kwargs=True)
         for path, module in plain_modules(model)
         if (rule := _rule_of(module)) is not None
     ]
     try:
-        with evaluating(model), _calling_each_layer(), torch.no_grad():
+        torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
+        with evaluating(model), torch.no_grad():
             model(*arguments_of(example))
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
     return Macs(layers)
@@ -97,17 +100,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for module, reparam in held(model):
             reparam.refresh(module)  # what ran without gradients has left tensors without a history
-
-
-@contextmanager
-def _calling_each_layer() -> Iterator[None]:
-    """Let attention take the way that calls its layers, not the fast one."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 # --- how often each layer applies its weights -------------------------------------------------------------------------

@@ -59,10 +59,7 @@ def is_builtin(method: object) -> TypeGuard[BuiltinMethod]:
 
 
 def next_mask(
-    method: Decides,
-    parameter: ModuleParameter,
-    importance_scores: Tensor | None,
-    generator: torch.Generator | None,
+    method: Decides, parameter: ModuleParameter, importance_scores: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
     """Return the mask of `parameter` after `method`, a new tensor."""
     if importance_scores is not None:
@@ -86,10 +83,7 @@ def next_mask(
 
 
 def _custom_mask(
-    method: Decides,
-    parameter: ModuleParameter,
-    importance_scores: Tensor | None,
-    generator: torch.Generator | None,
+    method: Decides, parameter: ModuleParameter, importance_scores: Tensor | None, generator: torch.Generator | None
 ) -> Tensor:
     orig, before = parameter.orig, parameter.mask
     if before is None:

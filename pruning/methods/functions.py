@@ -21,11 +21,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def identity(
-    module: ModuleT,
-    name: str,
-    *,
-    importance_scores: Tensor | None = None,
-    generator: torch.Generator | None = None,
+    module: ModuleT, name: str, *, importance_scores: Tensor | None = None, generator: torch.Generator | None = None
 ) -> ModuleT:
     """Reparameterize `module.name` with a mask of ones: prune nothing."""
     Identity.apply(module, name, importance_scores=importance_scores, generator=generator)
