@@ -243,6 +243,14 @@ def test_gradients_that_somebody_else_has_written_can_be_masked() -> None:
     assert layer.weight_orig.grad[layer.weight_mask == 1].isnan().all()
 
 
+def test_a_mask_that_was_loaded_in_another_dtype_masks_gradients() -> None:
+    layer = pruned()
+    layer.load_state_dict({**layer.state_dict(), "weight_mask": layer.weight_mask.bool()}, assign=True)
+    layer.weight_orig.grad = torch.ones(4, 6)
+    pruning.mask_gradients(layer)
+    assert torch.equal(layer.weight_orig.grad, layer.weight_mask.float())
+
+
 def test_inference_mode() -> None:
     layer = pruned()
     moved(layer, "in place")

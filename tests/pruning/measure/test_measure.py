@@ -170,6 +170,14 @@ def test_parameters_and_bytes_by_hand():
     assert measure.remaining_parameters(plain, MaskSet.collect(model)) == 21
 
 
+def test_a_tied_parameter_counts_once():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    MaskSet({"0.weight": torch.eye(4)}).apply(model)
+    assert measure.parameters(model) == 16 + 8
+    assert measure.remaining_parameters(model) == 4 + 8
+
+
 def test_csr_bytes_are_those_of_scipy():
     mask = torch.rand(30, 20, generator=torch.Generator().manual_seed(0)) < 0.1
     model = nn.Linear(20, 30)

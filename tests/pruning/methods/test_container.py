@@ -43,6 +43,9 @@ def test_masks_are_nested_whatever_comes_next() -> None:
         masks.append(layer.weight_mask.clone())
         assert torch.all(masks[-1] <= masks[-2])
     hook = only_hook(layer)
+    assert len(hook) == 7
+    pruning.identity(layer, "weight")
+    assert only_hook(layer) is hook, "later methods join the container that there is"
     assert isinstance(hook, pruning.PruningContainer)
     assert isinstance(hook, torch_prune.PruningContainer)
     assert hook._tensor_name == "weight"
@@ -54,9 +57,9 @@ def test_masks_are_nested_whatever_comes_next() -> None:
         pruning.CustomFromMask,
         pruning.RandomStructured,
         pruning.Identity,
+        pruning.Identity,
     ]
     assert isinstance(hook[0], torch_prune.L1Unstructured)
-    assert len(hook) == 7
     assert all(method._reparam is None for method in hook)  # only the hook holds the parameter
 
 

@@ -1,0 +1,59 @@
+"""Packing: near the entropy, and damaged bytes are refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pruning.masks.packing import pack, unpack
+
+
+@st.composite
+def bit_arrays(draw):
+    size = draw(st.integers(0, 3000))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    mask = rng.random(size) < draw(st.sampled_from([0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999, 1]))
+    return np.repeat(mask, draw(st.sampled_from([1, 7])))
+
+
+@given(bit_arrays())
+def test_packing_round_trip(mask):
+    assert np.array_equal(unpack(pack(mask), mask.size), mask)
+
+
+@pytest.mark.parametrize("sparsity", [0.01, 0.2, 0.5, 0.7, 0.9, 0.99])
+def test_packed_size_is_within_five_percent_of_the_entropy(sparsity):
+    size = 1_000_000
+    mask = np.ones(size, bool)
+    mask[np.random.default_rng(3).permutation(size)[: round(sparsity * size)]] = False
+    entropy = -sparsity * math.log2(sparsity) - (1 - sparsity) * math.log2(1 - sparsity)
+    assert len(pack(mask)) < 1.05 * entropy * size / 8
+
+
+def test_patterns_pack_far_below_the_entropy():
+    rows = np.random.default_rng(4).random(400) < 0.5
+    assert len(pack(np.repeat(rows, 500))) < 2000
+    assert len(pack(np.tile(rows, 500))) < 2000
+
+
+@given(bit_arrays(), st.integers(0, 2**16), st.integers(1, 255))
+def test_damaged_bytes_are_refused_or_still_a_mask_of_that_size(mask, position, change):
+    packed = bytearray(pack(mask))
+    packed[position % len(packed)] ^= change
+    try:
+        found = unpack(bytes(packed), mask.size)
+    except ValueError:
+        return
+    assert found.dtype == np.bool_
+    assert found.size == mask.size
+
+
+@pytest.mark.parametrize("density", [0.02, 0.5])
+def test_bytes_that_are_cut_off_are_refused(density):
+    mask = np.random.default_rng(5).random(600) < density
+    packed = pack(mask)
+    for length in range(len(packed)):
+        with pytest.raises(ValueError, match=r"its? "):
+            unpack(packed[:length], mask.size)
