@@ -112,11 +112,11 @@ class MaskSet(Mapping[str, Tensor]):
 
     def digest(self) -> str:
         """Return the SHA-256, in hex, of names, shapes and bits, sorted by name."""
-        found = hashlib.sha256()
+        hashed = hashlib.sha256()
         for name in sorted(self):
-            found.update(json.dumps([name, list(self[name].shape)]).encode())
-            found.update(np.packbits(self[name].numpy()).tobytes())
-        return found.hexdigest()
+            hashed.update(json.dumps([name, list(self[name].shape)]).encode())
+            hashed.update(np.packbits(self[name].numpy()).tobytes())
+        return hashed.hexdigest()
 
     # --- how they compare ---
 
@@ -212,11 +212,11 @@ class MaskSet(Mapping[str, Tensor]):
     @classmethod
     def _read(cls, members: Mapping[str, Bytes], model: nn.Module | None) -> MaskSet:
         masks, digest = mask_files.decode(members, None if model is None else partial(place, model))
-        found = cls({})
-        found._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
-        if found.digest() != digest:
+        loaded = cls({})
+        loaded._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
+        if loaded.digest() != digest:
             raise ValueError("These masks are damaged: they have not the digest that their file says.")
-        return found
+        return loaded
 
 
 def _copied(mask: Tensor) -> Tensor:

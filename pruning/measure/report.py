@@ -103,14 +103,14 @@ def sizes(model: nn.Module, masks: MaskSet | None = None) -> dict[str, TensorSiz
     """Return name -> bytes of every masked parameter, dense, bit-packed and as CSR."""
     masks = MaskSet.collect(model) if masks is None else masks
     kept = masks.kept()
-    found = {}
+    by_name = {}
     for name, parameter in _named(model):
         if name in masks:
             size, count, width = parameter.numel(), kept[name], parameter.element_size()
             rows = parameter.shape[0] if parameter.dim() else 1
             packed, csr = count * width + (size + 7) // 8, count * (width + 4) + 4 * (rows + 1)
-            found[name] = TensorSize(size, count, size * width, packed, csr)
-    return found
+            by_name[name] = TensorSize(size, count, size * width, packed, csr)
+    return by_name
 
 
 def dead(model: nn.Module | MaskSet) -> tuple[str, ...]:

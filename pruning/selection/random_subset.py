@@ -95,15 +95,15 @@ def _distinct(
     limit: int, count: int, generator: Generator | None, within: NDArray[np.uint8] | None = None
 ) -> NDArray[np.int64]:
     """Return `count` different integers of [0, limit), uniformly; with `within`, of those whose bit in it is 1."""
-    found = np.empty(0, np.int64)
-    while found.size < count:
-        drawn = (_draw((count - found.size) * 5 // 4 + 16, generator) % np.uint64(limit)).astype(np.int64)
+    distinct = np.empty(0, np.int64)
+    while distinct.size < count:
+        drawn = (_draw((count - distinct.size) * 5 // 4 + 16, generator) % np.uint64(limit)).astype(np.int64)
         if within is not None:
             drawn = drawn[(within[drawn >> 3] & (128 >> (drawn & 7))) != 0]
-        found = np.concatenate([found, drawn])
+        distinct = np.concatenate([distinct, drawn])
         # The first occurrence of each: what drawing one after the other, without replacement, would give.
-        found = found[np.sort(np.unique(found, return_index=True)[1])][:count]
-    return found
+        distinct = distinct[np.sort(np.unique(distinct, return_index=True)[1])][:count]
+    return distinct
 
 
 def _random_on_device(masks: Sequence[Tensor], count: Count, generator: Generator | None) -> None:

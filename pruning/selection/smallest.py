@@ -102,24 +102,24 @@ def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: b
     passes = 0
     while True:
         limit = max(SAMPLE, int(ROOM * entries)) if passes < PASSES else entries
-        found = _look(chunks, low, high, magnitude, limit)
+        counts = _look(chunks, low, high, magnitude, limit)
         passes += 1
-        rank = count - found.below
+        rank = count - counts.below
         if rank <= 0:  # the sample was not like the rest
             outer = low, high = outer[0], low
-        elif rank <= found.at_low:
+        elif rank <= counts.at_low:
             return low, rank
-        elif (rank := rank - found.at_low) > found.between:
-            if (rank := rank - found.between) <= found.at_high:
+        elif (rank := rank - counts.at_low) > counts.between:
+            if (rank := rank - counts.between) <= counts.at_high:
                 return high, rank
             outer = low, high = high, outer[1]
-        elif found.between > found.scores.size:
+        elif counts.between > counts.scores.size:
             outer = low, high
-            low, high = _bracket(found.scores, rank / found.between, outer)
+            low, high = _bracket(counts.scores, rank / counts.between, outer)
         else:
-            found.scores.partition(rank - 1)
-            threshold = found.scores[rank - 1]
-            return threshold, rank - int(np.count_nonzero(found.scores < threshold))
+            counts.scores.partition(rank - 1)
+            threshold = counts.scores[rank - 1]
+            return threshold, rank - int(np.count_nonzero(counts.scores < threshold))
 
 
 def _sample(chunks: Sequence[Chunk], survivors: int, magnitude: bool) -> NDArray[Any]:
@@ -151,7 +151,7 @@ def _bracket(sample: NDArray[Any], fraction: float, outer: tuple[Any, Any]) -> t
     return (sample[low] if low >= 0 else outer[0]), (sample[high] if high < sample.size else outer[1])
 
 
-class _Found(NamedTuple):
+class _Counts(NamedTuple):
     """How many surviving scores lie where; and those strictly between, or an evenly spaced part of them."""
 
     below: int
@@ -161,7 +161,7 @@ class _Found(NamedTuple):
     scores: NDArray[Any]
 
 
-def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: int) -> _Found:
+def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: int) -> _Counts:
     """Count the survivors below, at and between two scores, and collect at most `limit` of those between."""
     below = at_low = between = at_high = kept = 0
     stride = 1
@@ -197,7 +197,7 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
                     collected[number] = piece[start % 2 :: 2].copy()
                     start += piece.size
                 kept, stride = (kept + 1) // 2, 2 * stride
-    return _Found(below, at_low, between, at_high, np.concatenate(collected))
+    return _Counts(below, at_low, between, at_high, np.concatenate(collected))
 
 
 def smallest_on_device(
