@@ -129,11 +129,11 @@ def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
     assert "largest" in result.stdout
 
 
-def test_a_failing_target_ends_with_1_and_says_where(run: Run, tmp_path: Path) -> None:
+def test_a_failing_target_is_refused_and_says_where(run: Run, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def net(**arguments): raise RuntimeError('their mistake')\n")
     result = run("cluster=inline", "tracking=none", "model={_target_: broken.net, kind: null}")
 
-    assert result.returncode == 1
+    assert result.returncode == 2, "nothing was trained"
     assert "their mistake" in result.stderr
     assert "Traceback" not in result.stderr
 

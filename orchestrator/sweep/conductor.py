@@ -126,10 +126,12 @@ def _train(
         tracker.start(info, outcome.plan, outcome.records)
         return
     with ExitStack() as stack:
-        executor = _executor(config["cluster"], store, info.name, stack.enter_context(store.leases()))
+        leases, held = store.leases(), stack.enter_context(ExitStack())  # until the executor has ended
+        executor = _executor(config["cluster"], store, info.name, leases)
         executor.prestart()
         stack.enter_context(_running(executor, outcome, later))
-        preflight(executor, store, outcome.plan, outcome.records, info.environment)
+        preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
+        held.enter_context(leases)
         store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)

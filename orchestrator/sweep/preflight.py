@@ -31,7 +31,8 @@ def preflight(
     Args:
         finished: stages that need not run
         environment: package -> release
-        own_only: try only what has parts of the user's own; built-in parts are held to the rules of the configuration
+        own_only: of a dry run, which writes nothing: try only what has parts of the user's own; built-in parts are
+            held to the rules of the configuration
 
     Raises:
         ConfigError: what cannot run, each reason once with the trials concerned
@@ -56,4 +57,5 @@ def preflight(
             wrong[f"{sentence} it out."] = [trial.name for trial in plan.trials]
     if wrong:
         raise ConfigError(refusal(wrong, len(plan.trials)))
-    store.save_preflights(each.key for each in left if each.key in passed)
+    if left and not own_only:
+        store.save_preflights(each.key for each in left if each.key in passed)

@@ -15,7 +15,9 @@ from hydra import compose, initialize_config_dir
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
+from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Job
+from orchestrator.core.work_order import FileWriter
 from orchestrator.store import local_backend
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
@@ -47,17 +49,17 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
 def test_a_store_that_cannot_be_written_stops_the_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, number: int, said: str
 ) -> None:
-    real, writes = local_backend._write_synced, 0
+    real, writes = local_backend.write_hashed, 0
 
-    def failing(full: str, data: bytes, sync: bool = True) -> None:
+    def failing(full: str, writer: FileWriter, sync: bool = True) -> FileInfo:
         nonlocal writes
         writes += "weights" in full
         if writes > 3:
             raise OSError(number, os.strerror(number), full)
-        real(full, data, sync)
+        return real(full, writer, sync)
 
     with monkeypatch.context() as broken:
-        broken.setattr(local_backend, "_write_synced", failing)
+        broken.setattr(local_backend, "write_hashed", failing)
         outcome = run(tmp_path, monkeypatch)
 
     told = capsys.readouterr()
