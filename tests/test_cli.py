@@ -52,7 +52,6 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
         (["+sweep=random_amounts", "schedule.rounds=0"], "15 of 15 trial(s) cannot be planned"),
         (["+sweep=random_amounts", "schedule.sparsity=0.5,1.2", "seed=0,1"], "2 of 4 trial(s) cannot be planned"),
-        (["schedule=amount", "schedule.amount=100000"], "conv1.weight has 288"),
         (["-m", "store.uri=a,b"], "`store` differs between trials"),
         (["model._target_=no_such.Net", "model.kind=null"], "there is no module 'no_such'"),
     ],
@@ -66,6 +65,16 @@ def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
     assert said in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_what_does_not_fit_is_found_by_a_worker_and_ends_with_2(run: Run, tmp_path: Path) -> None:
+    result = run("schedule=amount", "schedule.amount=100000")
+
+    assert result.returncode == 2
+    assert "conv1.weight has 288" in result.stderr
+    assert "Traceback" not in result.stderr
+    (log,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert log.name.startswith("preflight-"), "nothing is left but what the worker had to say"
 
 
 def test_the_dry_run_shows_the_plan_and_imports_nothing_heavy(run: Run, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class CompletableTracker(Tracker, Protocol):
 
 
 class TrackerProcess:
-    """The tracker that `make(warn=...)` returns, living in a process that is started at once, and made by `start`.
+    """The tracker that `make(warn=...)` returns, living in a process that is started at once.
 
     `make` is pickled: a class or a function that can be imported, perhaps a `functools.partial` of it. Only `finish`
     waits for the process. As a context manager it ends the process where the sweep ends without `finish`; where an
@@ -58,7 +58,7 @@ class TrackerProcess:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._make = make
+        self._ask(make)
         self._answered = threading.Thread(target=self._receive, name="tracker-answers", daemon=True)
         self._answered.start()
         threading.Thread(target=self._send, name="tracker-requests", daemon=True).start()
@@ -75,7 +75,6 @@ class TrackerProcess:
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view, with what is finished already."""
         self._sweep = sweep.name
-        self._ask(self._make)
         self._ask(("start", sweep, plan, dict(finished)))
 
     def record(self, event: StageEvent) -> None:
