@@ -166,6 +166,12 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _built_violations(group, config[group])
         if isinstance(config[group], Mapping):
             yield from components.part_violations(group, config[group])
+            for target in sources.targets(list(config[group].values())):
+                if target.startswith("orchestrator."):
+                    yield (
+                        f"`{group}` holds the `_target_` (={target}), which is ours and may move or change; a target "
+                        f"must be your own, and what is built in is named by `{group}.kind`."
+                    )
     for name in ("model", "data", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     for name in ("train", "finetune"):

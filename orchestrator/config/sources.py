@@ -75,7 +75,7 @@ def fingerprint(parts: Mapping[str, Any]) -> Mapping[str, Any]:
     installed ones that these import; `files`: path in a node's `depends` -> SHA-256 of what is there.
     """
     depends = {str(path) for node in parts.values() if isinstance(node, Mapping) for path in node.get("depends") or ()}
-    return _fingerprint(frozenset(_targets(parts)), frozenset(depends))
+    return _fingerprint(frozenset(targets(parts)), frozenset(depends))
 
 
 def unreadable(where: str, node: Any) -> Iterator[str]:
@@ -188,6 +188,10 @@ def _imports(module: _Module) -> Iterator[str]:
         tree = _tree(module)
     except (SyntaxError, ValueError):
         return  # importing it will say so
+    importers = {"import_module", "__import__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            importers.update(alias.asname for alias in node.names if alias.name == "import_module" and alias.asname)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -195,8 +199,9 @@ def _imports(module: _Module) -> Iterator[str]:
             base = _absolute("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 yield from _all_of(base) if alias.name == "*" else (f"{base}.{alias.name}",)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            yield from (_absolute(str(each.value), package) for each in node.args[:1] if isinstance(each, ast.Constant))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in importers:
+            given = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "name")]
+            yield from (_absolute(str(each.value), package) for each in given if isinstance(each, ast.Constant))
 
 
 def _absolute(name: str, package: str) -> str:
@@ -243,15 +248,20 @@ def _files(folder: str, seen: set[str]) -> Iterator[str]:
                 yield entry.path
 
 
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get("_target_"), str):
-            yield node["_target_"]
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _targets(value)
+def targets(node: Any) -> Iterator[str]:
+    """Yield every dotted path that a plain node names: each `_target_`, and the `path` of `hydra.utils.get_class`."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            target = node.get("_target_")
+            if isinstance(target, str):
+                yield target
+                if target.startswith("hydra.utils.") and isinstance(node.get("path"), str):
+                    yield node["path"]
+            pending.extend(value for value in node.values() if isinstance(value, dict | list))
+        elif isinstance(node, list):
+            pending.extend(value for value in node if isinstance(value, dict | list))
 
 
 @cache

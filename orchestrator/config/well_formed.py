@@ -42,15 +42,20 @@ def keys(schema: type) -> Mapping[str, type | None]:
     return {name: kind if isinstance(kind, type) and is_dataclass(kind) else None for name, kind in types.items()}
 
 
+def _is_ordinary(value: Any) -> bool:
+    """Whether a value is none of those that must be looked into: most are not, and a plan looks at very many."""
+    kind = type(value)
+    return value is None or kind is bool or kind is int or (kind is str and value.isascii())
+
+
 def odd_values(value: Any, path: str = "") -> Iterator[str]:
     """Yield a sentence for each value that JSON, and so the key of a stage, cannot hold: NaN, undecodable text."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            where = f"{path}.{key}" if path else str(key)
             if not isinstance(key, str):
                 yield f"`{path}` has the key {key!r}, and keys must be text; quote it, as in '{key}'."
-            else:
-                yield from odd_values(item, where)
+            elif not _is_ordinary(item):
+                yield from odd_values(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
         for item in value:
             yield from odd_values(item, path)

@@ -87,6 +87,8 @@ class MaskKeeper:
                 parameter = place.find()
                 if parameter not in self._masks:
                     self._masks[parameter] = before.pop(parameter) if parameter in before else _Mask(place.mask.entries)
+                elif (standing := self._masks[parameter]) is not place.mask:  # two parameters have become one
+                    standing.entries = standing.entries * place.mask.entries.to(standing.entries)
                 place.parameter, place.mask = parameter, self._masks[parameter]
             for mask in before.values():
                 mask.let_go()
@@ -106,7 +108,12 @@ class _Mask:
         entries = self.entries
         if entries.dtype != parameter.dtype or entries.device != parameter.device:
             self.entries = torch.empty_like(parameter.detach()).copy_(entries)
-        if masks_gradients and self.handle is None and parameter.requires_grad:
+        if not masks_gradients or not parameter.requires_grad:
+            return
+        hooks = parameter._post_accumulate_grad_hooks
+        if self.handle is not None and hooks is not None and self.handle.id in hooks:
+            parameter._post_accumulate_grad_hooks = hooks  # a swap of tensors leaves them unconnected
+        else:  # a copy of a parameter has none
             self.handle = parameter.register_post_accumulate_grad_hook(self.mask_gradient)  # type: ignore[no-untyped-call]
             self.mask_gradient(parameter)
 

@@ -141,7 +141,9 @@ def pruned_names(module: nn.Module) -> set[str]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model that `torch.compile`, `nn.DataParallel` or `DistributedDataParallel` has wrapped, if one has."""
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or "_orig_mod" in model._modules:
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or (
+        list(model._modules) == ["_orig_mod"]
+    ):
         (model,) = model.children()
     return model
 

@@ -157,7 +157,12 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     failed = sum(finding.verdict == "fail" for finding in findings)
     lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
     for title, points in tables.sections(comparison):
-        lines += [f"**{title}**", "", "| method | " + " | ".join(tables.COLUMNS) + " |", "|---" * 8 + "|"]
+        lines += [
+            f"**{title}**",
+            "",
+            "| method | " + " | ".join(tables.COLUMNS) + " |",
+            "|---" * (1 + len(tables.COLUMNS)) + "|",
+        ]
         lines += [f"| {point.line} | " + " | ".join(tables.cells(point)) + " |" for point in points[:30]]
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []

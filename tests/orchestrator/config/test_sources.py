@@ -69,6 +69,7 @@ def test_the_whole_module_path_counts(package: Path) -> None:
         ("def build():\n    from .blocks import Block", "their_package/blocks.py"),
         ("try:\n    import helpers\nexcept ImportError: ...", "helpers.py"),
         ("import importlib\nx = importlib.import_module('.blocks', __package__)", "their_package/blocks.py"),
+        ("from importlib import import_module as load\nx = load(name='helpers')", "helpers.py"),
     ],
 )
 def test_what_a_module_imports_counts(package: Path, statement: str, helper: str) -> None:
@@ -185,3 +186,13 @@ def test_what_leads_nowhere_is_said(package: Path, target: str, rule: str) -> No
     sources.look_again()
     with pytest.raises(sources.SourceError, match=rule):
         sources.locate(target)
+
+
+def test_what_is_passed_by_a_path_of_hydra_s_counts(package: Path) -> None:
+    write(package / "nets.py", "class Net: ...\n")
+    write(package.parent / "activations.py", "def smooth(x): return x\n")
+    act = {"_target_": "hydra.utils.get_method", "path": "activations.smooth"}
+    before = of("their_package.nets.Net", act=act)
+    write(package.parent / "activations.py", "def smooth(x): return 2 * x\n")
+
+    assert of("their_package.nets.Net", act=act) != before

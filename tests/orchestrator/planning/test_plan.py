@@ -251,6 +251,15 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"model": {"_target_": "orchestrator.models.cnn"}}, "must be your own.*pass `model=cnn`, or `kind: cnn`"),
         ({"data": {"_target_": "orchestrator.workloads.data.load"}}, "what is built in has a `kind`: one of digits"),
         ({"method": {"_target_": "pruning.unstructured.L1Unstructured"}}, "pass `method=l1_unstructured`"),
+        (
+            {
+                "model": {
+                    "_target_": "torch.nn.Sequential",
+                    "inner": [{"_target_": "orchestrator.workloads.models.mlp"}],
+                }
+            },
+            "`model` holds the `_target_`.*ours.*named by `model.kind`",
+        ),
         ({"model__hiden": [3]}, r"`model.hiden` \(=\[3\]\) is no argument of cnn, which takes input_shape"),
         ({"method__scope": "galaxy"}, "must be one of layer, global"),
         ({"train__epochs": -1}, r"`train.epochs` \(=-1\)"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -298,3 +300,47 @@ def test_masks_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`0\.weight` has the shape"):
         MaskKeeper(model, MaskSet({"0.weight": torch.zeros(2, 2)}))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def kept_linear() -> tuple[nn.Sequential, MaskKeeper, torch.Tensor]:
+    model = nn.Sequential(nn.Linear(4, 3, bias=False))
+    mask = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).repeat(3, 1)
+    return model, MaskKeeper(model, {"0.weight": mask}), mask
+
+
+def pruned_gradient(model: nn.Module, mask: torch.Tensor) -> float:
+    parameter = next(model.parameters())
+    model(torch.ones(2, 4, dtype=parameter.dtype)).sum().backward()
+    assert parameter.grad is not None
+    return float(parameter.grad[mask == 0].abs().sum())
+
+
+def test_a_swap_of_tensors_does_not_lose_the_mask_of_gradients() -> None:
+    model, keeper, mask = kept_linear()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    keeper.enforce()
+
+    assert pruned_gradient(model, mask) == 0.0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_of_model_and_keeper_goes_on_masking_gradients(copied: Callable[[Any], Any]) -> None:
+    model, keeper, mask = kept_linear()
+    model, keeper = copied((model, keeper))
+    keeper.enforce()
+
+    assert pruned_gradient(model, mask) == 0.0
+
+
+def test_two_parameters_that_become_one_are_under_both_masks() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+    rows = torch.arange(6)[:, None].expand(6, 6)
+    keeper = MaskKeeper(model, {"0.weight": (rows > 3).float(), "1.weight": (rows < 4).float()})
+    model[1].weight = model[0].weight
+    keeper.enforce()
+
+    assert next(model.parameters()).count_nonzero() == 0
