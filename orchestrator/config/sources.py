@@ -253,15 +253,15 @@ def targets(node: Any) -> Iterator[str]:
     pending = [node]
     while pending:
         node = pending.pop()
-        if isinstance(node, dict):
+        values = node
+        if type(node) is dict:
+            values = node.values()
             target = node.get("_target_")
             if isinstance(target, str):
                 yield target
                 if target.startswith("hydra.utils.") and isinstance(node.get("path"), str):
                     yield node["path"]
-            pending.extend(value for value in node.values() if isinstance(value, dict | list))
-        elif isinstance(node, list):
-            pending.extend(value for value in node if isinstance(value, dict | list))
+        pending += [value for value in values if type(value) in (dict, list)]
 
 
 @cache
