@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -179,12 +180,15 @@ def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -
 
 def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None:
     jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(40) for s in range(1, 100, 2)]
-    composed(hydra, jobs[:1])
-    seconds = []
-    for _ in range(3):  # what else the machine does shares its caches with us
+    (first,) = composed(hydra, jobs[:1])
+    ratios = []
+    for _ in range(3):  # each beside as many copies of a configuration: what else the machine does slows both down
         start = time.process_time()
         plan = make_plan(composed(hydra, jobs))
-        seconds.append(time.process_time() - start)
+        planned = time.process_time()
+        for _ in jobs:
+            copy.deepcopy(first.config)
+        ratios.append((planned - start) / (time.process_time() - planned))
 
     assert len(plan.trials) == 2000
-    assert min(seconds) < 2.0
+    assert min(ratios) < 12, "2,000 copies take a sixth of a second on the machine that this was set on"
