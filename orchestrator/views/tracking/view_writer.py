@@ -69,14 +69,14 @@ class ViewWriter:
         self._abandoned = threading.Event()
         self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="view-writer", daemon=True)
+        self._thread.start()
 
     def open(self, view: SweepView) -> None:
-        """Write `view` from now on: nothing is connected to, or made, before."""
+        """Write `view` from now on."""
         with self._changed:
             self._view = view
             self._all_changed(view)
             self._changed.notify()
-        self._thread.start()
 
     def take(self, event: StageEvent) -> None:
         """Take one event and return at once."""
@@ -93,11 +93,9 @@ class ViewWriter:
         Give up when nothing has been written for `patience` seconds, and `limit` seconds from now in any case.
         """
         with self._changed:
-            if self._view is None:
-                self.complete = True
-                return True
             self._closing = True
-            self._all_changed(self._view)
+            if self._view is not None:
+                self._all_changed(self._view)
             self._changed.notify()
         begun = self._progress = time.monotonic()
         while self._thread.is_alive() and time.monotonic() < min(self._progress + patience, begun + limit):
