@@ -39,7 +39,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_masks_stay_equal_on_all_ranks(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, args=(str(tmp_path)), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    torch.multiprocessing.spawn(worker, args=(str(tmp_path),), nprocs=RANKS)  # type: ignore[no-untyped-call]
     states: list[dict[str, Tensor]] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
     for name, tensor in states[0].items():
         assert torch.equal(tensor, states[1][name]), name

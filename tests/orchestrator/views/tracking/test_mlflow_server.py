@@ -165,7 +165,6 @@ def test_a_server_that_is_away_for_good_costs_seconds_and_can_be_completed_later
     assert points(server.uri) == undisturbed(PLAN)
 
 
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_a_trial_that_finishes_after_all_has_no_failure(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
 
@@ -205,6 +204,7 @@ def failure_of(uri: str, trial: str) -> Any:
     return Path(client.download_artifacts(run.info.run_id, "failure.txt")).read_text()
 
 
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
     tracker = MlflowTracker(masks, uri=server.uri)
     tracker.start(sweep_info(), PLAN, RECORDS)
