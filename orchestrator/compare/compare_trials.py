@@ -41,12 +41,15 @@ def compare_trials(
     for trial, position in zip(plan.trials, positions(plan), strict=True):
         chain = list(_rows(plan, records, trial, position))
         rows += chain
+        reference = next((row for row in chain if row.stage == trial.dense), None)
+        if reference is None:
+            continue
         for row in chain:
-            if row.round == 0:
+            if row is reference:
                 dense.setdefault(position.dense, {}).setdefault(row.stage, row)
                 dense_labels[position.dense] = position.dense_label
             else:
-                groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, chain[0]))
+                groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
     points = [_point(list(group.values())) for group in groups.values()]
     comparison = Comparison(
         rows=tuple(rows),

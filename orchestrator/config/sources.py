@@ -118,10 +118,10 @@ def look_again() -> None:
 
 
 @cache
-def _fingerprint(targets: frozenset[str], depends: frozenset[str]) -> Mapping[str, Any]:
+def _fingerprint(named: frozenset[str], depends: frozenset[str]) -> Mapping[str, Any]:
     modules: dict[str, str] = {}
     installed: set[str] = set()
-    pending, seen = list(targets), set[str]()
+    pending, seen = list(named), set[str]()
     while pending:
         parts = pending.pop().split(".")
         if parts[0] in OURS or parts[0] in VERSIONED:

@@ -114,13 +114,13 @@ class Plan:
     """Stages of the sweep that are durable already: `without` puts them here."""
 
     @cached_property
-    def children(self) -> Mapping[Key | None, tuple[Key, ...]]:
-        """Stage key -> keys of the stages that need it; None -> those that need nothing of this plan."""
-        found: dict[Key | None, list[Key]] = {}
+    def children(self) -> Mapping[Key, tuple[Key, ...]]:
+        """Stage key -> keys of the stages that need it, for those that are needed."""
+        found: dict[Key, list[Key]] = {}
         for key in self.stages:
-            for needed in self.needs(key) or (None,):
+            for needed in self.needs(key):
                 found.setdefault(needed, []).append(key)
-        return {parent: tuple(keys) for parent, keys in found.items()}
+        return {needed: tuple(keys) for needed, keys in found.items()}
 
     def needs(self, key: Key) -> tuple[Key, ...]:
         """Return the stages of this plan that are inputs of `key`."""
@@ -148,14 +148,15 @@ class Plan:
     def without(self, finished: Collection[Key]) -> Plan:
         """Return the plan of what is left to do: finished stages go aside, the trials stay."""
         left = {key: spec for key, spec in self.stages.items() if key not in finished}
-        return Plan(left, self.trials, {**self.finished, **self.stages})
+        aside = {key: spec for key, spec in self.stages.items() if key in finished}
+        return Plan(left, self.trials, {**self.finished, **aside})
 
     def segments(self) -> Iterator[tuple[Key, ...]]:
         """Yield runs of stages without a branch, inputs first: what one task executes on one device."""
         joined = {
             key: following[0]
             for key, following in self.children.items()
-            if key is not None and len(following) == 1 and self._goes_on(following[0], key)
+            if len(following) == 1 and self._goes_on(following[0], key)
         }
         inner = set(joined.values())
         for key in self.stages:

@@ -1,4 +1,4 @@
-"""What an executor hands to a worker, and how it is performed, the same way under every executor."""
+"""Perform an order, the same way under every executor, and say what came of it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import cast
+from typing import TypeVar, cast
 
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Failure
 from orchestrator.core.work_order import Item, Preflight, Work, WorkOrder
 from orchestrator.execution.own_modules import hold_planned
 
+T = TypeVar("T")
 DEFAULT_WORK: Work | str = "orchestrator.execution.segment:run_segment"
 """Named, not imported: the driver needs no torch."""
 PREFLIGHT: Preflight | str = "orchestrator.training.preflight:run_preflight"
@@ -25,12 +26,12 @@ TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
 """Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""
 
 
-def resolve(work: Callable[[WorkOrder], Iterator[Item]] | str) -> Callable[[WorkOrder], Iterator[Item]]:
+def resolve(work: T | str) -> T:
     """Return the work itself where its `module:name` is given."""
     if not isinstance(work, str):
         return work
     module, _, name = work.partition(":")
-    return cast("Callable[[WorkOrder], Iterator[Item]]", getattr(importlib.import_module(module), name))
+    return cast(T, getattr(importlib.import_module(module), name))
 
 
 def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str) -> Iterator[Item | Failure]:

@@ -17,7 +17,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Item, Passed, Preflight, StageStore, Work, WorkOrder
+from orchestrator.core.work_order import Passed, Preflight, StageStore, Work, WorkOrder
 from orchestrator.execution import embedded_ray
 from orchestrator.execution.address import Address, ClusterError, address_of
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
@@ -112,7 +112,7 @@ class RayExecutor:
         """
         self.start()
         dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
-        tasks = self._tasks(StageRecord)
+        tasks: Tasks[StageRecord] = self._tasks()
         watch = Watch(self._cluster, self._wanted, _nodes)
         try:
             while not dispatcher.done:
@@ -143,7 +143,8 @@ class RayExecutor:
         Of one whose node died nothing comes.
         """
         self.start()
-        tasks, watch = self._tasks(Passed), Watch(self._cluster, self._wanted, _nodes)
+        tasks: Tasks[Passed] = self._tasks()
+        watch = Watch(self._cluster, self._wanted, _nodes)
         try:
             for index, (*lineage, spec) in enumerate(stages):
                 attempt = Attempt(index, 1, (spec,), tuple(lineage))
@@ -232,7 +233,7 @@ class RayExecutor:
             check=self._check,
         )
 
-    def _tasks(self, _: type[Item]) -> Tasks[Item]:
+    def _tasks(self) -> Tasks[Any]:
         return Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))
 
     def _leave_dead_nodes(

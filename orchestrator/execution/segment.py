@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import cast
 
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Key
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Run, WorkOrder
+from orchestrator.execution.perform import resolve
 
 
 def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
@@ -26,7 +25,8 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
             network = None
         else:
             inputs = {} if network is None else {NETWORK: network}
-            result = _run_of(spec.kind)(spec, inputs, order)
+            run: Run = resolve(KINDS[spec.kind].run)
+            result = run(spec, inputs, order)
             record = order.store.commit(result.record, result.files)
             network = result.network if record.weights_digest == result.record.weights_digest else None
         yield record
@@ -40,8 +40,3 @@ def _standing(order: WorkOrder, index: int) -> StageRecord | None:
     if record is None or WEIGHTS in record.files or all(key in standing for key in left):
         return record
     return None
-
-
-def _run_of(kind: str) -> Run:
-    module, _, name = KINDS[kind].run.partition(":")
-    return cast(Run, getattr(importlib.import_module(module), name))

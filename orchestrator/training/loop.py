@@ -19,12 +19,10 @@ from orchestrator.config.rules import violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.training.evaluation import autocast, criterion_of, evaluate, measure, outputs_of
+from orchestrator.training.evaluation import autocast, criterion_of, measure, outputs_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import TargetError, create, failure
-
-__all__ = ["Cancelled", "Diverged", "FitResult", "TrainingError", "evaluate", "fit"]
 
 CHECK_EVERY = 100
 """Steps after which losses are looked at in any case: looking waits for the device."""
@@ -69,9 +67,8 @@ def fit(
 
     Data order and dropout follow from `seed` alone; the caller's generators are restored. The curve has a point after
     every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss`,
-    `val/accuracy` and `lr` (of the last step,
-    in the first parameter group). The state before the first step is no candidate for
-    `select: best`: a network that was just pruned must not be returned as fine-tuned.
+    `val/accuracy` and `lr` (of the last step, in the first parameter group). The state before the first step is no
+    candidate for `select: best`: a network that was just pruned must not be returned as fine-tuned.
 
     Args:
         config: a plain `orchestrator.config.components.Train`; absent keys have their defaults.
@@ -106,14 +103,7 @@ def fit(
 class _Run:
     """One training: the optimizer's state, where it is, and the best weights so far."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Data,
-        config: Train,
-        seed: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, model: nn.Module, data: Data, config: Train, seed: int, device: torch.device) -> None:
         _require_precision(config.precision, device)
         self.model, self.data, self.config, self.device = model, data, config, device
         generator = torch.Generator().manual_seed(derive(seed, "order"))
@@ -143,11 +133,7 @@ class _Run:
         self.best = -math.inf
         self.best_state: list[Tensor] | None = None
 
-    def train(
-        self,
-        cancelled: Callable[[], bool],
-        on_point: Callable[[CurvePoint], None],
-    ) -> None:
+    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], None]) -> None:
         every = self.config.eval_every or self.epoch_length
         stale = 0
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.

@@ -30,6 +30,7 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
+from orchestrator.training.evaluation import evaluate
 from orchestrator.training.weights import load_state, plain_state, state_digest, write_state
 from orchestrator.workloads import data, models
 from pruning import MaskKeeper
@@ -141,7 +142,7 @@ class Stage:
         generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
         chosen, masks = rounds.prune_round(self._model, spec.fields, earlier, generator)
         self._network.masks = masks
-        before = loop.evaluate(self._model, self._data.val, **self._evaluation())
+        before = evaluate(self._model, self._data.val, **self._evaluation())
         rounds.hold_finite(before)
         if spec.fields["prune"]["holding"] == "hooks":
             masks.apply(self._model)
@@ -178,10 +179,10 @@ class Stage:
 
     def _final(self) -> dict[str, float]:
         """Metrics of the selected model; the test split is read here and nowhere else."""
-        found = _prefixed("val", loop.evaluate(self._model, self._data.val, **self._evaluation()))
+        found = _prefixed("val", evaluate(self._model, self._data.val, **self._evaluation()))
         if not KINDS[self._spec.kind].reads_test:
             return found
-        return found | _prefixed("test", loop.evaluate(self._model, self._data.test, **self._evaluation()))
+        return found | _prefixed("test", evaluate(self._model, self._data.test, **self._evaluation()))
 
     def _evaluation(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
+from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
-MASKS_FILE = "masks.npz"
 METRICS_SHOWN = 200
 """At most so many summary metrics: a run with thousands of them is of no use in a table."""
 
@@ -177,7 +176,7 @@ def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     readable: dict[str, Masks] = {}
     for key in keys:
         try:
-            masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS_FILE)))
+            masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS)))
             readable[key] = masks
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], redact(str(error)))

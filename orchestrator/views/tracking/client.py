@@ -28,6 +28,7 @@ from orchestrator.config.tracking_uri import (
     sqlite_path,
 )
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.file_names import MASKS
 from orchestrator.core.redact import redact
 from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.run_contents import (
@@ -62,7 +63,6 @@ JOINED_TAG = "pruning.joined"
 """Of a parent run that a driver has found in use: who created it is told so that there may be another."""
 SAVED_VIEW_TAG = "mlflow.sharedViewState."
 """How the interface names a saved view among an experiment's tags."""
-MASKS_FILE = "masks.npz"
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 800, 100
 """With at most 100 tags these keep a batch within MLflow's 1000 entities."""
 LONGEST_PARAM, LONGEST_TAG = 6000, 5000
@@ -154,7 +154,7 @@ class MlflowRuns:
             found = self._children[identity] = self._create(trial.name, content)
         for name, key in content.masks.items():
             try:
-                content.files[name] = self._read(key, MASKS_FILE)
+                content.files[name] = self._read(key, MASKS)
             except Exception as error:
                 self._warn(f"The masks of `{trial.name}` cannot be read for MLflow: {redact(str(error))}")
         self._update(found, content)

@@ -18,6 +18,7 @@ from orchestrator.config.components import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop
+from orchestrator.training.evaluation import evaluate
 from orchestrator.workloads import data as data_sets
 from orchestrator.workloads import models
 from orchestrator.workloads.data import Data
@@ -130,7 +131,7 @@ def test_the_best_weights_on_validation_are_kept(monitor: str) -> None:
     best = max(values.values()) if monitor == "accuracy" else min(values.values())
     assert result.best_step == next(step for step in values if values[step] == best) < result.steps
     assert same(state(model), states[result.best_step])
-    val = loop.evaluate(model, problem().val, device=CPU)
+    val = evaluate(model, problem().val, device=CPU)
     assert val == {key: result.curve[list(values).index(result.best_step)].metrics[f"val/{key}"] for key in val}
 
 
@@ -147,7 +148,7 @@ def test_the_last_weights_are_kept_when_asked_for() -> None:
 def test_the_state_before_the_first_step_is_no_candidate() -> None:
     model = network()
     fit(model, epochs=20)
-    before, good = state(model), loop.evaluate(model, problem().val, device=CPU)["accuracy"]
+    before, good = state(model), evaluate(model, problem().val, device=CPU)["accuracy"]
 
     result = fit(model, lr=50.0, epochs=None, steps=1)
 
@@ -328,4 +329,4 @@ def test_a_real_training_reaches_what_the_default_job_shows() -> None:
         model = models.build(asdict(Cnn()), input_shape=digits.input_shape, classes=digits.classes, seed=seed)
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
         loop.fit(model, digits, config, seed=seed, device=CPU)
-        assert loop.evaluate(model, digits.test, device=CPU)["accuracy"] > 0.98
+        assert evaluate(model, digits.test, device=CPU)["accuracy"] > 0.98

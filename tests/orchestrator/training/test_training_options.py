@@ -13,6 +13,7 @@ from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, pro
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.training import loop
+from orchestrator.training.evaluation import evaluate
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from pruning import MaskKeeper, MaskSet
 
@@ -134,13 +135,13 @@ def test_a_loss_by_target_is_trained_and_reported() -> None:
         log = torch.log_softmax(model(points(30, 1).images).double(), 1)
     y = torch.eye(3, dtype=torch.float64)[points(30, 1).labels] * 0.8 + 0.2 / 3
     assert result.curve[0].metrics["val/loss"] == pytest.approx(-(log * y).sum(1).mean().item(), rel=1e-6)
-    evaluated = loop.evaluate(model, problem().val, device=CPU, loss=smoothed)
+    evaluated = evaluate(model, problem().val, device=CPU, loss=smoothed)
     assert evaluated["loss"] == result.curve[0].metrics["val/loss"]
 
 
 def test_a_loss_that_is_a_plain_function() -> None:
     model = nn.Linear(4, 3)
-    found = loop.evaluate(model, problem().val, device=CPU, batch_size=7, loss={"_target_": f"{HERE}.plain_squared"})
+    found = evaluate(model, problem().val, device=CPU, batch_size=7, loss={"_target_": f"{HERE}.plain_squared"})
 
     with torch.no_grad():
         assert found["loss"] == pytest.approx(squared(model(points(30, 1).images), points(30, 1).labels).item())
@@ -153,7 +154,7 @@ def test_evaluation_by_hand() -> None:
         model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
     split = TensorSplit(torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 0]))
 
-    found = loop.evaluate(model, split, device=CPU, batch_size=2)
+    found = evaluate(model, split, device=CPU, batch_size=2)
 
     assert found["accuracy"] == 0.8
     assert found["loss"] == pytest.approx((4 * math.log(4 / 3) + math.log(4)) / 5, rel=1e-6)
@@ -172,7 +173,7 @@ def test_evaluation_does_not_depend_on_order_or_kind_of_split() -> None:
         LoaderSplit(torch.utils.data.TensorDataset(images, labels)),
     ]
 
-    found = [loop.evaluate(nn.Identity(), split, device=CPU, batch_size=64) for split in splits]
+    found = [evaluate(nn.Identity(), split, device=CPU, batch_size=64) for split in splits]
 
     assert found[1:] == found[:-1]
 
@@ -181,10 +182,10 @@ def test_evaluation_restores_every_modules_mode_even_when_it_fails() -> None:
     model = network()
     model[1].eval()
 
-    loop.evaluate(model, problem().val, device=CPU)
+    evaluate(model, problem().val, device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
     with pytest.raises(RuntimeError):
-        loop.evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), device=CPU)
+        evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
 
 
@@ -192,9 +193,9 @@ def test_evaluation_draws_nothing_and_moves_no_buffer() -> None:
     model = network()
     before, generator = state(model), torch.get_rng_state()
 
-    first = loop.evaluate(model, problem().val, device=CPU)
+    first = evaluate(model, problem().val, device=CPU)
 
-    assert first == loop.evaluate(model, problem().val, device=CPU)
+    assert first == evaluate(model, problem().val, device=CPU)
     assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
     assert torch.equal(torch.get_rng_state(), generator)
 

@@ -35,7 +35,7 @@ from test_stages import chain
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import loop, rounds
+from orchestrator.training import loop, rounds, stages
 
 uri, options, width = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 store = Store(uri, options=options)
@@ -63,7 +63,7 @@ def loaded(*arguments):  # the first that is done with a restored network
     sys.exit()
 
 store.write_probe("warm")
-loop.fit, loop.evaluate, rounds.prune_round = lambda *a, **b: loop.FitResult((), 0, 0, 0.0), evaluate, loaded
+loop.fit, stages.evaluate, rounds.prune_round = lambda *a, **b: loop.FitResult((), 0, 0, 0.0), evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
 list(run_segment(WorkOrder(specs=(dense,), store=store)))
 committing, most = most - before, 0
