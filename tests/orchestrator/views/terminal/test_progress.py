@@ -180,7 +180,7 @@ def simulate(plan: Plan, slots: int, spread: float, seed: int = 0) -> tuple[floa
         key: (12.0 if spec.kind == "dense" else 4.0) * draw.uniform(1 - spread, 1 + spread)
         for key, spec in plan.stages.items()
     }
-    eta, ready, running, now = Eta(plan, {}), list(plan.children[None]), [], 0.0
+    eta, ready, running, now = Eta(plan, {}), [key for key in plan.stages if not plan.needs(key)], [], 0.0
     estimates: list[tuple[float, float | None]] = []
     while ready or running:
         while ready and len(running) < slots:
