@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 NOLOAD = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
 
+@pytest.mark.slow
 def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "bench_sweep.py"), "--trials", "20", "--cpus", "2"]
     command += ["--shortest", "0.01", "--longest", "0.01", "--json", "found.json"]
