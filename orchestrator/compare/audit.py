@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import ACCURACY
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
@@ -38,66 +38,59 @@ class Finding:
 
 def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:
     """Hold a sweep to the checklist: each rule passes, fails or does not apply, with its reason."""
-    return tuple(
-        Finding(rule, verdict, reason)
-        for rule, (verdict, reason) in {
-            f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
-            "compression and theoretical speed-up, both": _both_measures(comparison),
-            "a random control": _control(comparison, "random"),
-            "a magnitude baseline": _control(comparison, "magnitude"),
-            f"{LEAST_SEEDS} or more seeds at every point": _seeds(comparison),
-            f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
-            "the dense network's figures": _dense(comparison),
-            "the same seeds for dense and pruned, and for every line": _paired(comparison),
-            "matching is a test against a stated margin": _matching(comparison),
-            "achieved sparsity is the requested one": _achieved(plan, records),
-            "no dead layer": _dead(plan, records),
-            "chosen on validation, test read once": _test_once(plan, records),
-            "one kind of processor, one release of torch": _one_kind(plan, records),
-            "every trial finished": _finished(comparison),
-        }.items()
-    )
+    points, known = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
+    answers = {
+        f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
+        "compression and theoretical speed-up, both": _both_measures(points),
+        "a random control": _control(comparison, ("random",)),
+        "a magnitude baseline": _control(comparison, ("l1", "magnitude", "ln_", "lnstructured")),
+        f"{LEAST_SEEDS} or more seeds at every point": _seeds([*comparison.dense, *points]),
+        f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
+        "the dense network's figures": _dense(comparison),
+        "the same seeds for dense and pruned, and for every line": _paired(comparison),
+        "matching is a test against a stated margin": _matching(comparison),
+        "achieved sparsity is the requested one": _achieved(plan, known),
+        "no dead layer": _dead(plan, known),
+        "chosen on validation, test read once": _test_once(plan, known),
+        "one kind of processor, one release of torch": _one_kind(known),
+        "every trial finished": _finished(comparison),
+    }
+    return tuple(Finding(rule, verdict, reason) for rule, (verdict, reason) in answers.items())
 
 
 Answer = tuple[Verdict, str]
 
 
+def _held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> Answer:
+    """Return the answer of a rule: what breaks it, else why it passes; `none` where it has no `subjects`."""
+    if not subjects:
+        return "n/a", none
+    return ("fail", listed) if (listed := _some(faults)) else ("pass", reason)
+
+
 def _operating_points(comparison: Comparison) -> Answer:
     counts = {line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in comparison.lines.items()}
-    if not counts:
-        return "n/a", "nothing was pruned"
-    fewest = min(counts.values())
-    listed = _some(f"{line} has {count}" for line, count in counts.items() if count < LEAST_POINTS)
-    return ("pass", f"every line has {fewest} or more") if fewest >= LEAST_POINTS else ("fail", listed)
+    few = [f"{line} has {count}" for line, count in counts.items() if count < LEAST_POINTS]
+    return _held(counts, few, f"every line has {min(counts.values(), default=0)} or more")
 
 
-def _both_measures(comparison: Comparison) -> Answer:
-    points = comparison.operating_points
-    if not points:
-        return "n/a", "nothing was pruned"
-    lacking = [point for point in points if not (point.compression >= 1 and point.speedup > 0)]
-    if lacking:
-        return "fail", _some(f"{point.line} at {point.sparsity:.1%}" for point in lacking)
-    return "pass", "both are given for every point; the speed-up is theoretical, from multiply-accumulates"
+def _both_measures(points: Sequence[Point]) -> Answer:
+    lacking = [_at(point) for point in points if not (point.compression >= 1 and point.speedup > 0)]
+    return _held(
+        points, lacking, "both are given for every point; the speed-up is theoretical, from multiply-accumulates"
+    )
 
 
-def _control(comparison: Comparison, kind: str) -> Answer:
-    words = {"random": ("random",), "magnitude": ("l1", "magnitude", "ln_", "lnstructured")}[kind]
-    methods = {point.method for point in comparison.points}
-    if not methods:
-        return "n/a", "nothing was pruned"
-    controls = sorted(method for method in methods if any(word in method.lower() for word in words))
-    return ("pass", ", ".join(controls)) if controls else ("fail", f"none among {', '.join(sorted(methods))}")
+def _control(comparison: Comparison, words: Sequence[str]) -> Answer:
+    methods = sorted({point.method for point in comparison.points})
+    controls = ", ".join(method for method in methods if any(word in method.lower() for word in words))
+    return _held(methods, [] if controls else [f"none among {', '.join(methods)}"], controls)
 
 
-def _seeds(comparison: Comparison) -> Answer:
-    points = [*comparison.dense, *comparison.operating_points]
-    if not points:
-        return "n/a", "nothing has finished"
-    few = [point for point in points if len(set(point.seeds)) < LEAST_SEEDS]
-    if few:
-        return "fail", _some(f"{point.line} at {point.sparsity:.1%} has {len(set(point.seeds))}" for point in few)
-    return "pass", f"every point has {min(len(set(point.seeds)) for point in points)} or more"
+def _seeds(points: Sequence[Point]) -> Answer:
+    few = [f"{_at(point)} has {len(set(point.seeds))}" for point in points if len(set(point.seeds)) < LEAST_SEEDS]
+    fewest = min((len(set(point.seeds)) for point in points), default=0)
+    return _held(points, few, f"every point has {fewest} or more", "nothing has finished")
 
 
 def _panels(comparison: Comparison) -> Answer:
@@ -107,103 +100,78 @@ def _panels(comparison: Comparison) -> Answer:
 
 
 def _dense(comparison: Comparison) -> Answer:
-    if not comparison.points:
-        return "n/a", "nothing was pruned"
-    without = set(comparison.panels) - {(point.model, point.data) for point in comparison.dense if point.accuracy}
-    if without:
-        return "fail", _some(f"none for {model} on {data}" for model, data in sorted(without))
-    return "pass", _some(
-        f"{point.model} on {point.data}: {point.accuracy.mean:.2%}" for point in comparison.dense if point.accuracy
-    )
+    found = [((point.model, point.data), point.accuracy.mean) for point in comparison.dense if point.accuracy]
+    without = sorted(set(comparison.panels) - {panel for panel, _ in found})
+    listed = _some(f"{model} on {data}: {mean:.2%}" for (model, data), mean in found)
+    return _held(comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
 
 
 def _paired(comparison: Comparison) -> Answer:
     points = comparison.operating_points
-    if not points:
-        return "n/a", "nothing was pruned"
     odd = []
     for panel in comparison.panels:
         here = [point for point in points if (point.model, point.data) == panel]
-        usual = Counter(point.seeds for point in here).most_common(1)[0][0] if here else ()
-        odd += [point for point in here if point.seeds != usual]
-    if odd:
-        return "fail", _some(f"{point.line} at {point.sparsity:.1%} has seeds {list(point.seeds)}" for point in odd)
-    return "pass", "each pruned network starts from the dense network of its own seed"
+        usual = Counter(point.seeds for point in here).most_common(1)
+        odd += [f"{_at(point)} has seeds {list(point.seeds)}" for point in here if point.seeds != usual[0][0]]
+    return _held(points, odd, "each pruned network starts from the dense network of its own seed")
 
 
 def _matching(comparison: Comparison) -> Answer:
     points = comparison.operating_points
-    if not points:
-        return "n/a", "nothing was pruned"
-    untested = [point for point in points if point.matching == "untested"]
-    if untested:
-        return "fail", _some(f"{point.line} at {point.sparsity:.1%} has no spread to test with" for point in untested)
+    untested = (f"{_at(point)} has no spread to test with" for point in points if point.matching == "untested")
     margin = ACCURACY.written(comparison.margin)
-    return "pass", f"a loss of {margin} points or more is called a match in at most 2.5% of lines, paired by seed"
+    reason = f"a loss of {margin} points or more is called a match in at most 2.5% of lines, paired by seed"
+    return _held(points, untested, reason)
 
 
-def _achieved(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
-    gaps = {
-        key: abs(record.sparsity - record.requested_sparsity)
-        for key, record in records.items()
-        if key in plan.stages and record.requested_sparsity is not None
-    }
-    if not gaps:
-        return "n/a", "amounts were given, no sparsity was requested"
-    wrong = [key for key, gap in gaps.items() if gap > TOLERANCE]
-    if wrong:
-        return "fail", _some(
-            f"{_name(plan, key)}: {records[key].requested_sparsity:.2%} requested, {records[key].sparsity:.2%} achieved"
-            for key in wrong
-        )
-    return "pass", f"largest difference {max(gaps.values()):.3%}"
+def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
+    gaps = {key: abs(known[key].sparsity - sparsity) for key, sparsity in asked.items()}
+    wrong = (
+        f"{_name(plan, key)}: {asked[key]:.2%} requested, {known[key].sparsity:.2%} achieved"
+        for key, gap in gaps.items()
+        if gap > TOLERANCE
+    )
+    reason = f"largest difference {max(gaps.values(), default=0):.3%}"
+    return _held(gaps, wrong, reason, "amounts were given, no sparsity was requested")
 
 
-def _dead(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
-    pruned = {key: record for key, record in records.items() if key in plan.stages and KINDS[record.kind].prunes}
-    if not pruned:
-        return "n/a", "nothing was pruned"
-    dead = [
-        f"{_name(plan, key)}: {name}"
-        for key, record in pruned.items()
-        for name, sparsity in record.tensor_sparsity.items()
-        if sparsity >= 1.0
-    ]
-    return ("fail", _some(dead)) if dead else ("pass", f"every tensor keeps entries in all {len(pruned)} rounds")
+def _dead(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    pruned = {key: record.tensor_sparsity for key, record in known.items() if KINDS[record.kind].prunes}
+    dead = (f"{_name(plan, key)}: {name}" for key, each in pruned.items() for name in each if each[name] >= 1.0)
+    return _held(pruned, dead, f"every tensor keeps entries in all {len(pruned)} rounds")
 
 
-def _test_once(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
-    known = {key: record for key, record in records.items() if key in plan.stages}
-    if not known:
-        return "n/a", "nothing has finished"
-    peeked = [
-        key
-        for key, record in known.items()
-        if any(name.startswith("test/") for point in record.curve for name in point.metrics)
-        or any(name.startswith("test/") for name in record.before)
-    ]
-    if peeked:
-        return "fail", _some(f"{_name(plan, key)} evaluates on test while it trains" for key in peeked)
-    blind = [key for key, record in known.items() if not math.isfinite(record.after.get("val/accuracy", math.nan))]
-    if blind:
-        return "fail", _some(f"{_name(plan, key)} has no validation accuracy" for key in blind)
-    return "pass", "curves and selection use the validation split; each stage has one test figure"
+def _test_once(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    faults = []
+    for key, record in known.items():
+        if any(
+            name.startswith("test/")
+            for metrics in (record.before, *(point.metrics for point in record.curve))
+            for name in metrics
+        ):
+            faults.append(f"{_name(plan, key)} evaluates on test while it trains")
+        elif not math.isfinite(record.after.get("val/accuracy", math.nan)):
+            faults.append(f"{_name(plan, key)} has no validation accuracy")
+    reason = "curves and selection use the validation split; each stage has one test figure"
+    return _held(known, faults, reason, "nothing has finished")
 
 
-def _one_kind(plan: Plan, records: Mapping[str, StageRecord]) -> Answer:
-    known = [record.environment for key, record in records.items() if key in plan.stages]
-    if not known:
-        return "n/a", "nothing has finished"
-    kinds = {name: sorted({each.get(name, "not recorded") for each in known}) for name in ("processor", "torch")}
-    mixed = [f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1]
-    if mixed:
-        return "fail", f"the same stage may have other bits on each: {_some(mixed)}"
-    return "pass", ", ".join(found[0] for found in kinds.values())
+def _one_kind(known: Mapping[str, StageRecord]) -> Answer:
+    environments = [record.environment for record in known.values()]
+    kinds = {name: sorted({each.get(name, "not recorded") for each in environments}) for name in ("processor", "torch")}
+    mixed = _some(f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1)
+    faults = [f"the same stage may have other bits on each: {mixed}"] if mixed else []
+    return _held(known, faults, ", ".join(found for kind in kinds.values() for found in kind), "nothing has finished")
 
 
 def _finished(comparison: Comparison) -> Answer:
-    missing = [name for name, status in comparison.trials.items() if status != "finished"]
-    return ("fail", _some(missing)) if missing else ("pass", f"all {len(comparison.trials)}")
+    missing = _some(name for name, status in comparison.trials.items() if status != "finished")
+    return ("fail", missing) if missing else ("pass", f"all {len(comparison.trials)}")
+
+
+def _at(point: Point) -> str:
+    return f"{point.line} at {point.sparsity:.1%}"
 
 
 def _name(plan: Plan, key: str) -> str:
@@ -212,7 +180,7 @@ def _name(plan: Plan, key: str) -> str:
     return f"{trial}, round {plan.stages[key].round}"
 
 
-def _some(texts: Iterator[str] | Sequence[str]) -> str:
+def _some(texts: Iterable[str]) -> str:
     listed = list(texts)
     more = f" and {len(listed) - _EXAMPLES} more" if len(listed) > _EXAMPLES else ""
     return "; ".join(listed[:_EXAMPLES]) + more
