@@ -93,16 +93,16 @@ class Progress:
             f"{asked - len(stages)} saved by sharing."
         )
         if tally.records:
-            done = f"{counted(len(tally.records), 'stage')}, {counted(tally.done, 'trial')}"
+            done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"
             self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
         self._say_places(places)
 
     def closing(self, places: Mapping[str, str]) -> None:
         """Say what became of the sweep, and where the results are."""
-        tally = self._tally
-        outcome = f"{tally.done} of {len(self._plan.trials)} trials done"
-        if tally.failed:
-            outcome += f", {tally.failed} {'to be finished' if self._interrupted else 'failed'}"
+        trials = self._tally.trials()
+        outcome = f"{trials['done']} of {len(self._plan.trials)} trials done"
+        if failed := trials["failed"]:
+            outcome += f", {failed} {'to be finished' if self._interrupted else 'failed'}"
         self.say(f"{outcome}, in {duration(self._clock() - self._begun)}.")
         self._say_places(places)
 
@@ -194,7 +194,9 @@ class Progress:
             bar = Table.grid(padding=(0, 1))
             counts = f"{tally.settled}/{len(self._plan.stages)} stages{self._left()}"
             bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=tally.settled, width=40), counts)
-            trials = f"{tally.waiting} trials waiting, {tally.active} running, {tally.done} done, {tally.failed} failed"
+            count = tally.trials()
+            trials = f"{count['waiting']} trials waiting, {count['running']} running, {count['done']} done"
+            trials += f", {count['failed']} failed"
             running = Table.grid(padding=(0, 2))
             for name, figure, elapsed in self._running():
                 running.add_row(Text(name), Text(figure), Text(elapsed, justify="right"))
