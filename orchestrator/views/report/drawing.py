@@ -83,46 +83,22 @@ def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
 
 def tradeoff(plots: Sequence[Plot]) -> Figure:
     """Accuracy against compression, on a logarithmic axis of base 2."""
-
-    def axes(target: Axes, plot: Plot) -> None:
-        _compression_axis(target, plot)
-        target.set_xlabel("compression (parameters, dense / remaining)")
-        target.set_ylabel("test accuracy (%)")
-        _reference(target, plot)
-
-    return _panels(plots, axes)
+    return _panels(plots, "compression (parameters, dense / remaining)", "test", axis=_compression_axis)
 
 
 def cost(plots: Sequence[Plot]) -> Figure:
     """Accuracy against training steps, a mark for each operating point."""
-
-    def axes(target: Axes, plot: Plot) -> None:
-        target.set_xlabel("optimizer steps from initialisation")
-        target.set_ylabel("test accuracy (%)")
-        target.set_xlim(left=0, right=1.1 * max((x for series in plot.series for x in series.x), default=1.0))
-        _reference(target, plot)
-
-    return _panels(plots, axes, joined=False)
+    return _panels(plots, "optimizer steps from initialisation", "test", axis=_axis_from_zero, joined=False)
 
 
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
     """Accuracy before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
-
-    def axes(target: Axes, _: Plot) -> None:
-        target.set_xlabel("sparsity (% of prunable weights)")
-        target.set_ylabel("validation accuracy (%)")
-
-    return _panels(plots, axes, pairs=True, scale=100.0)
+    return _panels(plots, "sparsity (% of prunable weights)", "validation", pairs=True, scale=100.0)
 
 
 def curves(plots: Sequence[Plot]) -> Figure:
     """Training curves."""
-
-    def axes(target: Axes, _: Plot) -> None:
-        target.set_xlabel("optimizer steps from initialisation")
-        target.set_ylabel("validation accuracy (%)")
-
-    return _panels(plots, axes, markers=False)
+    return _panels(plots, "optimizer steps from initialisation", "validation", markers=False)
 
 
 def matrices(panels: Sequence[Matrix], label: str) -> Figure:
@@ -151,8 +127,10 @@ def _shortened(label: str) -> str:
 
 def _panels(
     plots: Sequence[Plot],
-    finish: Callable[[Axes, Plot], None],
+    x_label: str,
+    split: str,
     *,
+    axis: Callable[[Axes, float], None] | None = None,
     pairs: bool = False,
     markers: bool = True,
     joined: bool = True,
@@ -169,7 +147,11 @@ def _panels(
             line = position // 2 if pairs else position
             dash = ("--", "-")[position % 2] if pairs else DASHES[line % len(DASHES)] if joined else "none"
             _line(axes, series, line, dash, markers, scale)
-        finish(axes, plot)
+        if axis is not None:
+            axis(axes, max((x for series in plot.series for x in series.x), default=1.0))
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(f"{split} accuracy (%)")
+        _reference(axes, plot)
         axes.set_title(plot.title)
         if plot.series:
             axes.legend()
@@ -206,7 +188,11 @@ def _reference(axes: Axes, plot: Plot) -> None:
         axes.axhspan(100 * plot.reference.low, 100 * plot.reference.high, color="0.25", alpha=0.1, linewidth=0)
 
 
-def _compression_axis(axes: Axes, plot: Plot) -> None:
+def _axis_from_zero(axes: Axes, largest: float) -> None:
+    axes.set_xlim(left=0, right=1.1 * largest)
+
+
+def _compression_axis(axes: Axes, largest: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     axes.set_xscale("log", base=2)
@@ -214,7 +200,6 @@ def _compression_axis(axes: Axes, plot: Plot) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
-    largest = max((value for series in plot.series for value in series.x), default=1.0)
     axes.set_xlim(0.9, max(2.0, largest) * 1.15)
 
 

@@ -159,10 +159,11 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         lines += [
             f"**{title}**",
             "",
-            "| method | " + " | ".join(tables.COLUMNS) + " |",
-            "|---" * (1 + len(tables.COLUMNS)) + "|",
+            "| method | " + " | ".join(column.name for column in tables.NARROW) + " |",
+            "|---" * (1 + len(tables.NARROW)) + "|",
         ]
-        lines += [f"| {point.line} | " + " | ".join(tables.cells(point)) + " |" for point in points[:30]]
+        for point in points[:30]:
+            lines.append(f"| {point.line} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)

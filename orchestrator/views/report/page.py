@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from orchestrator.compare.audit import Finding
-from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
@@ -56,22 +56,6 @@ summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 HALF_PAGE = 480.0
 """Points of width beyond which a figure has a row to itself."""
 
-HEADINGS = (
-    ("method", "line of the plots"),
-    ("sparsity %", "achieved, of the prunable weights"),
-    ("seeds", ""),
-    ("test accuracy %", "mean ± standard deviation"),
-    ("95% interval", ""),
-    ("vs dense", "percentage points, paired by seed, with 95% interval"),
-    ("match", "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no"),
-    ("before fine-tuning %", "validation accuracy"),
-    ("size", "parameters, dense / remaining"),
-    ("MACs", "multiply-accumulates, dense / remaining: a theoretical speed-up"),
-    ("steps", "optimizer steps from initialisation"),
-    ("own", "of these, steps that no other trial shares"),
-    ("seconds", "of work, from initialisation"),
-)
-
 
 def page(
     info: SweepInfo, plan: Plan, comparison: Comparison, findings: Sequence[Finding], svgs: Mapping[str, bytes]
@@ -108,35 +92,25 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
 def _tables(comparison: Comparison) -> Iterator[str]:
     for title, points in tables.sections(comparison):
         yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
-        yield "".join(f'<th title="{escape(hint)}">{escape(name)}</th>' for name, hint in HEADINGS)
+        yield '<th title="line of the plots">method</th>'
+        yield "".join(f'<th title="{escape(each.hint)}">{escape(each.name)}</th>' for each in tables.COLUMNS)
         yield "</tr></thead><tbody>"
         before = ""
         for point in points:
             classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
-            cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(point, named=point.line != before))
-            yield f'<tr class="{" ".join(classes)}">{cells}</tr>'
+            cells = [
+                point.line if point.line != before else "",
+                *(_typeset(each.cell(point)) for each in tables.COLUMNS),
+            ]
+            yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
             before = point.line
         yield "</tbody></table></div>"
     yield from (f"<p>{escape(line)}</p>" for line in tables.notes(comparison))
 
 
-def _cells(point: Point, *, named: bool) -> tuple[str, ...]:
-    _, accuracy, difference, match, size, macs, seeds = tables.cells(point)
-    return (
-        point.line if named else "",
-        tables.percent(point.sparsity),
-        seeds,
-        accuracy.replace(" ", "\u00a0"),  # the last one stands where others have a star
-        tables.interval(point.accuracy),
-        difference.replace("-", "−"),
-        match,
-        tables.spread(point.val_accuracy_before) if point.val_accuracy_before else "",
-        size.replace("x", "×"),
-        macs.replace("x", "×"),
-        f"{point.total_steps:,.0f}",
-        f"{point.own_steps:,.0f}",
-        f"{point.total_seconds:,.1f}",
-    )
+def _typeset(cell: str) -> str:
+    """Write signs as print does; a space at the end stands where others have a star."""
+    return cell.replace(" ", "\u00a0").replace("-", "−").replace("x", "×")
 
 
 def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:

@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -19,26 +19,56 @@ from orchestrator.core.metrics import ACCURACY
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = (
-    *("sparsity %", f"test {ACCURACY.name} {ACCURACY.unit}", "vs dense [95% interval]", "match"),
-    *("size", "MACs", "seeds"),
-)
-WIDTHS = (10, 15, 23, 8, 6, 6, 5)
 FAILURES_LISTED = 10
 
 
-def cells(point: Point) -> tuple[str, ...]:
-    """Return a point's cells under `COLUMNS`; accuracies and differences in percent."""
-    dense = point.round == 0
-    return (
-        "dense" if dense else percent(point.sparsity),
-        spread(point.accuracy) + ("*" if point.best else " "),
-        "" if dense else difference(point.difference),
-        "" if dense else verdict(point),
-        ratio(point.compression),
-        ratio(point.speedup),
-        str(len(point.seeds)),
-    )
+@dataclass(frozen=True)
+class Column:
+    """A column of the comparison: on the page always, elsewhere if it has a `width` there, in characters."""
+
+    name: str
+    cell: Callable[[Point], str]
+    """The text of a point; accuracies and differences are in percent."""
+    width: int = 0
+    hint: str = ""
+
+
+COLUMNS = (
+    Column(
+        "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
+    ),
+    Column(
+        f"test {ACCURACY.name} {ACCURACY.unit}",
+        lambda p: spread(p.accuracy) + ("*" if p.best else " "),
+        15,
+        "mean ± standard deviation",
+    ),
+    Column("95% interval", lambda p: interval(p.accuracy)),
+    Column(
+        "vs dense [95% interval]",
+        lambda p: difference(p.difference) if p.round else "",
+        23,
+        "percentage points, paired by seed",
+    ),
+    Column(
+        "match",
+        lambda p: verdict(p) if p.round else "",
+        8,
+        "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
+    ),
+    Column(
+        "before fine-tuning %",
+        lambda p: spread(p.val_accuracy_before) if p.val_accuracy_before else "",
+        hint="validation accuracy",
+    ),
+    Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
+    Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
+    Column("seeds", lambda p: str(len(p.seeds)), 5),
+    Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
+    Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
+    Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
+)
+NARROW = tuple(column for column in COLUMNS if column.width)
 
 
 def ratio(value: float) -> str:
@@ -101,13 +131,13 @@ def text_table(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the table, 79 characters wide: for each panel dense first, then line by line."""
     for title, points in sections(comparison):
         yield title
-        yield _aligned(COLUMNS)
+        yield _aligned(column.name for column in NARROW)
         before = "dense"
         for point in points:
             if point.line != before:
                 yield point.line
                 before = point.line
-            yield _aligned(cells(point))
+            yield _aligned(column.cell(point) for column in NARROW)
         yield ""
 
 
@@ -202,8 +232,8 @@ def as_json(comparison: Comparison) -> bytes:
     return (json.dumps(_finite(comparison.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _aligned(row: Sequence[str]) -> str:
-    return " ".join(cell.rjust(width) for cell, width in zip(row, WIDTHS, strict=True))
+def _aligned(row: Iterable[str]) -> str:
+    return " ".join(cell.rjust(column.width) for cell, column in zip(row, NARROW, strict=True))
 
 
 def _flat(point: Point) -> dict[str, Any]:
