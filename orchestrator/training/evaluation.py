@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import create
+from pruning.measure.macs import in_mode
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) -> loss."""
@@ -31,7 +32,7 @@ def evaluate(
     device: torch.device,
     batch_size: int = 512,
     precision: str = "fp32",
-    loss: Mapping[str, Any] | None = None,
+    loss: Criterion | None = None,
 ) -> dict[str, float]:
     """Return {"loss", "accuracy"} of `model` on `split`: the mean, and the fraction whose argmax is the label.
 
@@ -39,31 +40,18 @@ def evaluate(
     modules' training modes are restored.
 
     Args:
-        loss: `_target_` and arguments of (outputs, labels) -> loss; None is cross-entropy. A loss with an attribute
-            `reduction` is asked for "none"; of another, a batch's mean counts for each of its examples.
+        loss: None is cross-entropy. A loss with an attribute `reduction` is asked for "none"; of another, the mean of a
+            batch counts for each of its examples.
     """
-    return measure(model, split, device, batch_size, precision, criterion_of(loss, device))
-
-
-def measure(
-    model: nn.Module, split: Split, device: torch.device, batch_size: int, precision: str, loss: Criterion
-) -> dict[str, float]:
-    """Return what `evaluate` does, with the loss at hand."""
-    modes = [(module, module.training) for module in model.modules()]
-    criterion = _unreduced(loss)
+    criterion = _unreduced(loss or nn.CrossEntropyLoss())
     losses: list[Tensor] = []
     hits: list[Tensor] = []
-    model.eval()
-    try:
-        with torch.no_grad(), autocast(device, precision):
-            for inputs, labels in split.batches(batch_size, device=device):
-                outputs = outputs_of(model, inputs)
-                each = criterion(outputs, labels).float()
-                losses.append(each.flatten(1).mean(1) if each.ndim > 1 else each.expand(len(labels)))
-                hits.append((outputs.argmax(1) == labels).sum())
-    finally:
-        for module, training in modes:
-            module.training = training
+    with in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
+        for inputs, labels in split.batches(batch_size, device=device):
+            outputs = outputs_of(model, inputs)
+            each = criterion(outputs, labels).float()
+            losses.append(each.flatten(1).mean(1) if each.ndim > 1 else each.expand(len(labels)))
+            hits.append((outputs.argmax(1) == labels).sum())
     values = torch.cat(losses).tolist()
     mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
     return {"loss": mean, "accuracy": int(torch.stack(hits).sum()) / len(split)}

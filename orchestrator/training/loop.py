@@ -19,10 +19,12 @@ from orchestrator.config.rules import violations
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.training.evaluation import autocast, criterion_of, measure, outputs_of
+from orchestrator.core.work_order import never
+from orchestrator.training.evaluation import autocast, criterion_of, evaluate, outputs_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import TargetError, create, failure
+from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
 """Steps after which losses are looked at in any case: looking waits for the device."""
@@ -49,7 +51,6 @@ class FitResult:
     """Optimizer steps taken."""
     best_step: int
     """The step whose weights the model has now; 0 if no step was taken."""
-    seconds: float
 
 
 def fit(
@@ -60,8 +61,8 @@ def fit(
     seed: int,
     device: torch.device,
     on_optimizer: Callable[[Optimizer], None] | None = None,
-    cancelled: Callable[[], bool] | None = None,
-    on_point: Callable[[CurvePoint], None] | None = None,
+    cancelled: Callable[[], bool] = never,
+    on_point: Callable[[CurvePoint], object] = lambda _: None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave in it the selected weights (and buffers).
 
@@ -84,20 +85,14 @@ def fit(
     for sentence in violations("train", Train, {**vars(Train()), **config}):
         raise TrainingError(sentence)
     settings = Train(**config)
-    started = time.perf_counter()
     model.to(device)
-    modes = [(module, module.training) for module in model.modules()]
     with seeded(derive(seed, "training"), device):
         run = _Run(model, data, settings, seed, device)
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
-        try:
-            model.train()
-            run.train(cancelled or _never, on_point or _ignore)
-        finally:
-            for module, training in modes:
-                module.training = training
-    return FitResult(tuple(run.curve), run.step, run.selected_step, time.perf_counter() - started)
+        with in_mode(model, training=True):
+            run.train(cancelled, on_point)
+    return FitResult(tuple(run.curve), run.step, run.selected_step)
 
 
 class _Run:
@@ -133,7 +128,7 @@ class _Run:
         self.best = -math.inf
         self.best_state: list[Tensor] | None = None
 
-    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], None]) -> None:
+    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object]) -> None:
         every = self.config.eval_every or self.epoch_length
         stale = 0
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
@@ -196,7 +191,14 @@ class _Run:
     def _point(self) -> CurvePoint:
         train_loss = self._mean_loss()
         config = self.config
-        found = measure(self.model, self.data.val, self.device, config.eval_batch_size, config.precision, self.loss)
+        found = evaluate(
+            self.model,
+            self.data.val,
+            device=self.device,
+            batch_size=config.eval_batch_size,
+            precision=config.precision,
+            loss=self.loss,
+        )
         if not math.isfinite(found["loss"]):
             raise _diverged("validation", self.step, found["loss"])
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -282,10 +284,3 @@ def _diverged(which: str, step: int, loss: float) -> Diverged:
 def _forever(batches: Batches) -> Iterator[Batch]:
     while True:
         yield from batches
-
-
-def _never() -> bool:
-    return False
-
-
-def _ignore(_: CurvePoint) -> None: ...

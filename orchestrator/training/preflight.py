@@ -98,7 +98,7 @@ class _Rehearsal(Stage):
         except loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in self._model.parameters()):
                 raise loop.Diverged("one step") from None
-            return loop.FitResult((), 1, 0, 0.0)
+            return loop.FitResult((), 1, 0)
 
 
 @dataclass(frozen=True)

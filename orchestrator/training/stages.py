@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
-from orchestrator.training.evaluation import evaluate
+from orchestrator.training.evaluation import criterion_of, evaluate
 from orchestrator.training.weights import load_state, plain_state, state_digest, write_state
 from orchestrator.workloads import data, models
 from pruning import MaskKeeper
@@ -96,6 +96,15 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     return network
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What came of a stage's own work: of pruning also the metrics before fine-tuning, and the tensors left empty."""
+
+    fit: loop.FitResult
+    before: Mapping[str, float] = field(default_factory=dict)
+    dead: tuple[str, ...] = ()
+
+
 class Stage:
     """One stage on a network: what it does to it, and what it says of itself."""
 
@@ -106,37 +115,52 @@ class Stage:
         self._device = torch.device(order.device)
         self._config: Mapping[str, Any] = spec.fields[KINDS[spec.kind].training]
 
-    def result(self, act: Callable[[Stage], StageRecord]) -> Result:
+    def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
-        started, clock, network = time.time(), time.perf_counter(), self._network
-        record = act(self)
+        started, clock = time.time(), time.perf_counter()
+        done = act(self)
+        spec, network, after, count = self._spec, self._network, self._final(), self._macs()
         weights = plain_state(self._model)
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
-        if KINDS[self._spec.kind].prunes:
+        if KINDS[spec.kind].prunes:
             masks = network.masks.to_bytes()
             files[MASKS] = lambda file: file.write(masks)
-        record = replace(
-            record,
+        record = StageRecord(
+            key=spec.key,
+            kind=spec.kind,
+            round=spec.round,
+            before=done.before,
+            after=after,
+            curve=done.fit.curve,
+            requested_sparsity=spec.fields.get("target"),
+            sparsity=network.masks.sparsity(),
+            tensor_sparsity=network.masks.sparsities(),
+            tensor_sizes=network.masks.sizes(),
+            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            macs=count.total,
+            macs_remaining=count.remaining,
             weights_digest=state_digest(weights),
             mask_digest=network.masks.digest(),
-            measurements={"seconds": time.perf_counter() - clock},
+            steps=done.fit.steps,
+            best_step=done.fit.best_step,
             started=started,
             started_from=network.digest,
+            details={"dead_tensors": list(done.dead)} if KINDS[spec.kind].prunes else {},
+            measurements={"seconds": time.perf_counter() - clock},
+            warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in done.dead),
             device=str(self._device),
             host=socket.gethostname(),
             attempt=self._order.attempt,
             environment=environment(),
-            spec=redact_tree(self._spec.to_json()),
+            spec=redact_tree(spec.to_json()),
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
 
-    def train(self) -> StageRecord:
+    def train(self) -> Trained:
         """Train the network as it is."""
-        fit = self._fit()
-        count = self._macs()
-        return _record(self._spec, fit, {}, self._final(), self._model, count.total, count.total)
+        return Trained(self._fit())
 
-    def prune(self) -> StageRecord:
+    def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
         spec, earlier = self._spec, self._network.masks
         generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
@@ -152,19 +176,8 @@ class Stage:
             keeper = MaskKeeper(self._model, masks, _gradients(self._config))
             fit = self._fit(keeper)
             keeper.release()
-        after = self._final()
         dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
-        count = self._macs()
-        record = _record(spec, fit, _prefixed("val", before), after, self._model, count.total, count.remaining)
-        return replace(
-            record,
-            requested_sparsity=spec.fields.get("target"),
-            sparsity=masks.sparsity(),
-            tensor_sparsity=masks.sparsities(),
-            tensor_sizes=masks.sizes(),
-            warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in dead),
-            details={"dead_tensors": list(dead)},
-        )
+        return Trained(fit, _prefixed("val", before), dead)
 
     def _fit(self, keeper: MaskKeeper | None = None) -> loop.FitResult:
         return loop.fit(
@@ -189,7 +202,7 @@ class Stage:
             "device": self._device,
             "batch_size": self._config["eval_batch_size"],
             "precision": self._config["precision"],
-            "loss": self._config["loss"],
+            "loss": criterion_of(self._config["loss"], self._device),
         }
 
     def _macs(self) -> Macs:
@@ -227,34 +240,3 @@ def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
 
 def _prefixed(split: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{split}/{name}": value for name, value in metrics.items()}
-
-
-def _record(
-    spec: StageSpec,
-    fit: loop.FitResult,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    model: nn.Module,
-    macs: int,
-    macs_remaining: float,
-) -> StageRecord:
-    return StageRecord(
-        key=spec.key,
-        kind=spec.kind,
-        round=spec.round,
-        before=before,
-        after=after,
-        curve=fit.curve,
-        requested_sparsity=None,
-        sparsity=0.0,
-        tensor_sparsity={},
-        tensor_sizes={},
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        macs=macs,
-        macs_remaining=macs_remaining,
-        weights_digest="",
-        mask_digest="",
-        steps=fit.steps,
-        best_step=fit.best_step,
-        started=0.0,
-    )

@@ -23,7 +23,7 @@ from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
-from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
+from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.targets import create, given
 
 DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
@@ -37,8 +37,6 @@ OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
 VAL_FRACTION = 0.1
 """Of the training split, where the configuration says nothing."""
-HeldSplit = TensorSplit | PixelSplit
-"""A split whose examples are at hand."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,8 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _split(key: str, value: Any, workers: int) -> HeldSplit | LoaderSplit:
-    if isinstance(value, HeldSplit | LoaderSplit):
+def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
+    if isinstance(value, TensorSplit | LoaderSplit):
         return value
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         value = value.tensors
@@ -138,8 +136,8 @@ def _split(key: str, value: Any, workers: int) -> HeldSplit | LoaderSplit:
 
 
 def _cut(
-    train: HeldSplit | LoaderSplit, config: Mapping[str, Any], seed: int
-) -> tuple[HeldSplit | LoaderSplit, HeldSplit | LoaderSplit]:
+    train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
+) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
     """Cut a validation split of random examples from `train`; what is left keeps its order."""
     fraction = config.get("val_fraction")
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
@@ -155,7 +153,7 @@ def _cut(
 
 def example(split: Split) -> Tensor:
     """Return the input of the first example of `split` as it is stored, without a batch; generators are restored."""
-    if isinstance(split, HeldSplit):
+    if isinstance(split, TensorSplit):
         return split.take(torch.tensor([0]))[0][0]
     with seeded(0):  # a Dataset may augment
         if not isinstance(split, LoaderSplit):
@@ -170,7 +168,7 @@ def example(split: Split) -> Tensor:
     return item[0]
 
 
-def _classes(named: Mapping[str, Any], splits: Mapping[str, HeldSplit | LoaderSplit]) -> int:
+def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | LoaderSplit]) -> int:
     """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label."""
     if named.get("classes") is not None:
         return int(named["classes"])

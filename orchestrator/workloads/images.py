@@ -18,7 +18,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import idx_files, node_cache
-from orchestrator.workloads.splits import PixelSplit
+from orchestrator.workloads.splits import TensorSplit
 
 
 def digits(
@@ -158,10 +158,10 @@ def _prepared(images: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, T
     return {"train": images[0], "train_labels": labels[0], "test": images[1], "test_labels": labels[1]}
 
 
-def _splits(prepared: Mapping[str, Tensor], normalise: Normalisation) -> dict[str, PixelSplit]:
+def _splits(prepared: Mapping[str, Tensor], normalise: Normalisation) -> dict[str, TensorSplit]:
     labels = {name: prepared[f"{name}_labels"] for name in ("train", "test")}
     labels = {name: each if each.is_floating_point() else each.long() for name, each in labels.items()}
-    return {name: PixelSplit(prepared[name], labels[name], normalise) for name in labels}
+    return {name: TensorSplit(prepared[name], labels[name], normalise) for name in labels}
 
 
 def _stacked(path: str, images: Iterable[Any], mode: str, size: Sequence[int] | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -45,61 +45,15 @@ class Split(Protocol):
 class TensorSplit:
     """A split held in memory; every trial of a process shares these tensors, so nobody writes to them.
 
-    `images` has shape (examples, ...) and `labels` (examples,).
+    `images` has shape (stored examples, ...) and `labels` (stored examples,); they may be mapped from a file that other
+    processes map too. Images of 8-bit pixels take a quarter of the memory, to the same bits: `normalise` turns a batch
+    of them to float32 inputs, each example by itself. The split has the examples `rows` of what is stored, all of them
+    if None.
     """
 
     images: Tensor
     labels: Tensor
-    _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the examples lie."""
-        return self.images.device
-
-    def to(self, device: torch.device) -> TensorSplit:
-        """Return this split on `device`, copied there once a process."""
-        if self.device == device:
-            return self
-        if device not in self._resident:
-            self._resident[device] = TensorSplit(self.images.to(device), self.labels.to(device))
-        return self._resident[device]
-
-    def take(self, chosen: Tensor) -> Batch:
-        """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
-        return self.images[chosen], self.labels[chosen]
-
-    def subset(self, rows: Tensor) -> TensorSplit:
-        """Return a split of these examples only."""
-        return TensorSplit(*self.take(rows))
-
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device,
-        generator: torch.Generator | None = None,
-        drop_last: bool = False,
-    ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
-        return _TensorBatches(self.to(device), batch_size, generator, drop_last)
-
-
-@dataclass(frozen=True)
-class PixelSplit:
-    """A split of 8-bit images that are normalised a batch at a time: a quarter of the memory, to the same bits.
-
-    `pixels` (uint8) has shape (stored examples, channels, height, width), contiguous, and `labels` (int64) has shape
-    (stored examples,). They may be mapped from a file that other processes map too. `normalise` turns a batch of pixels
-    to float32 inputs, each example by itself. The split has the examples `rows` of what is stored, all of them if None.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    normalise: Callable[[Tensor], Tensor]
+    normalise: Callable[[Tensor], Tensor] | None = None
     rows: Tensor | None = None
     _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
 
@@ -109,24 +63,27 @@ class PixelSplit:
     @property
     def device(self) -> torch.device:
         """Where the examples lie."""
-        return self.pixels.device
+        return self.images.device
 
-    def to(self, device: torch.device) -> PixelSplit | TensorSplit:
+    def to(self, device: torch.device) -> TensorSplit:
         """Return this split on `device`; on another than the CPU it is normalised once a process, not each epoch."""
         if self.device == device:
             return self
         if device not in self._resident:
-            images, labels = self.take(torch.arange(len(self)))
+            images, labels = self.take(torch.arange(len(self), device=self.device))
             self._resident[device] = TensorSplit(images.to(device), labels.to(device))
         return self._resident[device]
 
     def take(self, chosen: Tensor) -> Batch:
-        """Return a normalised batch of the `chosen` examples (int64 indices)."""
+        """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
         stored = chosen if self.rows is None else self.rows[chosen]
-        return self.normalise(self.pixels.index_select(0, stored)), self.labels[stored]
+        images = self.images.index_select(0, stored)
+        return (images if self.normalise is None else self.normalise(images)), self.labels[stored]
 
-    def subset(self, rows: Tensor) -> PixelSplit:
-        """Return a split of these examples only, which shares the pixels."""
+    def subset(self, rows: Tensor) -> TensorSplit:
+        """Return a split of these examples only; pixels are shared."""
+        if self.normalise is None:
+            return TensorSplit(*self.take(rows))
         return replace(self, rows=rows if self.rows is None else self.rows[rows], _resident={})
 
     def batches(
@@ -176,9 +133,7 @@ def _length(dataset: Dataset[Any]) -> int:
 
 
 class _TensorBatches:
-    def __init__(
-        self, split: TensorSplit | PixelSplit, size: int, generator: torch.Generator | None, drop_last: bool
-    ) -> None:
+    def __init__(self, split: TensorSplit, size: int, generator: torch.Generator | None, drop_last: bool) -> None:
         self.split = split
         self.size = size
         self.generator = generator
@@ -188,10 +143,8 @@ class _TensorBatches:
         return -(-self.stop // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        length = len(self.split)
         # Drawn on the CPU, so that the order is the same on every device.
-        order = torch.arange(length) if self.generator is None else _permutation(length, self.generator)
-        order = order.to(self.split.device)
+        order = _order(len(self.split), self.generator).to(self.split.device)
         for start in range(0, self.stop, self.size):
             yield self.split.take(order[start : min(start + self.size, self.stop)])
 
@@ -238,10 +191,9 @@ class _Order(Sampler[int]):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        order: Iterable[int]
-        order = range(self.length) if self.generator is None else _permutation(self.length, self.generator).tolist()
-        yield from order
+        return iter(_order(self.length, self.generator).tolist())
 
 
-def _permutation(length: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(length, generator=generator)
+def _order(length: int, generator: torch.Generator | None) -> Tensor:
+    """Return the indices of a new permutation, or as stored."""
+    return torch.arange(length) if generator is None else torch.randperm(length, generator=generator)

@@ -74,7 +74,7 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     ]
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
-        with evaluating(model), torch.no_grad():
+        with in_mode(model, training=False), torch.no_grad():
             model(*arguments_of(example))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -89,10 +89,10 @@ def arguments_of(example: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode, and back as it was."""
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put every module into training or evaluation mode, and back as it was."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
+    model.train(training)
     try:
         yield
     finally:

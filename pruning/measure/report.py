@@ -21,7 +21,7 @@ from pruning.holding.reparam import orig_name
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.macs import LayerMacs as LayerMacs
 from pruning.measure.macs import Macs as Macs
-from pruning.measure.macs import arguments_of, evaluating
+from pruning.measure.macs import arguments_of, in_mode
 from pruning.measure.macs import macs as macs
 
 CAVEAT = (
@@ -141,7 +141,7 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
     arguments = arguments_of(example)
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     seconds = []
-    with evaluating(model), torch.no_grad():
+    with in_mode(model, training=False), torch.no_grad():
         for _ in range(warmup + samples):
             for device in devices:
                 torch.cuda.synchronize(device)

@@ -40,7 +40,7 @@ SHARED = {
     "training": [
         *(f"{TRAINING}.{name}" for name in ("stages.train_dense", "stages.prune_and_finetune")),
         *(f"{WORKLOADS}.{name}" for name in ("data.load", "models.build")),
-        *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "PixelSplit", "LoaderSplit")),
+        *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
     "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
@@ -175,7 +175,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
     training = closure(SHARED["training"], left_out=rounds)
     root = dict(kinds())
 
-    assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._permutation", f"{TRAINING}.loop._Run"} <= set(training)
+    assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._order", f"{TRAINING}.loop._Run"} <= set(training)
     assert {"orchestrator.core.seeding.derive", f"{TRAINING}.weights.plain_state"} <= set(training)
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
     assert any(name.endswith(".global_unstructured") for name in rounds)

@@ -13,7 +13,7 @@ from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, pro
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.training import loop
-from orchestrator.training.evaluation import evaluate
+from orchestrator.training.evaluation import criterion_of, evaluate
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from pruning import MaskKeeper, MaskSet
 
@@ -135,13 +135,13 @@ def test_a_loss_by_target_is_trained_and_reported() -> None:
         log = torch.log_softmax(model(points(30, 1).images).double(), 1)
     y = torch.eye(3, dtype=torch.float64)[points(30, 1).labels] * 0.8 + 0.2 / 3
     assert result.curve[0].metrics["val/loss"] == pytest.approx(-(log * y).sum(1).mean().item(), rel=1e-6)
-    evaluated = evaluate(model, problem().val, device=CPU, loss=smoothed)
+    evaluated = evaluate(model, problem().val, device=CPU, loss=criterion_of(smoothed, CPU))
     assert evaluated["loss"] == result.curve[0].metrics["val/loss"]
 
 
 def test_a_loss_that_is_a_plain_function() -> None:
     model = nn.Linear(4, 3)
-    found = evaluate(model, problem().val, device=CPU, batch_size=7, loss={"_target_": f"{HERE}.plain_squared"})
+    found = evaluate(model, problem().val, device=CPU, batch_size=7, loss=plain_squared())
 
     with torch.no_grad():
         assert found["loss"] == pytest.approx(squared(model(points(30, 1).images), points(30, 1).labels).item())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from orchestrator.workloads.splits import LoaderSplit, PixelSplit, Split, TensorSplit
+from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 
 CPU = torch.device("cpu")
 N = 11
@@ -34,7 +34,7 @@ KINDS = ["tensors", "pixels", "loader"]
 
 
 def splits() -> list[Split]:
-    return [TensorSplit(X, Y), PixelSplit(PIXELS, Y, Tensor.float), LoaderSplit(TensorDataset(X, Y))]
+    return [TensorSplit(X, Y), TensorSplit(PIXELS, Y, Tensor.float), LoaderSplit(TensorDataset(X, Y))]
 
 
 def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -> list[list[list[int]]]:
@@ -78,7 +78,7 @@ def test_every_kind_has_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("split", splits(), ids=KINDS)
-def test_a_subset_has_the_examples_of_its_rows(split: TensorSplit | PixelSplit | LoaderSplit) -> None:
+def test_a_subset_has_the_examples_of_its_rows(split: TensorSplit | LoaderSplit) -> None:
     first = split.subset(torch.tensor([8, 1, 3, 5]))
     second = first.subset(torch.tensor([3, 0]))
 
@@ -115,7 +115,7 @@ def test_writing_to_a_batch_leaves_the_split_as_it_was(split: Split) -> None:
 
 
 @pytest.mark.parametrize("split", splits()[:2], ids=KINDS[:2])
-def test_a_split_is_copied_to_a_device_once(split: TensorSplit | PixelSplit) -> None:
+def test_a_split_is_copied_to_a_device_once(split: TensorSplit) -> None:
     meta = torch.device("meta")
 
     assert split.to(CPU) is split
@@ -125,7 +125,7 @@ def test_a_split_is_copied_to_a_device_once(split: TensorSplit | PixelSplit) -> 
 
 
 def test_pixels_on_another_device_are_normalised_there_already() -> None:
-    part = PixelSplit(PIXELS, Y, Tensor.float).subset(torch.tensor([2, 7]))
+    part = TensorSplit(PIXELS, Y, Tensor.float).subset(torch.tensor([2, 7]))
     moved = part.to(torch.device("meta"))
 
     assert isinstance(moved, TensorSplit)
