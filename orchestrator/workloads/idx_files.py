@@ -20,6 +20,8 @@ from orchestrator.core.errors import DataError
 
 TIMEOUT = 60.0
 """Seconds that a mirror may be silent."""
+LARGEST = 2**26
+"""Bytes read of an answer at most: over twice the largest of the files."""
 
 FILES = (
     "train-images-idx3-ubyte.gz",
@@ -57,8 +59,8 @@ FASHION_MNIST = IdxSet(
         FILES[3]: "bb300cfdad3c16e7a12a480ee83cd310",
     },
     (
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     ),
 )
 
@@ -131,7 +133,7 @@ def _download(name: str, published: IdxSet, folder: Path) -> None:
     for mirror in published.mirrors:
         try:
             with urllib.request.urlopen(mirror + name, timeout=TIMEOUT) as response:
-                content: bytes = response.read()
+                content: bytes = response.read(LARGEST)
         except (OSError, HTTPException) as error:
             tried.append(f"{mirror}: {error}")
             continue

@@ -90,6 +90,14 @@ def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> Non
     assert not list((tmp_path / "root").rglob("*.gz*"))
 
 
+def test_an_answer_is_read_no_further_than_a_file_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = publish(tmp_path / "mirror")
+    monkeypatch.setattr(idx_files, "LARGEST", (tmp_path / "mirror" / FILES[0]).stat().st_size - 1)
+
+    with pytest.raises(DataError, match="another file than the published one"):
+        read(published, tmp_path / "root")
+
+
 def test_absent_files_are_not_downloaded_against_the_users_word(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"`data\.root` .*holds no .*data\.download=true"):
         idx_files.find(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
@@ -148,6 +156,7 @@ def test_named_sets_are_normalised_and_split(
 def test_published_sets_name_every_file_and_a_mirror(published: IdxSet) -> None:
     assert set(published.md5) == set(FILES)
     assert all(re.fullmatch(r"https?://\S+/", mirror) for mirror in published.mirrors)
+    assert published.mirrors[0].startswith("https:")
 
 
 def test_normalisation_is_per_channel() -> None:
