@@ -32,6 +32,7 @@ STYLE: dict[Any, Any] = {
     "legend.edgecolor": "none",
     "svg.hashsalt": "pruning-orchestrator",
     "svg.fonttype": "path",
+    "text.parse_math": False,  # a name is no formula
 }
 WIDTH, HEIGHT = 5.2, 3.8
 """Inches of one pair of axes."""
@@ -171,7 +172,7 @@ def _line(axes: Axes, series: Series, index: int, dash: Any, marked: bool, scale
         label=series.label,
     )
     band = [
-        (position, 100 * low, 100 * high)
+        (position, *_percent(low, high))
         for position, low, high in zip(x, series.low, series.high, strict=False)
         if low is not None and high is not None
     ]
@@ -185,7 +186,12 @@ def _reference(axes: Axes, plot: Plot) -> None:
         return
     axes.axhline(100 * plot.reference.mean, color="0.25", linewidth=1, label="dense")
     if plot.reference.low is not None and plot.reference.high is not None:
-        axes.axhspan(100 * plot.reference.low, 100 * plot.reference.high, color="0.25", alpha=0.1, linewidth=0)
+        axes.axhspan(*_percent(plot.reference.low, plot.reference.high), color="0.25", alpha=0.1, linewidth=0)
+
+
+def _percent(low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a band of accuracies as far as there are such accuracies."""
+    return max(0.0, 100 * low), min(100.0, 100 * high)
 
 
 def _axis_from_zero(axes: Axes, largest: float) -> None:

@@ -7,6 +7,7 @@ import pytest
 from factories import DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.statistics import Estimate
 from orchestrator.views.report import drawing, figure_data
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
@@ -128,6 +129,22 @@ def test_lines_differ_in_more_than_colour() -> None:
 
     looks = [(line.get_marker(), str(line.get_linestyle())) for line in figure.axes[0].lines]
     assert len(set(looks)) == len(series)
+
+
+def test_no_band_leaves_the_accuracies_there_are() -> None:
+    series = figure_data.Series("m", (1.0, 2.0), (0.99, 0.01), low=(0.95, -0.02), high=(1.03, 0.04))
+    figure = drawing.tradeoff([figure_data.Plot("p", (series,), Estimate(0.99, 0.02, 0.94, 1.04, 3))])
+
+    band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (0, 100)
+    (dense,) = figure.axes[0].patches
+    assert dense.get_bbox().y1 == 100
+
+
+def test_a_name_is_drawn_as_it_is() -> None:
+    series = figure_data.Series(r"$\frac{$", (1.0, 2.0), (0.9, 0.8))
+
+    assert drawing.render(lambda: drawing.tradeoff([figure_data.Plot(r"$\frac{$", (series,))]))["svg"]
 
 
 def test_no_global_state_is_touched() -> None:
