@@ -13,13 +13,12 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.config.schema import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.redact import redact
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.views.report import tables
 from orchestrator.views.report.files import report, write
-from orchestrator.views.terminal.streams import show_what_can_be_shown
+from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 
 
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         margin = _margin(options.margin)
         if options.mlflow:
-            where, read = f"MLflow at {redact(options.mlflow)}", None
+            where, read = f"MLflow at {options.mlflow}", None
             known = sweeps_in_mlflow(options.mlflow, options.experiment)
             load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
         else:
@@ -53,12 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output:
             files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
             write(Path(options.output), files)
-            print(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
+            say(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
     except OrchestratorError as error:
-        print(error, file=sys.stderr)
+        say(error, amiss=True)
         return 2
     except OSError as error:
-        print(f"`--output` (={options.output!r}) cannot be written: {error}", file=sys.stderr)
+        say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
         return 2
     return 0
 

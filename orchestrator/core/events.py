@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
 
 EventKind = Literal["started", "finished", "failed", "killed", "retried"]
@@ -14,7 +15,10 @@ EventKind = Literal["started", "finished", "failed", "killed", "retried"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a stage did not finish: a sentence, the remote traceback, where the log is, and whether a retry may help."""
+    """Why a stage did not finish: a sentence, the remote traceback, where the log is, and whether a retry may help.
+
+    Both texts are redacted.
+    """
 
     message: str
     traceback: str = ""
@@ -23,6 +27,11 @@ class Failure:
     transient: bool = False
     fatal: bool = False
     """Whether no other trial can do better, as where the store is full: the sweep stops."""
+
+    def __post_init__(self) -> None:
+        """Redact: what failed may quote what it was given."""
+        object.__setattr__(self, "message", redact(self.message))
+        object.__setattr__(self, "traceback", redact(self.traceback))
 
 
 @dataclass(frozen=True)
@@ -43,12 +52,18 @@ class StageEvent:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What a tracker is told of the sweep as a whole."""
+    """What views and the store are told of the sweep as a whole, redacted."""
 
     name: str
     config: Mapping[str, Any]
     command: str
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Redact."""
+        object.__setattr__(self, "config", redact_tree(self.config))
+        object.__setattr__(self, "command", redact(self.command))
+        object.__setattr__(self, "environment", redact_tree(self.environment))
 
 
 class Executor(Protocol):

@@ -1,42 +1,118 @@
-"""Keep secrets out of logs, tags and saved configs: passwords, tokens and keys in URIs and in named settings."""
+"""What may leave a sweep: text and data without passwords, tokens and keys, and without what steers a terminal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
 
-_SECRET_NAME = re.compile(
-    r"(?:^|[^a-z])(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|signature|sig|auth"
-    r"|(?:api|access|account|private)[_-]?key)(?:$|[^a-z])|(?:password|secret|token)$",
-    re.IGNORECASE,
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRET_ANYWHERE = re.compile(r"\w*(?:password|passwd|passphrase|secret|credential)s?|jwts?|authorization")
+_SECRET_AT_THE_END = re.compile(
+    r"pass|pw|\w*pwd|\w*token|tokens|auth|bearer|cookies?|sig|signature|(?:api|access|account|private)keys?"
+)
+_SECRET_KEYS = frozenset({"api", "access", "account", "auth", "encryption", "private", "signing"})
+_ORDINARY = frozenset(
+    [
+        "add",
+        "band",
+        "backward",
+        "bos",
+        "class",
+        "cls",
+        "conv",
+        "distillation",
+        "end",
+        "eos",
+        "first",
+        "forward",
+        "high",
+        "image",
+        "img",
+        "low",
+        "mask",
+        "max",
+        "min",
+        "multi",
+        "n",
+        "new",
+        "num",
+        "one",
+        "pad",
+        "per",
+        "prompt",
+        "query",
+        "register",
+        "second",
+        "sep",
+        "single",
+        "special",
+        "start",
+        "stop",
+        "text",
+        "total",
+        "two",
+        "unk",
+        "vocab",
+    ]
+)
+"""Words before `token`, `tokens`, `pass`, `pw` of which none is a secret: `cls_token`, `max_tokens`, `high_pass`."""
+
+_QUOTED = (
+    r"[bru]?(?:"
+    r"""\\"(?:[^"\\\n]|\\[^"\n])*\\"|\\'(?:[^'\\\n]|\\[^'\n])*\\'|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
+)
+_BRACKETED = (
+    r"\[[^\]\n]{0,2000}\]|\([^)\n]{0,2000}\)|"
+    r"\{[^{}\n]{0,2000}(?:\{[^{}\n]{0,2000}\}[^{}\n]{0,2000}){0,9}\}"
+)
+_BARE = (
+    rf"(?:\\.|{_BRACKETED}|"
+    r"""[^\s,;&#'"`)\]}]|[)\]}'"`](?=\w)|[,;&#](?=[^\s'"])(?![\w.@/+-]+[=:]))+"""
 )
 _USERINFO = re.compile(
-    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}\\?://)(?P<user>[^\s/?#:@]*)(?P<secret>:[^\s/?#]*)?@", re.IGNORECASE
+    r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}\\?://)(?P<user>[^\s/?#:@]{0,500})"
+    r"(?P<secret>:(?:[^\s/?#]{0,500}|[^\s'\"`<>]{0,500}))?@",
+    re.IGNORECASE,
 )
-_SETTING = re.compile(r"(?<![\w.@/+?&;#-])(?P<name>[\w.@/+-]{1,200})=(?P<value>'[^']*'|\"[^\"]*\"|[^\s&;#,'\"]+)")
-_QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?]+)=(?P<value>[^\s&;#'\"]*)")
+_LOGIN = re.compile(r"""(?<![\w/:.@+-])(?P<user>[\w.+-]{1,100}):(?!/)[^\s/'"`:@]{1,200}@(?=[\w\[])""")
+_HEADER = re.compile(
+    r"""\b((?:cookie|authorization)[ \t]*:[ \t]*)[^\s"'][^\n"'`]*|\b(bearer[ \t]+)[^\s"'`]{8,}""", re.IGNORECASE
+)
+_QUERY = re.compile(r"(?P<name>[?&;#][^\s=&;#?]+)(?P<sep>=)(?P<value>[^\s&;#'\"]*)")
+_OPTION = re.compile(r"(?<![\w-])(?P<name>--[\w-]{1,100})(?P<sep>[ \t]+)(?P<value>[^\s-]\S*)")
+_NAME = re.compile(
+    r"(?<![\w.@/+?&;#-])(?P<name>[\w.@/+-]{1,200})"
+    r"""(?:\\?["'`]?[ \t]*(?:=(?!=)|(?P<colon>:(?![:/\\])))[ \t]*|`?[ ](?P<told>\(=))"""
+)
+_VALUE, _TOLD = re.compile(f"{_QUOTED}|{_BARE}"), re.compile(r".{0,2000}?(?=\)(?:[\s:;,.]|$))")
+_NO_SECRET = re.compile(r"""["']?(?:none|null|true|false|\*{3})?["']?""", re.IGNORECASE)
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def redact(text: str) -> str:
-    """Return `text` with the secrets of every URI in it replaced by `***`.
+    """Return `text` with each secret in it that can be told as one replaced by `***`.
 
-    Hidden are a password (`scheme://user:password@host`), a user name that stands alone and so is a token
-    (`scheme://token@host`), and query or fragment values whose name says that they are secret (`?token=...`); also the
-    values of settings with such names (`store.options.secret=...`), and all of this as Hydra writes it (`https\\://`).
+    These are, as written by people, programs, Hydra (`https\\://`), Python and JSON: the password of a URI
+    (`scheme://user:password@host`), or its user name where that stands alone and so is a token; and what is given to a
+    name that `is_secret` (`?token=...`, `store.options.secret=...`, `"password": "..."`, `--token ...`).
     """
-    return _SETTING.sub(_hide_setting, _QUERY.sub(_hide_query, _USERINFO.sub(_hide_userinfo, text)))
+    if not ("=" in text or ":" in text or "@" in text or " " in text):
+        return text
+    text = _LOGIN.sub(rf"\g<user>:{HIDDEN}@", _USERINFO.sub(_without_userinfo, text))
+    text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
+    return _without_values(_OPTION.sub(_without_value, _QUERY.sub(_without_value, text)))
 
 
 def redact_tree(value: Any) -> Any:
-    """Return plain data with every string redacted and the values of secret-sounding keys replaced by `***`."""
+    """Return plain data with every string redacted, and all that lies under a key that `is_secret` as `***`."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if item and is_secret(str(key)) and not isinstance(item, Mapping) else redact_tree(item)
+            key: HIDDEN if item and item is not True and is_secret(str(key)) else redact_tree(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -44,20 +120,73 @@ def redact_tree(value: Any) -> Any:
     return value
 
 
+def redact_argument(argument: str) -> str:
+    """Return one argument of a command line, such as `+model.token=[a, b]`, redacted: a value goes on to its end."""
+    name, equals, value = argument.partition("=")
+    if value and " " not in name and _is_secret_path(name):
+        return f"{name}{equals}{HIDDEN}"
+    return redact(argument)
+
+
+def secrets_in(value: Any, hidden: bool = False) -> Iterator[str]:
+    """Yield the texts in plain data that lie under a key that `is_secret`, but those too short to be told apart."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from secrets_in(item, hidden or is_secret(str(key)))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from secrets_in(item, hidden)
+    elif hidden and isinstance(value, str) and len(value) > 3:
+        yield value
+
+
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` with each of these secrets hidden, wherever it stands."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def shown(text: object) -> str:
+    """Return what a terminal may show of `text`: redacted, what would steer the terminal written out as `\\x1b`."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), redact(str(text)))
+
+
 def is_secret(name: str) -> bool:
-    """Say whether a setting called `name` should not be shown, as `AWS_SECRET_ACCESS_KEY` or `password`."""
-    return _SECRET_NAME.search(name) is not None
+    """Say whether what is called `name` should not be shown, as `AWS_SECRET_ACCESS_KEY` or `model.password`."""
+    *others, last = ["", *(word.lower() for word in _WORD.findall(name.rpartition(".")[2]))]
+    if any(map(_SECRET_ANYWHERE.fullmatch, (*others, last))):
+        return True
+    if last == "id" and others[-1] == "key":
+        *others, last = others
+    if last in ("key", "keys"):
+        return others[-1] in _SECRET_KEYS
+    return _SECRET_AT_THE_END.fullmatch(last) is not None and others[-1] not in _ORDINARY
 
 
-def _hide_userinfo(match: re.Match[str]) -> str:
+def _is_secret_path(name: str) -> bool:
+    return any(map(is_secret, name.split(".")))
+
+
+def _without_userinfo(match: re.Match[str]) -> str:
     if match["secret"]:
         return f"{match['scheme']}{match['user']}:{HIDDEN}@"
     return f"{match['scheme']}{HIDDEN}@" if match["user"] else match[0]
 
 
-def _hide_query(match: re.Match[str]) -> str:
-    return f"{match['name']}={HIDDEN}" if match["value"] and is_secret(match["name"][1:]) else match[0]
+def _without_value(match: re.Match[str]) -> str:
+    return f"{match['name']}{match['sep']}{HIDDEN}" if match["value"] and is_secret(match["name"]) else match[0]
 
 
-def _hide_setting(match: re.Match[str]) -> str:
-    return f"{match['name']}={HIDDEN}" if is_secret(match["name"]) else match[0]
+def _without_values(text: str) -> str:
+    """Hide what follows the names of secrets; what follows others may hold such names itself, as `{token: ...}`."""
+    parts, end = [], 0
+    for name in _NAME.finditer(text):
+        if name.start() < end or not _is_secret_path(name["name"]):
+            continue
+        value = (_TOLD if name["told"] else _VALUE).match(text, name.end())
+        if value is not None and not _NO_SECRET.fullmatch(value[0]):
+            quote = value[0][0] if value[0][0] in "\"'" and name["colon"] else ""
+            parts.append(f"{text[end : name.end()]}{quote}{HIDDEN}{quote}")
+            end = value.end()
+    return "".join((*parts, text[end:]))

@@ -7,13 +7,14 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Failure
+from orchestrator.core.redact import secrets_in, without
 from orchestrator.core.work_order import Item, Preflight, Work, WorkOrder
 from orchestrator.execution.own_modules import hold_planned
 
@@ -47,7 +48,7 @@ def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str)
             yield from resolve(work)(order)
     except (Exception, SystemExit) as error:
         if not order.cancelled():
-            failure = failure_of(error, order.log)
+            failure = failure_of(error, order.log, [spec.fields for spec in (*order.lineage, *order.specs)])
             if order.log:
                 print(failure.traceback, file=sys.stderr)  # which goes there
             yield failure
@@ -58,11 +59,13 @@ def _pass(check: Callable[[], object]) -> None:
     check()
 
 
-def failure_of(error: BaseException, log: str = "") -> Failure:
-    """Return what to tell of an exception, here and now."""
+def failure_of(error: BaseException, log: str = "", given: Sequence[Mapping[str, Any]] = ()) -> Failure:
+    """Return what to tell of an exception, here and now, without the secrets among what was `given`."""
+    secrets = set(secrets_in(given))
+    message = str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}"
     return Failure(
-        message=str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}",
-        traceback="".join(traceback.format_exception(error)),
+        message=without(message, secrets),
+        traceback=without("".join(traceback.format_exception(error)), secrets),
         log=log,
         host=socket.gethostname(),
         transient=_is_transient(error),

@@ -15,6 +15,7 @@ from orchestrator.config import sources
 from orchestrator.config.components import BUILT_IN
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
+from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
@@ -47,7 +48,8 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
                 if spec.key not in stages:
                     stages[spec.key], identities[spec.key] = spec, identity_of(spec, identities)
             keys = tuple(spec.key for spec in chain)
-            trials.append(TrialSpec(name, job.overrides, job.config, keys, keys[0], identities[keys[-1]]))
+            overrides = tuple(map(redact_argument, job.overrides))
+            trials.append(TrialSpec(name, overrides, job.config, keys, keys[0], identities[keys[-1]]))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs)))
     return Plan(stages, tuple(trials))
@@ -142,7 +144,7 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     names: list[str] = []
     taken: dict[str, int] = {}
     for job in jobs:
-        words = [_word(override) for override in job.overrides if override not in common]
+        words = [_word(redact_argument(override)) for override in job.overrides if override not in common]
         name = " ".join(words) or "trial"
         taken[name] = taken.get(name, 0) + 1
         names.append(name if taken[name] == 1 else f"{name} #{taken[name]}")

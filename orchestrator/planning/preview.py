@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.plan import device_kind, round_targets, threads
@@ -25,7 +24,7 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
         f"stages    {len(plan.stages)} unique of {asked} asked for: {dense} dense trainings, "
         f"{len(plan.stages) - dense} rounds; {asked - len(plan.stages)} shared",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
-        f"{sum(key in finished for key in plan.stages)} already in the store {redact(first['store']['uri'])}",
+        f"{sum(key in finished for key in plan.stages)} already in the store {first['store']['uri']}",
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",

@@ -10,6 +10,7 @@ from typing import get_args
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.retention import Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
+from orchestrator.views.terminal.streams import say
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,18 +21,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Store(options.uri, keep=getattr(options, "keep", "needed"), options=settings)
         return {"report": _report, "prune": _prune, "verify": _verify}[options.command](store, options)
     except OrchestratorError as error:
-        print(error, file=sys.stderr)
+        say(error, amiss=True)
         return 2
 
 
 def _report(store: Store, _: argparse.Namespace) -> int:
     found = sizes(store)
     if not found:
-        print(f"{store!r} holds nothing.")
+        say(f"{store!r} holds nothing.")
         return 0
     for category, (files, size) in sorted(found.items(), key=lambda item: -item[1][1]):
-        print(f"{category:<20}{files:>10} files{_readable(size):>12}")
-    print(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
+        say(f"{category:<20}{files:>10} files{_readable(size):>12}")
+    say(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
     idle = prune(store, dry_run=True)
     print(f"prune would free {_readable(idle.bytes)}: {_summary(idle)}")
     _warn(idle)
@@ -44,14 +45,14 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
-        print(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
+        say(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
     return _warn(pruned)
 
 
 def _warn(pruned: Pruned) -> int:
     """Say which saved sweeps cannot be read, and what follows; return the exit status."""
     for damage in pruned.damages:
-        print(f"{damage}. No weights can be dropped until then: it might need any.", file=sys.stderr)
+        say(f"{damage}. No weights can be dropped until then: it might need any.", amiss=True)
     return 1 if pruned.damages else 0
 
 
@@ -59,7 +60,7 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
     stages = len(store.backend.names("stages"))
     damages = verify(store)
     for damage in damages:
-        print(damage, file=sys.stderr)
+        say(damage, amiss=True)
     print(f"{stages - len(damages)} of {stages} stages are intact")
     return 1 if damages else 0
 

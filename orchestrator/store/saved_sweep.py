@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact, redact_tree
+from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = N
     """Return what `Store.save_sweep` is to keep of a sweep: plain data, secrets left out."""
     return {
         "format": FORMAT,
-        "config": redact_tree(info.config),
-        "command": redact(info.command),
-        "environment": redact_tree(info.environment),
+        "config": info.config,
+        "command": info.command,
+        "environment": info.environment,
         "plan": redact_tree(plan.to_json()),
-        "failures": redact_tree(failures or {}),
+        "failures": failures or {},
     }
 
 

@@ -24,7 +24,7 @@ from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.environment import environment
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
@@ -42,6 +42,7 @@ from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_audit, print_comparison
 from orchestrator.views.terminal.progress import Progress
+from orchestrator.views.terminal.streams import say
 from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
 
@@ -68,7 +69,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
             if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
-            print(preview(info.name, plan, finished))
+            say(preview(info.name, plan, finished))
             return Outcome(plan, {}, ran=False)
     except OrchestratorError as error:
         error.exit_status = ConfigError.exit_status  # whatever it is, nothing was started
@@ -89,7 +90,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
             retention.prune_sweep(store, plan, outcome.records)
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
-            print(error, file=sys.stderr)
+            say(error, amiss=True)
         comparison = compare_trials(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console)
         if not outcome.interrupted:
@@ -180,7 +181,7 @@ def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], No
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
     """Where everything is, to be shown when the sweep opens and closes."""
     folder = Path("outputs") / name
-    places = {"store": redact(store.uri), "report": str(folder / REPORT)}
+    places = {"store": store.uri, "report": str(folder / REPORT)}
     if config["cluster"]["kind"] != "inline":
         places["logs"] = str(folder / "logs")
     if config["tracking"]["kind"] == "mlflow":
@@ -203,7 +204,7 @@ def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInf
     """Name the sweep after its preset and its content: the same trials are the same sweep, whenever they are run."""
     name = config["name"] or _file_name(preset) or ("trial" if len(plan.trials) == 1 else "sweep")
     content = digest(canonical_json([trial.stages for trial in plan.trials]))
-    command = shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "orchestrator", *map(redact_argument, sys.argv[1:])])
     return SweepInfo(f"{name}-{content[:8]}", config, command, environment())
 
 

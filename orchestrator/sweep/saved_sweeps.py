@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.store import Store
+from orchestrator.views.terminal.streams import say
 
 
 def sweeps_parser(name: str, description: str, none: str = "lists them") -> argparse.ArgumentParser:
@@ -28,7 +29,7 @@ def open_store(options: argparse.Namespace) -> Store:
 
 def list_sweeps(known: Sequence[str], where: str) -> int:
     """Print the sweeps there are; return the exit status."""
-    print("\n".join(known) if known else f"{where} holds no sweeps")
+    say("\n".join(known) if known else f"{where} holds no sweeps")
     return 0
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
-from orchestrator.core.redact import redact
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
 from orchestrator.views.report.files import report
+from orchestrator.views.terminal.streams import say
 from orchestrator.views.tracking.tracker import MlflowTracker
 
 
@@ -33,7 +33,7 @@ def sync_command(arguments: Sequence[str] | None) -> int:
             return list_sweeps(known, repr(store))
         chosen = chosen_sweeps(known, options.sweeps, repr(store)) or known
     except OrchestratorError as error:
-        print(error, file=sys.stderr)
+        say(error, amiss=True)
         return 2
     return _sync_all(store, chosen, options)
 
@@ -45,20 +45,20 @@ def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -
         try:
             tracker = sync(store, saved_sweep.load(store, name), options.uri, options.experiment)
         except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
-            print(error, file=sys.stderr)
+            say(error, amiss=True)
             status = 2
             continue
         status = status or int(not tracker.complete)
         if not tracker.reached:
             if rest := names[position + 1 :]:
-                print(f"Not tried either: {', '.join(rest)}", file=sys.stderr)
+                say(f"Not tried either: {', '.join(rest)}", amiss=True)
             break
     return status
 
 
 def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> MlflowTracker:
     """Write to MLflow what it lacks of `sweep`; return the tracker, which knows whether it holds everything now."""
-    tracker = MlflowTracker(store.read, uri=uri, experiment=experiment, warn=lambda text: print(text, file=sys.stderr))
+    tracker = MlflowTracker(store.read, uri=uri, experiment=experiment, warn=partial(say, amiss=True))
     tracker.start(sweep.info, sweep.plan, sweep.records)
     missing = [key for key in sweep.plan.stages if key not in sweep.records]
     for key in missing:
@@ -68,5 +68,5 @@ def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: st
     files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
     tracker.finish("finished" if not missing else "failed" if sweep.failures else "killed", files)
     if tracker.complete:
-        print(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {redact(tracker.uri)}")
+        say(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {tracker.uri}")
     return tracker

@@ -1,4 +1,4 @@
-"""Passwords and tokens of URIs and options are written nowhere: console, view, report, logs, store."""
+"""Passwords, tokens and keys are written nowhere, wherever they are given: console, view, report, logs, store."""
 
 from __future__ import annotations
 
@@ -10,28 +10,84 @@ from commands import SWEEP, Command
 
 SECRET = "hunter2-zx81"
 LINE = (*SWEEP, "cluster=inline", "seed=0", "schedule.sparsity=0.5", "schedule.rounds=1", "train.epochs=1")
+MODEL = f"""
+_target_: planted.net
+input_shape: null
+classes: null
+password: null
+pass_through: 7
+login: {{user: me, pw: "{SECRET}"}}
+tokens: [{SECRET}, {SECRET}]
+secret: {{deep: {{deeper: {SECRET}}}}}
+url: mysql://me:{SECRET}/x@host/db
+header: "Authorization: Bearer {SECRET}"
+text: '{{"password": "{SECRET}"}}'
+"""
+PLANTED = (
+    *("-m", "--config-dir", "mine", "model=planted", f"model.password='{SECRET},a','{SECRET} b'", "seed=0,1"),
+    *(f"+model.more={{api_key: {SECRET}}}", f"+model.jwt={SECRET}", "schedule.sparsity=0.5", "train.epochs=1"),
+    *("finetune.optimizer._target_=planted.SGD", f"+finetune.optimizer.api_key={SECRET}"),
+    *("+finetune.optimizer.fails=true,false", "cluster=inline", "name=planted"),
+)
+
+
+def planted(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweep"
+    (folder / "mine" / "model").mkdir(parents=True)
+    (folder / "mine" / "model" / "planted.yaml").write_text(MODEL)
+    return folder
+
+
+def holding_secrets(tmp_path: Path) -> list[Path]:
+    """Return the files but the user's own that hold the secret, or have it in their names."""
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and "mine" not in path.parts]
+    assert len(files) > 3
+    return [path for path in files if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
+
+
+def test_what_a_sweep_leaves_holds_no_secret(start: Callable[..., Command], tmp_path: Path) -> None:
+    folder = planted(tmp_path)
+    command = start(folder, *PLANTED, "tracking=none", AWS_SECRET_ACCESS_KEY=SECRET)
+
+    assert command.wait() == 1, command.stdout + command.stderr
+    assert "4 of 8 trial(s) failed" in command.stderr
+    assert "no login with *** at mysql://me:***@host/db" in command.stderr
+    assert "password=***" in command.stdout
+    assert holding_secrets(tmp_path) == []
+    assert b"pass_through: 7" in next(folder.glob("outputs/*/comparison/report.html")).read_bytes()
 
 
 @pytest.mark.slow  # a new MLflow database takes long
-def test_secrets_are_written_nowhere(start: Callable[..., Command], tmp_path: Path) -> None:
-    folder = tmp_path / "sweep"
+def test_nor_do_the_view_and_the_commands_after_it(start: Callable[..., Command], tmp_path: Path) -> None:
+    folder = planted(tmp_path)
     uri = f"sqlite:///{folder}/mlflow.db?token={SECRET}"
     options = [f"+store.options.secret={SECRET}", f"+store.options.endpoint_url=https://me:{SECRET}@host/"]
-    command = start(folder, *LINE, f"tracking.uri='{uri}'", *options, AWS_SECRET_ACCESS_KEY=SECRET)
+    command = start(folder, *PLANTED, f"tracking.uri='{uri}'", *options, AWS_SECRET_ACCESS_KEY=SECRET)
+    assert command.wait(240) == 1, command.stderr
     preview = start(tmp_path / "dry", *LINE, f"store.uri='memory://me:{SECRET}@host'", "dry_run=true")
+    compare = start(folder, "planted", "--output", "again", module="orchestrator.compare")
+    sync = start(folder, "planted", "--uri", uri, module="orchestrator.sync")
 
-    assert command.wait() == 0, command.stderr
     assert preview.wait() == 0, preview.stderr
-    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(written) > 10
-    assert [path for path, content in written.items() if SECRET.encode() in content] == []
-    assert [path for path in written if SECRET in str(path)] == []
-    assert any(b"***" in content for content in written.values()), "they are hidden, not left out"
+    assert compare.wait() == 0, compare.stderr
+    assert sync.wait() == 0, sync.stderr
+    assert holding_secrets(tmp_path) == []
+    assert (folder / "mlflow.db").stat().st_size > 0
 
 
-def test_secrets_are_not_quoted_in_refusals(start: Callable[..., Command], tmp_path: Path) -> None:
-    refused = start(tmp_path / "sweep", *LINE, f"store.uri=nope://me:{SECRET}@host/bucket", "tracking=none")
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        (f"store.uri=nope://me:{SECRET}@host/bucket", "nope://me:***@host"),
+        (f"+password='{SECRET} x'", "`password` (=***)"),
+        (f"+password=a:{{{SECRET}", "mismatched input"),
+    ],
+)
+def test_secrets_are_not_quoted_in_refusals(
+    start: Callable[..., Command], tmp_path: Path, argument: str, shown: str
+) -> None:
+    refused = start(tmp_path / "sweep", *LINE, argument, "tracking=none")
 
     assert refused.wait() == 2
-    assert "nope://me:***@host" in refused.stderr
+    assert shown in refused.stderr
     assert SECRET not in refused.stdout + refused.stderr

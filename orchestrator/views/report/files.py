@@ -17,7 +17,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import drawing, figure_data, tables
 from orchestrator.views.report.page import page
@@ -75,7 +75,7 @@ def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
     try:
         return make()
     except Exception as error:
-        reason = " ".join(redact(str(error)).split())
+        reason = " ".join(shown(error).split())
         _LOGGER.warning("The report is made without %s: %s: %s", what, type(error).__name__, reason)
         return None
 
@@ -157,13 +157,13 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
     for title, points in tables.sections(comparison):
         lines += [
-            f"**{title}**",
+            f"**{tables.markdown(title)}**",
             "",
             "| method | " + " | ".join(column.name for column in tables.NARROW) + " |",
             "|---" * (1 + len(tables.NARROW)) + "|",
         ]
         for point in points[:30]:
-            lines.append(f"| {point.line} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
+            lines.append(f"| {tables.markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)
@@ -180,7 +180,7 @@ def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
             masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS)))
             readable[key] = masks
         except (OrchestratorError, OSError, ValueError) as error:
-            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], redact(str(error)))
+            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], shown(error))
     return readable
 
 

@@ -9,7 +9,6 @@ from html import escape
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import tables
 from orchestrator.views.tracking.run_contents import as_yaml
@@ -74,8 +73,8 @@ def page(
             "<h2>Audit</h2>",
             *_audit(findings),
             "<h2>How it was made</h2>",
-            *_details("Configuration", as_yaml(redact_tree(info.config)).decode()),
-            *_details("Environment", as_yaml(redact_tree(dict(info.environment))).decode()),
+            *_details("Configuration", as_yaml(info.config).decode()),
+            *_details("Environment", as_yaml(info.environment).decode()),
             *_details(f"{len(plan.trials)} trials", "\n".join(trial.name for trial in plan.trials)),
             "</body></html>",
         ]
@@ -86,7 +85,7 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
     finished = sum(status == "finished" for status in comparison.trials.values())
     yield f"<h1>{escape(info.name)}</h1>"
     yield f'<p class="quiet">{finished} of {len(plan.trials)} trials finished, {len(plan.stages)} stages</p>'
-    yield f"<pre>{escape(redact(info.command))}</pre>"
+    yield f"<pre>{escape(info.command)}</pre>"
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:

@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import ACCURACY
+from orchestrator.core.redact import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,9 +150,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
     for line in text_table(comparison):
         style = "bold" if "*" in line or not line.startswith(" ") else ""
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(Text(shown(line), style=style), soft_wrap=True)
     for line in notes(comparison):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(shown(line)), soft_wrap=True)
 
 
 def print_audit(findings: Sequence[Finding], console: Console) -> None:
@@ -157,7 +160,7 @@ def print_audit(findings: Sequence[Finding], console: Console) -> None:
     from rich.text import Text
 
     for line in audit_notes(findings):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(shown(line)), soft_wrap=True)
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
@@ -251,8 +254,18 @@ def _csv(names: Sequence[str], rows: Any) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    """Return a CSV cell; a text that a spreadsheet would compute begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def markdown(text: str) -> str:
+    """Return a text of foreign origin as Markdown that shows it: no markup, HTML or link of its own, one line."""
+    return re.sub(r"[\\`*\[\]|]", r"\\\g<0>", escape(" ".join(shown(text).split()), quote=False))
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.views.terminal.tally import Tally
@@ -130,7 +131,7 @@ class Progress:
         """Print a line, above the live display where there is one."""
         from rich.text import Text
 
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(shown(text)), soft_wrap=True)
 
     def _say_places(self, places: Mapping[str, str]) -> None:
         width = max(map(len, places), default=0)
@@ -199,7 +200,7 @@ class Progress:
             trials += f", {count['failed']} failed"
             running = Table.grid(padding=(0, 2))
             for name, figure, elapsed in self._running():
-                running.add_row(Text(name), Text(figure), Text(elapsed, justify="right"))
+                running.add_row(Text(shown(name)), Text(figure), Text(elapsed, justify="right"))
             return Group(bar, Text(f"{trials}; in use: {self._in_use()}"), running)
 
     def _running(self) -> Iterator[tuple[str, str, str]]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import pickle
 import re
@@ -15,17 +17,20 @@ import pytest
 from browser import MISSING, browser
 from factories import SIZES, config, make_plan, make_records, plan_of, sweep_info
 from numpy.typing import NDArray
+from rich.console import Console
 from store_cases import Content
 
 from orchestrator.compare.__main__ import main as compare_main
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
 from orchestrator.views.report import drawing, figure_data
 from orchestrator.views.report.files import kept, overlap_of, report, write
+from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow
 from pruning.masks import files as mask_files
 
@@ -136,6 +141,22 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert b"<b>&<" not in text
 
 
+def test_names_are_no_formula_no_markup_and_steer_no_terminal() -> None:
+    plan = plan_of([config("=1+1|<img src=x>[a](http://h)*", 0.9, seed, 1) for seed in (0, 1)])
+    found = compare_trials(plan, make_records(plan), {plan.trials[0].stages[-1]: "\x1b[2J"})
+    files = report(sweep_info(), plan, make_records(plan), found)
+    said = io.StringIO()
+    print_comparison(dataclasses.replace(found, trials={"\x1b[2Jtrial": "failed"}), Console(file=said))
+
+    assert r"| =1+1\|&lt;img src=x&gt;\[a\](http://h)\* |" in files["comparison/README.md"].decode()
+    for name in ("trials", "summary"):
+        rows = list(csv.reader(files[f"comparison/{name}.csv"].decode().splitlines()))
+        assert any(cell.startswith("'=1+1|") for row in rows for cell in row)
+        assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "@"))]
+    assert r"\x1b[2Jtrial" in said.getvalue()
+    assert "\x1b" not in said.getvalue()
+
+
 def test_a_sweep_of_which_nothing_finished_has_a_report_too() -> None:
     files = report(sweep_info(), PLAN, {}, compare_trials(PLAN, {}), masks)
 
@@ -242,6 +263,25 @@ def test_sync_completes_mlflow_from_the_store(stored: Store, capsys: pytest.Capt
     assert {run.info.status for run in runs} == {"FINISHED"}
     (parent,) = [run for run in runs if run.info.run_name == "first-1"]
     assert f"/runs/{parent.info.run_id}/artifacts/comparison/report.html" in parent.data.tags["mlflow.note.content"]
+
+
+def test_no_command_but_a_sweep_runs_what_a_configuration_names(
+    stored: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("planted.py").write_text("raise SystemExit('this ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = ("model", "data", "train", "finetune", "method")
+    own = {
+        part: {"name": "own", "_target_": "planted.thing", "optimizer": {"_target_": "planted.SGD"}} for part in parts
+    }
+    plan = plan_of([config("own", 0.9, 0, 1, **own)])
+    commit(stored, plan, make_records(plan))
+    stored.save_sweep("own-1", manifest(sweep_info("own-1"), plan))
+
+    assert compare_main(["own", "--output", "out"]) == 0
+    assert sync_main(["own"]) == 0
+    assert [store_main([verb, "store"]) for verb in ("report", "prune", "verify")] == [0, 0, 0]
+    assert "planted" not in sys.modules
 
 
 def test_a_comparison_can_be_rebuilt_from_mlflow_alone(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
