@@ -1,5 +1,6 @@
-"""`python -m orchestrator`: compose with Hydra, hand over, and say every mistake in a sentence.
+"""`python -m orchestrator`, or `pruning-orchestrator`: compose with Hydra, hand over, say every mistake in a sentence.
 
+`compare`, `sync` and `store` as first argument call those commands instead.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 130 interrupted.
 """
 
@@ -7,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import secrets_in, without
 from orchestrator.execution import interrupts
-from orchestrator.views.terminal.streams import show_what_can_be_shown
+from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,9 +26,18 @@ CONF = next(
 )
 """The packaged configuration: inside the wheel, or beside the package in a checkout."""
 
+COMMANDS = {
+    "compare": "orchestrator.compare.__main__",
+    "sync": "orchestrator.sync",
+    "store": "orchestrator.store.__main__",
+}
+"""First argument -> the module whose `main` it calls."""
+
 
 def main() -> None:
     """Run the command line."""
+    if sys.argv[1:] and sys.argv[1] in COMMANDS:  # before the working directory can shadow a package
+        sys.exit(import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:]))
     interrupts.leave_when_interrupted()
     show_what_can_be_shown()
     import hydra  # now that Ctrl-C ends what follows without a traceback
@@ -57,12 +69,13 @@ def main() -> None:
         from orchestrator.config.compose import explain, is_refusal
 
         if not is_refusal(error):
-            raise
+            sys.exit(_say(traceback.format_exc(), 1))
         sys.exit(_say(explain(error, CONF, sys.argv[1:]), 2))
 
 
 def _say(text: str, status: int) -> int:
-    print(redact(text), file=sys.stderr)
+    typed = {name: value for name, _, value in (argument.partition("=") for argument in sys.argv[1:])}
+    say(without(text, secrets_in(typed)), amiss=True)
     return status
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.__main__ import main
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[16]", "train.epochs=1", "finetune.epochs=1")
 
@@ -155,6 +157,21 @@ def test_a_terminal_without_our_signs_sees_all_the_rest(run: Run, monkeypatch: p
     again = run("trial", code="import sys; from orchestrator.compare.__main__ import main; sys.exit(main())")
     assert again.returncode == 0, again.stderr
     assert "?" in again.stdout
+
+
+@pytest.mark.parametrize("arguments", [["compare"], ["sync"], ["store", "report", "store"]])
+def test_the_other_commands_are_arguments_of_the_console_script(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pruning-orchestrator", *arguments])
+    before = list(sys.path)
+
+    with pytest.raises(SystemExit, match="0"):
+        main()
+
+    assert "holds no" in capsys.readouterr().out
+    assert sys.path == before, "a file of the working directory can stand in for no package"
 
 
 def test_help_reads_well(run: Run) -> None:
