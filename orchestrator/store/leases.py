@@ -54,7 +54,7 @@ class Leases:
         self._lock = threading.Lock()
         self._held: dict[str, str] = {}
         self._dead: set[str] = set()
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._seen: dict[str, tuple[float | None, float]] = {}
         self._checked: dict[str, float] = {}
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat_until_ended, name="lease-heartbeat", daemon=True)
@@ -153,19 +153,29 @@ class Leases:
         return True
 
     def _heartbeat(self, owner: str) -> dict[str, Any] | None:
+        """Return an owner's last heartbeat; one that cannot be read is empty, one that is not there is None."""
         try:
             beat = json.loads(self._backend.read(_owner_path(owner)))
-        except (FileNotFoundError, ValueError, StoreError):
+        except FileNotFoundError:
             return None
-        return beat if isinstance(beat, dict) and isinstance(beat.get("beat"), float | int) else None
+        except (ValueError, StoreError):
+            return {}
+        whole = (
+            isinstance(beat, dict) and isinstance(beat.get("beat"), float | int) and isinstance(beat.get("pid"), int)
+        )
+        return beat if whole else {}
 
     def _stopped(self, owner: str, beat: dict[str, Any], now: float) -> bool:
-        """Whether the process is gone, the last beat is too old, or (its clock being ahead) we saw none for as long."""
-        if beat.get("machine") == _machine() and beat.get("born") != _born(int(beat["pid"])):
+        """Whether the process is gone, its last beat too old, or none was seen or could be read for as long.
+
+        No new beat is seen, and yet none is too old, where the owner's clock is ahead.
+        """
+        if beat.get("machine") == _machine() and beat.get("born") != _born(beat["pid"]):
             return True
-        last, since = self._seen.get(owner, (None, now))
-        self._seen[owner] = (beat["beat"], since if last == beat["beat"] else now)
-        return now - beat["beat"] > self._ttl or now - self._seen[owner][1] > self._ttl
+        when: float | None = beat.get("beat")
+        last, since = self._seen.get(owner, (when, now))
+        self._seen[owner] = (when, since if last == when else now)
+        return now - self._seen[owner][1] > self._ttl or (when is not None and now - when > self._ttl)
 
     def _buried(self, owner: str) -> bool:
         return self._named(_grave_path(owner)) is not None

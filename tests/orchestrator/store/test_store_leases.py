@@ -177,6 +177,40 @@ def test_a_lease_of_nobody_is_taken_over_inside_the_store(tmp_path: Path, conten
     assert len(store.backend.names("leases/stages")) == 2
 
 
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("unread", [b"{", b"[]", b'{"beat": 1e12}', StoreError("the mount hangs")])
+def test_a_heartbeat_that_cannot_be_read_voids_no_lease_until_that_lasts(
+    store: Store, unread: bytes | StoreError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    holder, other = driver(store, "holder", clock), driver(store, "other", clock)
+    assert holder.acquire(KEY)
+    assert not other.acquire(KEY)
+    clock.now += 1000  # of which the other sees nothing
+    holder.beat()
+
+    def read(path: str) -> bytes:
+        if not path.startswith(f"leases/owners/{holder.owner}.json"):
+            return whole(path)
+        if isinstance(unread, bytes):
+            return unread
+        raise unread
+
+    whole = other._backend.read
+    with monkeypatch.context() as patch:
+        patch.setattr(other._backend, "read", read)
+        assert not other.acquire(KEY)
+    clock.now += 10
+    assert not other.acquire(KEY)
+    clock.now += 10
+    with monkeypatch.context() as patch:
+        patch.setattr(other._backend, "read", read)
+        assert not other.acquire(KEY)
+        clock.now += 61
+        assert other.acquire(KEY), "nobody knows of a sign of life for as long as a lease lasts"
+
+
 HOLD = """
 import signal, sys
 from orchestrator.store.store import Store
