@@ -33,6 +33,7 @@ class Attempt:
 
     segment: int
     number: int
+    """Which try it is at the first stage that is left."""
     specs: tuple[StageSpec, ...]
     lineage: tuple[StageSpec, ...] = ()
     """The stages from whose networks the first one goes on."""
@@ -61,9 +62,9 @@ class Claims(Protocol):
 class Dispatcher:
     """Hands out segments, longest chain of stages first, each once what it needs is durable.
 
-    A transient failure is retried up to `cluster.retries` times, each time later, from the last durable stage on. Any
-    other fails the stage and, once, all that descend from it; one that awaits every trial stops the sweep. A segment
-    of which another driver has claimed a stage is put off; what that driver finishes is taken from the store.
+    A transient failure is retried up to `cluster.retries` times a stage, each time later, from the last durable one on.
+    Any other fails the stage and, once, all that descend from it; one that awaits every trial stops the sweep. Of a
+    segment of which another driver has claimed a stage, what that driver finishes is taken from the store.
 
     Args:
         plan: what to run; parents outside of it are durable
@@ -82,6 +83,7 @@ class Dispatcher:
         claims: Claims | None = None,
     ) -> None:
         self.stopping = False
+        self._reason = INTERRUPTED
         self._claims, self._news = claims, list[StageEvent]()
         self._plan, self._cluster, self._durable, self._clock = plan, cluster, finished, clock
         self._segments = list(plan.segments())
@@ -157,15 +159,15 @@ class Dispatcher:
         events = self._recover(attempt)
         if attempt.left:
             self._settle(attempt.segment)
-        return events + [_event("killed", key, attempt, time.time(), INTERRUPTED) for key in attempt.left]
+        return events + [_event("killed", key, attempt, time.time(), self._reason) for key in attempt.left]
 
     def stop(self, reason: Failure = INTERRUPTED) -> list[StageEvent]:
-        """Hand out nothing more; what is not running is killed at once."""
-        self.stopping = True
-        waiting = sorted(self._open - self._running.keys())
+        """Hand out nothing more; what is not running is killed at once, and the rest once its worker returns."""
+        self.stopping, self._reason = True, reason
         attempts = {attempt.segment: attempt for _, _, attempt in (*self._ready, *self._delayed)}
+        self._ready, self._delayed = [], []
         events = []
-        for index in waiting:
+        for index in sorted(self._open - self._running.keys()):
             self._settle(index)
             attempt = attempts.get(index) or self._first(index)
             events += [_event("killed", key, attempt, time.time(), reason) for key in attempt.left]
@@ -183,6 +185,9 @@ class Dispatcher:
             due = self._clock() + self._cluster.backoff * 2 ** (attempt.number - 1)
             heapq.heappush(self._delayed, (due, attempt.segment, again))
             return [*events, _event("retried", again.left[0], again, time.time(), failure)]
+        if failure.transient:
+            counts = f"attempt {attempt.number} at it, and `cluster.retries` is {self._cluster.retries}"
+            failure = replace(failure, message=f"{failure.message} ({counts})")
         events += self._fail_below(attempt, failure)
         if failure.fatal or self._cluster.on_error == "stop":
             why = "no trial could do better" if failure.fatal else "on_error=stop"
@@ -190,9 +195,8 @@ class Dispatcher:
         return events
 
     def _fail_below(self, attempt: Attempt, failure: Failure) -> list[StageEvent]:
-        first, *rest = attempt.left
+        (first, *rest), now = attempt.left, time.time()
         cause = replace(failure, message=f"not run, as stage {first[:12]} failed: {failure.message}")
-        now = time.time()
         events = [_event("failed", first, attempt, now, failure)]
         events += [_event("failed", key, attempt, now, cause) for key in rest]
         self._settle(attempt.segment)
@@ -212,10 +216,9 @@ class Dispatcher:
                 return attempt
             if not ours:
                 self._give_back(attempt.left)
-                due = self._clock() + LOOK_AGAIN
                 self._news += self._recover(attempt)
                 if attempt.left:
-                    heapq.heappush(self._delayed, (due, attempt.segment, _rest(attempt)))
+                    heapq.heappush(self._delayed, (self._clock() + LOOK_AGAIN, attempt.segment, _rest(attempt)))
                 return None
         self._news += self._recover(attempt)
         return _rest(attempt) if attempt.left else None
@@ -242,14 +245,15 @@ class Dispatcher:
         return key != attempt.specs[-1].key or any(child in self._open for child in self._children[attempt.segment])
 
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
-        attempt.done += 1
+        finished = replace(_event("finished", record.key, attempt, time.time()), record=record)
+        attempt.done, attempt.number = attempt.done + 1, 1
         self._give_back([record.key])
         if not attempt.left:
             self._settle(attempt.segment)
             if not self.stopping:
                 for child in self._children[attempt.segment]:
                     self._release(child)
-        return [replace(_event("finished", record.key, attempt, time.time()), record=record)]
+        return [finished]
 
     def _descendants(self, segment: int) -> Iterator[int]:
         pending = list(self._children[segment])

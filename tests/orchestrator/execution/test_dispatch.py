@@ -75,6 +75,43 @@ def test_retries_wait_twice_as_long_each_time_and_end() -> None:
     assert dispatcher.done
 
 
+def test_each_stage_has_retries_of_its_own_and_the_last_failure_names_them() -> None:
+    first, second = chain("a", {}, {})
+    plan = plan_of([first, second])
+    dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=0.0), nothing)
+    dispatcher.take(take(dispatcher), LOST)
+    attempt = take(dispatcher)
+    told = dispatcher.take(attempt, record(first)) + dispatcher.take(attempt, LOST)
+    assert summary(told, plan) == ["finished a-0 2", "started a-1 1", "retried a-1 2"]
+
+    (failed,) = dispatcher.take(take(dispatcher), LOST)
+    assert failed.failure is not None
+    assert failed.failure.message == "the worker died (attempt 2 at it, and `cluster.retries` is 1)"
+
+
+def test_a_sweep_that_stops_itself_says_so_of_what_was_running() -> None:
+    plan = plan_of(chain("a", {}), chain("b", {}), chain("c", {}))
+    dispatcher = Dispatcher(plan, Cluster(on_error="stop"), nothing)
+    broken, running = take(dispatcher), take(dispatcher)
+    told = [*dispatcher.take(broken, BROKEN), *dispatcher.ended(running)]
+    assert summary(told, plan) == ["failed a-0 1", "killed c-0 1", "killed b-0 1"]
+    assert {event.failure.message for event in told[1:] if event.failure} == {
+        "the sweep stopped (on_error=stop): ValueError: boom"
+    }
+
+
+def test_once_a_sweep_stops_no_retry_is_due() -> None:
+    clock = Clock()
+    dispatcher = Dispatcher(plan_of(chain("a", {}), chain("b", {})), Cluster(), nothing, clock)
+    dispatcher.take(take(dispatcher), LOST)
+    running = take(dispatcher)
+    dispatcher.stop()
+    clock.now += 100
+    assert dispatcher.delay() == float("inf"), "who waits for the running stage need not look again and again"
+    dispatcher.ended(running)
+    assert dispatcher.done
+
+
 def test_what_the_store_has_after_a_loss_is_finished_and_not_repeated() -> None:
     stages = chain("a", {}, {}, {}, {})
     plan = plan_of(stages)
