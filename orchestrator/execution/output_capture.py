@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from orchestrator.store.node_folder import node_folder
 
 
 @contextmanager
 def captured_output(log: str) -> Iterator[str]:
     """Send file descriptors 1 and 2 to the file `log`, C libraries' output included; give its path.
 
-    Where its folder cannot be made on this machine, the file lies in the temporary directory. An empty one is removed.
+    Where its folder cannot be made on this machine, the file lies in this user's folder of the temporary directory, if
+    that can be trusted. An empty one is removed.
     """
     path = _writable(Path(log))
     _flush()
@@ -54,7 +55,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def _writable(path: Path) -> Path:
-    for folder in (path.parent, Path(tempfile.gettempdir()) / f"orchestrator-{getpass.getuser()}"):
+    own = node_folder()
+    for folder in (path.parent, *([own / "logs"] if own else [])):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / path.name).touch()

@@ -27,13 +27,40 @@ def test_an_empty_log_is_removed(tmp_path: Path) -> None:
     assert not Path(path).exists()
 
 
-def test_a_folder_that_cannot_be_made_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A log in a folder that cannot be made; the temporary directory is `tmp_path`."""
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with captured_output(str(tmp_path / "file" / "a.log")) as path:
+    return str(tmp_path / "file" / "a.log")
+
+
+def test_a_folder_that_cannot_be_made_is_replaced_by_one_of_this_user_alone(
+    tmp_path: Path, elsewhere: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):  # a container whose user has no entry in /etc/passwd
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with captured_output(elsewhere) as path:
         os.write(2, b"kept\n")
-    assert Path(path).parent.parent == tmp_path
+    assert Path(path).parents[2] == tmp_path
+    assert Path(path).parents[1].stat().st_mode & 0o777 == 0o700
     assert Path(path).read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("planted", ["link", "open folder"])
+def test_a_folder_that_others_may_have_prepared_is_not_written_to(tmp_path: Path, elsewhere: str, planted: str) -> None:
+    theirs, found = tmp_path / "theirs", tmp_path / f"pruning-orchestrator-{os.getuid()}"
+    theirs.mkdir()
+    if planted == "link":
+        found.symlink_to(theirs)
+    else:
+        found.mkdir()
+        found.chmod(0o777)
+    with captured_output(elsewhere) as path:
+        os.write(2, b"lost\n")
+    assert path == os.devnull
+    assert not [*theirs.iterdir(), *found.iterdir()]
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
