@@ -18,6 +18,10 @@ from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
     "site-packages",
+    "dist-packages",
+    '"<frozen ',
+    f"{os.sep}lib{os.sep}python3.",  # the standard library of whatever interpreter a worker has
+    f"{os.sep}lib64{os.sep}python3.",
     str(Path(os.__file__).parent),
     *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")),
 )

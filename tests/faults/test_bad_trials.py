@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
-from orchestrator.sweep.outcome import Outcome
+from orchestrator.sweep.outcome import Outcome, own_frames
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
@@ -90,6 +93,22 @@ def test_infinite_norms_are_pruned_by(run: Run) -> None:
     assert outcome.status == "finished"
     assert outcome.plan.trials[0].stages == outcome.plan.trials[3].stages, "a number or its text"
     assert len({trial.stages for trial in outcome.plan.trials}) == 3
+
+
+def test_of_a_traceback_only_the_users_own_lines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs_broken.py").write_text("import json\njson.loads('{')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        importlib.import_module("theirs_broken")
+    told = "".join(traceback.format_exception(caught.value)).replace(
+        os.path.dirname(os.__file__), "/else/lib/python3.9"
+    )
+    shown = own_frames(told)
+
+    assert "<frozen importlib._bootstrap>" in told
+    assert "/else/lib/python3.9/json/decoder.py" in told
+    assert [line for line in shown if f'File "{tmp_path}/theirs_broken.py", line 2' in line]
+    assert not [line for line in shown if "File" in line and str(tmp_path) not in line and __file__ not in line]
 
 
 @pytest.mark.slow  # as Ray does it, with a log
