@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS
@@ -78,6 +78,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         plans: further plans whose needs count
         dry_run: only say what would be removed
     """
+    store = replace(store, read_only=dry_run)
     entries = list(store.backend.entries())
     keys = {path.split("/")[1] for entry in entries if (path := entry.path).startswith("stages/")}
     commits = store.stages.all_standing(keys)

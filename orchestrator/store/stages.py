@@ -53,10 +53,13 @@ class Commit:
 
 
 class Stages:
-    """The finished stages behind a backend; `name` is what messages call the store."""
+    """The finished stages behind a backend; `name` is what messages call the store.
 
-    def __init__(self, backend: Backend, name: str) -> None:
-        self._backend, self._name = backend, name
+    Where `read_only`, what is damaged is left where it is.
+    """
+
+    def __init__(self, backend: Backend, name: str, read_only: bool = False) -> None:
+        self._backend, self._name, self._read_only = backend, name, read_only
 
     def standing(self, key: str) -> Commit | None:
         """Return what is committed, or None; what is damaged is set aside and named in a warning."""
@@ -223,6 +226,8 @@ class Stages:
 
     def _damaged(self, key: str, name: str, found: str) -> StageDamaged:
         damage = f"stage {key}: {name} is damaged: {found}"
+        if self._read_only:
+            return StageDamaged(f"{self._name}: {damage}. The next run sets it aside and repeats it")
         try:
             where = f"The stage was set aside in {self._set_aside(key, damage)}; the next run repeats it"
         except StoreError as error:

@@ -53,6 +53,7 @@ class Store:
         uri: a directory (made absolute here), or any fsspec URI such as `s3://bucket/prefix`
         keep: whose weights `retention.prune` leaves, see `Keep`
         options: arguments of the fsspec file system, such as `endpoint_url`
+        read_only: leave a damaged stage where it is
 
     Raises:
         StoreError: an unknown protocol, or one whose package is not installed
@@ -61,14 +62,15 @@ class Store:
     uri: str
     keep: Keep = "needed"
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    read_only: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.keep not in get_args(Keep):
             raise StoreError(f"`store.keep` (={self.keep!r}) must be one of {', '.join(get_args(Keep))}")
         object.__setattr__(self, "uri", _absolute(self.uri))
 
-    def __reduce__(self) -> tuple[type[Store], tuple[str, Keep, Mapping[str, Any]]]:
-        return type(self), (self.uri, self.keep, self.options)
+    def __reduce__(self) -> tuple[type[Store], tuple[str, Keep, Mapping[str, Any], bool]]:
+        return type(self), (self.uri, self.keep, self.options, self.read_only)
 
     def __repr__(self) -> str:
         return f"Store({redact(self.uri)!r}, keep={self.keep!r})"
@@ -91,7 +93,7 @@ class Store:
     @cached_property
     def stages(self) -> Stages:
         """The commit protocol on that place."""
-        return Stages(self.backend, self._name)
+        return Stages(self.backend, self._name, self.read_only)
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Return the records of those `keys` that are committed.

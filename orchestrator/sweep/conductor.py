@@ -24,6 +24,7 @@ from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.environment import environment
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.execution.inline import InlineExecutor
@@ -63,7 +64,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         if lost := "\n".join(submission.violations(config)):
             raise ConfigError(lost)
         info = _info(plan, config, preset)
-        store = Store(**config["store"])
+        store = Store(**config["store"], read_only=config["dry_run"])
         if config["dry_run"]:
             finished = store.resumable(plan)
             if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
@@ -134,6 +135,7 @@ def _train(
         preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
         held.enter_context(leases)
         store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
+        todo = _still_missing(outcome, todo, store)
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
@@ -149,6 +151,15 @@ def _train(
         outcome.interrupted = interrupt.worked()
         if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
             tracker.finish(outcome.status, {})
+
+
+def _still_missing(outcome: Outcome, todo: Plan, store: Store) -> Plan:
+    """Return what is to run, with what another sweep's retention dropped until this sweep was saved."""
+    needed = {key for spec in todo.stages.values() for key in spec.inputs.values()} - todo.stages.keys()
+    found = store.finished(needed)
+    if any(key not in found or WEIGHTS not in found[key].files for key in needed):
+        outcome.records = store.resumable(outcome.plan)
+    return outcome.plan.without(set(outcome.records))
 
 
 @contextmanager

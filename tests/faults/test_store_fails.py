@@ -19,6 +19,7 @@ from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Job
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store import local_backend
+from orchestrator.store.store import Store
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
 
@@ -26,14 +27,16 @@ SKIPPED = ("-m", "schedule.sparsity", "seed", "train.optimizer", "finetune")
 LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
     """Run the sweep in this process, so that its file system can be made to fail."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(conductor, "report", lambda *_: {})  # its figures take longer than all else
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
-        return conductor.run([Job((f"seed={n}",), plain(compose("config", [*line, f"seed={n}"]))) for n in range(4)])
+        return conductor.run(
+            [Job((f"seed={n}",), plain(compose("config", [*line, *more, f"seed={n}"]))) for n in range(4)]
+        )
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,39 @@ def test_a_store_that_cannot_be_written_stops_the_sweep(
     again = run(tmp_path, monkeypatch)
     assert again.status == "finished"
     assert len(again.records) == 12
+
+
+def test_weights_that_another_sweep_drops_until_this_one_is_saved_are_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(tmp_path, monkeypatch)
+    dense, save = [trial.stages[0] for trial in first.plan.trials], Store.save_sweep
+
+    def too_late(store: Store, *arguments: Any) -> None:
+        if dense:
+            store.drop_weights([dense.pop()])
+        save(store, *arguments)
+
+    monkeypatch.setattr(Store, "save_sweep", too_late)
+    second = run(tmp_path, monkeypatch, "schedule.sparsity=0.3")
+
+    assert second.status == "finished"
+    assert first.records[dense[0]].result() == second.records[dense[0]].result()
+
+
+def test_a_dry_run_leaves_a_damaged_stage_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, monkeypatch)
+    next(tmp_path.glob("store/stages/*/weights.safetensors")).write_bytes(b"")
+    before = sorted(tmp_path.glob("store/**/*"))
+    outcome = run(tmp_path, monkeypatch, "dry_run=true")
+
+    assert not outcome.ran
+    assert "is damaged" in caplog.text
+    assert "The next run sets it aside and repeats it" in caplog.text
+    assert sorted(tmp_path.glob("store/**/*")) == before
+    assert len(run(tmp_path, monkeypatch).records) == 12
 
 
 @pytest.mark.slow

@@ -163,7 +163,9 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
             "|---" * (1 + len(tables.NARROW)) + "|",
         ]
         for point in points[:30]:
-            lines.append(f"| {tables.markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
+            lines.append(
+                f"| {tables.markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |"
+            )
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)

@@ -35,6 +35,16 @@ def with_weights(store: Store, specs: list[StageSpec]) -> list[bool]:
     return [WEIGHTS in store.finished([spec.key])[spec.key].files for spec in specs]
 
 
+def test_what_would_be_pruned_is_said_without_setting_damage_aside(store: Store) -> None:
+    (spec,) = chain()
+    store.commit(record_for(spec), FILES)
+    store.backend.write(f"stages/{spec.key}/record.json", b"{")
+    prune(store, dry_run=True)
+    assert store.backend.names("quarantine") == []
+    prune(store)
+    assert len(store.backend.names("quarantine")) == 1
+
+
 def test_weights_of_dense_stages_branch_points_and_ends_stay(store: Store) -> None:
     long = chain(1, 2, 3, 4)
     branch = chain(3, 4, seed=1, parent=long[2])
