@@ -37,6 +37,8 @@ OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
 VAL_FRACTION = 0.1
 """Of the training split, where the configuration says nothing."""
+_asked_last: list[TensorSplit] = []
+"""Splits of the set that was asked for last: they alone may lie on a device."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Data:
 def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) -> Data:
     """Return the data set `config` describes; a process loads each of its last four once and shares them.
 
+    Those asked for before leave the devices that they were copied to.
+
     Args:
         config: `kind` or `_target_`, its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
             (of a Dataset's loader). `name` is for display.
@@ -62,9 +66,15 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
     Raises:
         OrchestratorError: the target fails, returns something else than splits, or a split is empty.
     """
-    return _load(
+    found = _load(
         canonical_json({key: value for key, value in config.items() if key != "name"}), canonical_json(sources)
     )
+    splits = [split for split in (found.train, found.val, found.test) if isinstance(split, TensorSplit)]
+    for other in _asked_last:
+        if not any(other is split for split in splits):
+            other.leave_device()
+    _asked_last[:] = splits
+    return found
 
 
 @lru_cache(maxsize=4)
@@ -139,6 +149,12 @@ def _cut(
     train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
 ) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
     """Cut a validation split of random examples from `train`; what is left keeps its order."""
+    if isinstance(train, LoaderSplit) and train.draws():
+        raise DataError(
+            f"{given('data', config)} draws at random as it reads a training example, so a validation split cut from "
+            "that would be augmented too; return (train, val, test) with a `val` that is not, such as a Subset of the "
+            "same examples without the transform."
+        )
     fraction = config.get("val_fraction")
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
     if not 0 < size < len(train):

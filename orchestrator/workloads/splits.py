@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+
+from orchestrator.core.seeding import seeded
 
 Batch = tuple[Tensor, Tensor]
 """Inputs (batch, ...) and labels (batch,), on the device."""
@@ -66,13 +70,18 @@ class TensorSplit:
         return self.images.device
 
     def to(self, device: torch.device) -> TensorSplit:
-        """Return this split on `device`; on another than the CPU it is normalised once a process, not each epoch."""
+        """Return this split on `device`; on another than the CPU it is normalised once, as it is copied there."""
         if self.device == device:
             return self
         if device not in self._resident:
+            self._resident.clear()
             images, labels = self.take(torch.arange(len(self), device=self.device))
             self._resident[device] = TensorSplit(images.to(device), labels.to(device))
         return self._resident[device]
+
+    def leave_device(self) -> None:
+        """Give up the copy on a device."""
+        self._resident.clear()
 
     def take(self, chosen: Tensor) -> Batch:
         """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
@@ -107,6 +116,15 @@ class LoaderSplit:
 
     def __len__(self) -> int:
         return _length(self.dataset)
+
+    def draws(self) -> bool:
+        """Whether the Dataset draws from a global generator of Python, NumPy or torch as it reads an example."""
+        states = []
+        for read in (lambda: None, lambda: self.dataset[0]):
+            with seeded(0):
+                read()
+                states.append((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
+        return states[0] != states[1]
 
     def subset(self, rows: Tensor) -> LoaderSplit:
         """Return a split of these examples only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,11 @@ class Unlabelled(Items):
         return "text", 0
 
 
+class Augmented(Items):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((2, 3), float(index)) + random.random(), index % 3
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield 0
@@ -62,6 +68,8 @@ def returned(shape: str) -> Any:
         "three": ((x, y), (x[:3], y[:3]), (x, y)),
         "data": Data(split, split, split, (1,), 4),
         "datasets": {"train": Items(), "test": Items()},
+        "augmented": {"train": Augmented(), "test": Items()},
+        "augmented with val": (Augmented(), Items(), Items()),
         "classes": {"train": Items(), "test": Items(), "classes": 9},
         "random": {"train": (torch.rand(N, 1), y), "test": (x, y)},
         "number": 3,
@@ -180,6 +188,17 @@ def test_a_users_dataset_becomes_a_loader_split_with_its_classes() -> None:
     ]
     assert sorted(seen) == list(range(N))
     assert load("classes").classes == 9
+    assert isinstance(load("augmented with val").train, LoaderSplit)
+
+
+def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
+    meta = torch.device("meta")
+    moved = tensors(load("dict").train).to(meta)
+    assert tensors(load("dict").train).to(meta) is moved
+
+    load("tuple")
+
+    assert tensors(load("dict").train).to(meta) is not moved
 
 
 @pytest.mark.parametrize(
@@ -192,6 +211,7 @@ def test_a_users_dataset_becomes_a_loader_split_with_its_classes() -> None:
         ("stream", {}, ["train split", "Stream", "length"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
         ("empty", {}, ["test split", "empty"]),
+        ("augmented", {}, ["data._target_", "draws at random", "(train, val, test)"]),
         ("absent", {}, ["data._target_", "KeyError"]),
         ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),
         ("dict", {"val_fraction": 0.01}, ["val_fraction=0.01", "19"]),

@@ -124,6 +124,23 @@ def test_a_split_is_copied_to_a_device_once(split: TensorSplit) -> None:
     assert split.to(meta).subset(torch.arange(3, device=meta)).device == meta
 
 
+@pytest.mark.parametrize("split", splits()[:2], ids=KINDS[:2])
+def test_a_copy_lasts_until_the_split_leaves_the_device(split: TensorSplit) -> None:
+    meta = torch.device("meta")
+    before = split.to(meta)
+    split.leave_device()
+    again = split.to(meta)
+
+    assert again is not before
+    split.to(torch.device("meta", 1))
+    assert split.to(meta) is not again, "a copy on one device at a time"
+
+
+def test_a_dataset_that_augments_is_known_by_what_it_draws() -> None:
+    assert LoaderSplit(Augmented()).draws()
+    assert not LoaderSplit(TensorDataset(X, Y)).draws()
+
+
 def test_pixels_on_another_device_are_normalised_there_already() -> None:
     part = TensorSplit(PIXELS, Y, Tensor.float).subset(torch.tensor([2, 7]))
     moved = part.to(torch.device("meta"))
