@@ -54,6 +54,7 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
         (["+sweep=random_amounts", "schedule.rounds=0"], "15 of 15 trial(s) cannot be planned"),
         (["+sweep=random_amounts", "schedule.sparsity=0.5,1.2", "seed=0,1"], "2 of 4 trial(s) cannot be planned"),
+        (["cluster.cpus_per_trial=999", "dry_run=true"], "`cluster.cpus_per_trial` (=999) must fit on one node"),
         (["-m", "store.uri=a,b"], "`store` differs between trials"),
         (["model._target_=no_such.Net", "model.kind=null"], "there is no module 'no_such'"),
     ],

@@ -17,7 +17,8 @@ MOST_THREADS = 1024
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SHARE = Rule(lambda cpus: LEAST <= cpus < math.inf, f"be above 0, at least {LEAST}; pass 0.5 for two on a CPU")
 _GPUS = Rule(
-    lambda gpus: gpus == 0 or LEAST <= gpus < math.inf, f"not be negative, nor below {LEAST}; pass 0 to train on CPUs"
+    lambda gpus: gpus == 0 or LEAST <= gpus <= 1,
+    f"be 0, or from {LEAST} to 1: a trial uses one GPU; pass 1, or 0 to train on CPUs",
 )
 _OWN_KEYS = {"CPU": "cpus_per_trial", "GPU": "gpus_per_trial", "memory": "memory_per_trial"}
 
@@ -56,7 +57,7 @@ class Cluster:
     """null: a Ray of the sweep's own unless RAY_ADDRESS names one; `auto`: the one on this machine; or `host:port`."""
     cpus_per_trial: float = key(1.0, _SHARE)
     gpus_per_trial: float = key(0.0, _GPUS)
-    """A fraction shares a GPU between trials; above 1 it must be whole."""
+    """A fraction shares a GPU between trials."""
     memory_per_trial: int | str | None = key(None, _MEMORY)
     """Bytes, or text such as `2GB` or `512MiB`; Ray places by it and does not enforce it."""
     resources: dict[str, float] = field(default_factory=dict)
@@ -94,13 +95,8 @@ class Cluster:
 
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is wrong with GPUs, custom resources, threads and the address."""
+        """Yield what is wrong with the kind of GPU, custom resources, threads and the address."""
         gpus, model = values["gpus_per_trial"], values["accelerator_type"]
-        if 1 < gpus < math.inf and gpus != int(gpus):
-            yield (
-                f"`{where}.gpus_per_trial` (={gpus:g}) must be whole above 1; pass {math.ceil(gpus)}, or a fraction "
-                "below 1 to share a GPU between trials."
-            )
         if model is not None and not gpus:
             yield (
                 f"`{where}.accelerator_type` (={model}) needs a GPU, and `{where}.gpus_per_trial` is 0; pass "

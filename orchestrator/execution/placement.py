@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.config.cluster import Cluster
+from orchestrator.execution.address import address_of
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""
@@ -112,6 +114,13 @@ def refusal(wanted: Resources, nodes: Sequence[Resources]) -> str | None:
         f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of that together; ask for less, "
         "or pass cluster.autoscaling=true where such nodes will join."
     )
+
+
+def beyond_this_machine(cluster: Cluster) -> str | None:
+    """Return why a Ray of the sweep's own, on this machine, can never run a trial, as far as CPUs tell; else None."""
+    if cluster.kind == "inline" or cluster.autoscaling or not address_of(cluster).own:
+        return None
+    return refusal({"CPU": cluster.cpus_per_trial}, [{"CPU": float(cluster.num_cpus or os.cpu_count() or 1)}])
 
 
 def cuda_device(assigned: Sequence[int | str], visible: str | None) -> str:

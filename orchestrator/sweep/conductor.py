@@ -29,6 +29,7 @@ from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
+from orchestrator.execution.placement import beyond_this_machine
 from orchestrator.execution.ray_executor import RayExecutor, make_executor
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
@@ -61,8 +62,9 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     try:
         plan = make_plan(jobs)
         config = _sweep_wide(plan)
-        if lost := "\n".join(submission.violations(config)):
-            raise ConfigError(lost)
+        impossible = [*submission.violations(config), beyond_this_machine(Cluster(**config["cluster"]))]
+        if refused := "\n".join(filter(None, impossible)):
+            raise ConfigError(refused)
         info = _info(plan, config, preset)
         store = Store(**config["store"], read_only=config["dry_run"])
         if config["dry_run"]:

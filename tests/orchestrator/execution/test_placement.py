@@ -11,6 +11,7 @@ from orchestrator.execution.placement import (
     PATIENCE,
     Node,
     Watch,
+    beyond_this_machine,
     cuda_device,
     refusal,
     request,
@@ -19,6 +20,18 @@ from orchestrator.execution.placement import (
 
 SMALL = {"CPU": 4.0, "memory": 8e9}
 BIG = {"CPU": 16.0, "GPU": 2.0, "memory": 64e9, "accelerator_type:A100": 1.0}
+
+
+def test_more_cpus_than_this_machine_has_are_refused_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = beyond_this_machine(Cluster(cpus_per_trial=3, num_cpus=2))
+
+    assert said is not None
+    assert said.startswith("`cluster.cpus_per_trial` (=3) must fit on one node, and the largest of 1 has 2")
+    elsewhere = ({"address": "head:6379"}, {"kind": "inline"}, {"autoscaling": True}, {"num_cpus": 3})
+    assert not any(beyond_this_machine(Cluster(**{"cpus_per_trial": 3, "num_cpus": 2, **each})) for each in elsewhere)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert beyond_this_machine(Cluster(cpus_per_trial=3, num_cpus=2)) is None
 
 
 def test_a_request_names_only_what_is_asked() -> None:
