@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from orchestrator.core.records import StageRecord
@@ -19,6 +20,6 @@ def objective(name: str, records: Sequence[StageRecord]) -> float:
     """
     dense, *rounds = records
     if name != MATCHING:
-        return float(records[-1].after[name])
+        return float(records[-1].after.get(name, math.nan))
     floor = dense.after["val/accuracy"]
     return max((record.sparsity for record in rounds if record.after["val/accuracy"] >= floor), default=0.0)

@@ -36,7 +36,7 @@ class StageRecord:
 
     Metric keys are `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy` (accuracies are fractions). `before` holds
     validation metrics of the pruned network before fine-tuning (empty for a dense stage); `after` those of the selected
-    model, and its test metrics, read once.
+    model, and its test metrics, read once; what is not finite is missing, and told in `warnings`.
     """
 
     key: str

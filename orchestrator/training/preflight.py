@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
-from math import prod
 from typing import Any
 
 import torch
@@ -73,16 +72,13 @@ class _Rehearsal(Stage):
         unmatched = tuple(models.unmatched(self._model, prune))
         if not isinstance(amount, int):
             return unmatched
-        chosen = models.prunable(self._model, prune)
-        sizes = {each.name: prod(each.module.get_parameter(each.parameter).shape) for each in chosen}
-        if method.get("scope") == "global":
-            sizes = {"all prunable parameters": sum(sizes.values())}
+        sizes = rounds.sizes(models.prunable(self._model, prune), method)
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
-                f"`schedule.amount` (={amount}) over {spec.round} round(s) takes {amount * spec.round} entries of each "
-                f"tensor, but {', '.join(f'{name} has {size}' for name, size in short.items())}; pass a smaller "
-                "count, a float for a fraction, or leave them out with `prune.exclude`."
+                f"`schedule.amount` (={amount}) over {spec.round} round(s) takes {amount * spec.round} entries, or "
+                f"channels, of each tensor, but {', '.join(f'{name} has {size}' for name, size in short.items())}; "
+                "pass a smaller count, a float for a fraction, or leave them out with `prune.exclude`."
             )
         return unmatched
 

@@ -75,6 +75,16 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
                 method.apply(parameter.module, parameter.parameter, amount=amount, **common)
 
 
+def sizes(chosen: Sequence[Prunable], method: Mapping[str, Any]) -> dict[str, int]:
+    """Return how much a count can take of each tensor: channels where the method prunes these, else entries."""
+    if method.get("scope") == "global":
+        return {"all prunable parameters": _entries(chosen)}
+    if _method(method).PRUNING_TYPE != "structured":
+        return {each.name: _mask(each).numel() for each in chosen}
+    masks = [(each, _mask(each)) for each in chosen]
+    return {each.name: mask.shape[_channel_dim(each, mask, method)] for each, mask in masks}
+
+
 @contextmanager
 def _explained(config: Mapping[str, Any], what: str) -> Iterator[None]:
     try:

@@ -6,6 +6,7 @@ one that is restored from the store. Both give the same bits.
 
 from __future__ import annotations
 
+import math
 import platform
 import socket
 import time
@@ -130,7 +131,7 @@ class Stage:
             kind=spec.kind,
             round=spec.round,
             before=done.before,
-            after=after,
+            after={name: value for name, value in after.items() if math.isfinite(value)},
             curve=done.fit.curve,
             requested_sparsity=spec.fields.get("target"),
             sparsity=network.masks.sparsity(),
@@ -147,7 +148,10 @@ class Stage:
             started_from=network.digest,
             details={"dead_tensors": list(done.dead)} if KINDS[spec.kind].prunes else {},
             measurements={"seconds": time.perf_counter() - clock},
-            warnings=tuple(f"every weight of {name} is pruned: nothing passes through it" for name in done.dead),
+            warnings=(
+                *(f"every weight of {name} is pruned: nothing passes through it" for name in done.dead),
+                *(f"{name} is {value}" for name, value in after.items() if not math.isfinite(value)),
+            ),
             device=str(self._device),
             host=socket.gethostname(),
             attempt=self._order.attempt,

@@ -58,6 +58,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["train.precision=fp16"], "`train.precision` (=fp16) must be fp32 or bf16 on cpu"),
         (["method=random_structured", "method.dim=5"], "`method.dim` (=5) must be a dimension of every tensor"),
         (["schedule.sparsity=null", "schedule.amount=41", "schedule.rounds=2"], "over 2 round(s) takes 82 entries"),
+        (
+            ["method=random_structured", "schedule.sparsity=null", "schedule.amount=6", "schedule.rounds=2"],
+            "takes 12 entries, or channels, of each tensor, but ",
+        ),
         (["prune.types=[Conv9d]"], "leaves nothing to prune"),
         (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
         (["prune.exclude=['fc9*']"], "`prune.exclude` (='fc9*') matches no parameter"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -253,6 +254,15 @@ class Forgetful(pruning.L1Unstructured):
         flat = mask.view(-1)
         flat[(flat == 0).nonzero()[:5]] = 1
         return mask
+
+
+def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "evaluate", lambda *_, **__: {"loss": math.nan, "accuracy": 0.5})
+    (record,) = run(store, (dense(),))
+
+    assert record.after == {"val/accuracy": 0.5, "test/accuracy": 0.5}
+    assert record.warnings == ("val/loss is nan", "test/loss is nan")
+    assert store.finished([record.key])[record.key].after == record.after
 
 
 def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:
