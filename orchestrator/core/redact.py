@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "***"
@@ -120,6 +121,7 @@ def redact_tree(value: Any) -> Any:
     return value
 
 
+@lru_cache(maxsize=4096)
 def redact_argument(argument: str) -> str:
     """Return one argument of a command line, such as `+model.token=[a, b]`, redacted: a value goes on to its end."""
     name, equals, value = argument.partition("=")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import create
 from pruning.measure.macs import in_mode
@@ -34,10 +35,10 @@ def evaluate(
     precision: str = "fp32",
     loss: Criterion | None = None,
 ) -> dict[str, float]:
-    """Return {"loss", "accuracy"} of `model` on `split`: the mean, and the fraction whose argmax is the label.
+    """Return {"loss", "accuracy"} of `model` on `split`: the mean, and the fraction whose argmax is the label (or 0).
 
-    The examples' float32 losses are summed exactly and rounded once, so the sum does not depend on their order. The
-    modules' training modes are restored.
+    The examples' float32 losses are summed exactly and rounded once, so the sum does not depend on their order. What a
+    network or a Dataset draws is the same in every evaluation. Training modes and generators are restored.
 
     Args:
         loss: None is cross-entropy. A loss with an attribute `reduction` is asked for "none"; of another, the mean of a
@@ -46,12 +47,12 @@ def evaluate(
     criterion = _unreduced(loss or nn.CrossEntropyLoss())
     losses: list[Tensor] = []
     hits: list[Tensor] = []
-    with in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
         for inputs, labels in split.batches(batch_size, device=device):
             outputs = outputs_of(model, inputs)
             each = criterion(outputs, labels).float()
             losses.append(each.flatten(1).mean(1) if each.ndim > 1 else each.expand(len(labels)))
-            hits.append((outputs.argmax(1) == labels).sum())
+            hits.append((outputs.argmax(1) == labels).sum() if is_class(labels) else labels.new_zeros(()))
     values = torch.cat(losses).tolist()
     mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
     return {"loss": mean, "accuracy": int(torch.stack(hits).sum()) / len(split)}
@@ -75,6 +76,11 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
         f"`model` returned {type(outputs).__name__}; it must return logits of shape (batch, classes), or an object "
         "that has them as `logits`. Wrap it in a module that does."
     )
+
+
+def is_class(labels: Tensor) -> bool:
+    """Whether labels are classes, and not the numbers of a regression, of which there is no accuracy."""
+    return not labels.is_floating_point()
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:

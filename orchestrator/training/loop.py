@@ -20,7 +20,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
-from orchestrator.training.evaluation import autocast, criterion_of, evaluate, outputs_of
+from orchestrator.training.evaluation import autocast, criterion_of, evaluate, is_class, outputs_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import TargetError, create, failure
@@ -118,6 +118,7 @@ class _Run:
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.loss = criterion_of(config.loss, device)
+        self.by_accuracy = config.monitor == "accuracy" and (config.select == "best" or config.patience is not None)
         self.step = 0
         self.rate = 0.0
         self.skipped = False
@@ -152,6 +153,11 @@ class _Run:
         self._restore()
 
     def _update(self, inputs: Tensor, labels: Tensor) -> None:
+        if self.by_accuracy and not is_class(labels):
+            raise TrainingError(
+                "`monitor` (=accuracy) must be loss where the labels of `data` are numbers and no classes: there is no "
+                "accuracy to choose the best step by; pass train.monitor=loss finetune.monitor=loss."
+            )
         for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
             parameter.grad = None
         with autocast(self.device, self.config.precision):

@@ -289,6 +289,38 @@ def test_augmentation_follows_the_seed(workers: int) -> None:
     assert curves[0] != metrics(fit(network()))
 
 
+def test_what_an_evaluation_draws_is_the_same_each_time_and_no_draw_of_the_training() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :3] + torch.randn(len(x), 3)
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    found = [evaluate(Noisy(), problem().val, device=CPU) for _ in range(2)]
+    assert found[0] == found[1]
+    assert torch.equal(torch.get_rng_state(), before)
+
+    data = problem()
+    noisy = Data(data.train, LoaderSplit(Items(0.5)), data.test, (4,), 3)
+    first, second = network(), network()
+    fit(first, select="last")
+    fit(second, data=noisy, select="last")
+    assert same(state(first), state(second))
+
+
+def test_a_regression_is_chosen_by_its_loss() -> None:
+    parts = [TensorSplit(split.images, split.images.sum(1, keepdim=True)) for split in (problem().train, problem().val)]
+    data = Data(parts[0], parts[1], parts[1], (4,), 1)
+    squared = {"_target_": "torch.nn.MSELoss"}
+
+    with pytest.raises(OrchestratorError, match=r"`monitor` \(=accuracy\) must be loss .*; pass train.monitor=loss"):
+        fit(nn.Linear(4, 1), data=data, loss=squared)
+    result = fit(nn.Linear(4, 1), data=data, loss=squared, lr=0.01, monitor="loss")
+    assert result.best_step == min(result.curve, key=lambda point: point.metrics["val/loss"]).step
+    assert all(point.metrics["val/accuracy"] == 0 for point in result.curve)
+    assert fit(nn.Linear(4, 1), data=data, loss=squared, lr=0.01, select="last").best_step == result.steps
+
+
 def test_no_batch_beyond_the_last_is_loaded() -> None:
     class Counting(Items):
         loads = 0
