@@ -24,7 +24,7 @@ header: "Authorization: Bearer {SECRET}"
 text: '{{"password": "{SECRET}"}}'
 """
 PLANTED = (
-    *("-m", "--config-dir", "mine", "model=planted", f"model.password='{SECRET},a','{SECRET} b'", "seed=0,1"),
+    *("-m", "--config-dir", "mine", "model=planted", f"model.password='{SECRET},a','{SECRET} b'", "finetune.epochs=1"),
     *(f"+model.more={{api_key: {SECRET}}}", f"+model.jwt={SECRET}", "schedule.sparsity=0.5", "train.epochs=1"),
     *("finetune.optimizer._target_=planted.SGD", f"+finetune.optimizer.api_key={SECRET}"),
     *("+finetune.optimizer.fails=true,false", "cluster=inline", "name=planted"),
@@ -50,7 +50,7 @@ def test_what_a_sweep_leaves_holds_no_secret(start: Callable[..., Command], tmp_
     command = start(folder, *PLANTED, "tracking=none", AWS_SECRET_ACCESS_KEY=SECRET)
 
     assert command.wait() == 1, command.stdout + command.stderr
-    assert "4 of 8 trial(s) failed" in command.stderr
+    assert "2 of 4 trial(s) failed" in command.stderr
     assert "no login with *** at mysql://me:***@host/db" in command.stderr
     assert "password=***" in command.stdout
     assert holding_secrets(tmp_path) == []
