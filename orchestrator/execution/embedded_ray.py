@@ -1,19 +1,22 @@
-"""Start a Ray of our own, private, on loopback and able to import what we can, or join one that runs."""
+"""Which Ray a sweep runs on: one of its own, private, on loopback and able to import what we can, or one that runs."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.config.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.work_order import Work
-from orchestrator.execution.address import Address
+from orchestrator.execution import private_folder
 from orchestrator.execution.perform import DEFAULT_WORK
 
 OBJECT_STORE = 128 * 2**20
@@ -25,6 +28,75 @@ ALWAYS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else a lost worker is announced in the middle of the progress display
 }
 """What must be set wherever ray is imported."""
+
+JOINING = {
+    "RAY_gcs_server_port_wait_time_s": "1",  # tries, in truth
+    "RAY_gcs_rpc_server_connect_timeout_s": "2",
+    "RAY_py_gcs_connect_timeout_s": "4",
+}
+"""What has Ray give up within 8 s where no cluster answers, instead of trying for minutes; what the user set stands."""
+
+
+class ClusterError(OrchestratorError):
+    """Ray cannot be had, or can never run what is asked: nothing was started."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where Ray is: `local` for one of the sweep's own, `auto`, or `host:port`; and which setting named it."""
+
+    value: str
+    named: str = "cluster.address"
+
+    @property
+    def own(self) -> bool:
+        """Whether the sweep starts and ends this Ray."""
+        return self.value == "local"
+
+    def reach(self) -> str:
+        """Return where that is: `local` for our own, or else host:port.
+
+        Raises:
+            ClusterError: no cluster, or several, have a node here, or nothing listens: Ray itself would try for minutes
+        """
+        if self.own:
+            return self.value
+        if self.value.startswith("ray://"):
+            raise ClusterError(
+                f"`{self.named}` (={self.value}) must not be a Ray Client address; run the command on a node of the "
+                "cluster with cluster=auto, or submit it with `ray job submit`."
+            )
+        found = sorted(_clusters()) if self.value == "auto" else [self.value]
+        if len(found) != 1:
+            raise self.refused(ValueError(f"several run here: {', '.join(found)}" if found else "none runs here"))
+        host, _, port = found[0].rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        except (OSError, ValueError) as error:
+            raise self.refused(error) from error
+        return found[0]
+
+    def refused(self, error: Exception) -> ClusterError:
+        """Return what to say of an error in joining or starting."""
+        said = str(error).strip().splitlines()[0].rstrip(".")
+        if self.own:
+            return ClusterError(f"Ray could not be started on this machine: {said}.")
+        token = " Its token is needed here too: set RAY_AUTH_MODE=token." if "authenticat" in str(error).lower() else ""
+        return ClusterError(
+            f"`{self.named}` (={self.value}) names no Ray cluster that this machine can join ({said}).{token} "
+            "Name one by host:port, start one with `ray start --head`, or pass cluster.address=local for one of the "
+            "sweep's own."
+        )
+
+
+def address_of(cluster: Cluster) -> Address:
+    """Return the address that the configuration names, or else RAY_ADDRESS, or else a Ray of the sweep's own."""
+    elsewhere = os.environ.get("RAY_ADDRESS")
+    if elsewhere and cluster.address in (None, "auto"):
+        return Address(elsewhere, "RAY_ADDRESS")
+    return Address(cluster.address or "local")
 
 
 def lasting() -> dict[str, str]:
@@ -85,30 +157,37 @@ def _has_token() -> bool:
     return any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
 
 
-def connect(address: Address, cluster: Cluster, work: Work | str) -> bool:
-    """Connect to Ray unless this process is; return whether it did."""
-    address.reach()
+@contextmanager
+def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[bool]:
+    """Connect to Ray unless this process is, and give whether it did; leave it once that Ray has been shut down.
+
+    Raises:
+        ClusterError: there is no such Ray, or it refuses us
+    """
+    where = address.reach()
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address.own:
         os.environ.update(lasting())
-    with environment(while_starting(cluster.thread_count) if address.own else ALWAYS):
-        import ray
+    with ExitStack() as stack:
+        joining = {**ALWAYS, "RAY_ADDRESS": where, **{name: os.environ.get(name, JOINING[name]) for name in JOINING}}
+        with environment(while_starting(cluster.thread_count) if address.own else joining):
+            import ray
 
-        if ray.is_initialized():
-            return False
-        options: dict[str, Any] = {"address": address.value, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address.own:
-            options |= {
-                "num_cpus": cluster.num_cpus,
-                "include_dashboard": cluster.dashboard,
-                "object_store_memory": OBJECT_STORE,
-                "_system_config": {"preload_python_modules": _preloaded(work)},
-            }
-        try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise address.refused(error) from error
-    return True
+            if new := not ray.is_initialized():
+                options: dict[str, Any] = {"address": address.value, "log_to_driver": False}
+                if address.own:
+                    options |= {
+                        "num_cpus": cluster.num_cpus,
+                        "include_dashboard": cluster.dashboard,
+                        "object_store_memory": OBJECT_STORE,
+                        "_temp_dir": stack.enter_context(private_folder.private_folder()),
+                        "_system_config": {"preload_python_modules": _preloaded(work)},
+                    }
+                try:
+                    ray.init(logging_level=logging.ERROR, **options)
+                except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                    raise address.refused(error) from error
+        yield new
 
 
 def _preloaded(work: Work | str) -> list[str]:
@@ -116,3 +195,14 @@ def _preloaded(work: Work | str) -> list[str]:
     if work == DEFAULT_WORK:
         return ["orchestrator.training.preload"]
     return [work.partition(":")[0]] if isinstance(work, str) else []
+
+
+def _clusters() -> set[str]:
+    """Return the addresses of the Ray clusters that have a node on this machine, but for private ones."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            program, *arguments = os.fsdecode(path.read_bytes()).split("\0")
+            if os.path.basename(program) == "raylet" and not any(private_folder.PREFIX in each for each in arguments):
+                found |= {each.partition("=")[2] for each in arguments if each.startswith("--gcs-address=")}
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -18,6 +19,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "Stopping at the next batch; what finished is kept. Once more to leave at once."
 FINISHING = "All is done but the report, which is being written. Once more to leave at once."
 LEAVING = "Interrupted; what finished is kept: the same command runs the rest."
+SPARED: set[int] = set()
+"""Processes that clear up after this one, and so must outlive it by a moment."""
 
 
 def leave(_signum: int = 0, _frame: FrameType | None = None) -> NoReturn:
@@ -84,11 +87,9 @@ def _say(text: str) -> None:
 def _kill_descendants() -> None:
     """Kill the processes that this one has started, and theirs, where the system says which those are."""
     for _ in range(2):  # again, for those that were being started meanwhile
-        for pid in _descendants(os.getpid()):
-            try:
+        for pid in set(_descendants(os.getpid())) - SPARED:
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-            except OSError:
-                continue
 
 
 def _descendants(root: int) -> list[int]:

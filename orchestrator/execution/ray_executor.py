@@ -6,6 +6,7 @@ is durable, or a failure. Ray itself retries nothing. Weights never travel: chil
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,8 +20,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Passed, Preflight, StageStore, Work, WorkOrder
 from orchestrator.execution import embedded_ray
-from orchestrator.execution.address import Address, ClusterError, address_of
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.execution.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, slots
@@ -125,7 +126,8 @@ class RayExecutor:
                 else:
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
-                for attempt, item in tasks.receive(timeout=min(0.2, dispatcher.delay())):
+                full = len(tasks) >= watch.capacity  # what is due has to wait all the same
+                for attempt, item in tasks.receive(timeout=0.2 if full else min(0.2, dispatcher.delay())):
                     if isinstance(item, Outdated):
                         tasks.submit(attempt, self._order(attempt), self._work, fresh=True)
                     else:
@@ -210,12 +212,13 @@ class RayExecutor:
 
     def _hold(self, connected: Future[bool]) -> None:
         """Connect, and live as long as Ray shall: the kernel ends its processes with the thread that started them."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # here and in Ray's processes: it blocks only SIGINT
         try:
-            connected.set_result(embedded_ray.connect(self._address, self._cluster, self._work))
+            with embedded_ray.connected(self._address, self._cluster, self._work) as new:
+                connected.set_result(new)
+                self._closed.wait()
         except BaseException as error:
             connected.set_exception(error)
-        else:
-            self._closed.wait()
 
     def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], capacity: int) -> None:
         """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,10 +107,10 @@ class Command:
                     found.append(int(folder.name))
         return found
 
-    def leaves_nothing(self, within: float = 10.0, but: Collection[str] = ()) -> None:
-        """Assert that no process of it lives on, `but` those whose command line holds one of these."""
+    def leaves_nothing(self, within: float = 10.0) -> None:
+        """Assert that no process of it lives on."""
         deadline = time.monotonic() + within
-        while left := set(self.processes()) - set(self.processes(*but) if but else ()):
+        while left := self.processes():
             commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:150] for pid in left]
             assert time.monotonic() < deadline, f"orphans: {commands}"
             time.sleep(0.1)

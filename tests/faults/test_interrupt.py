@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,13 @@ Start = Callable[..., Command]
 SLOW_FINETUNING = (*SWEEP, "finetune.epochs=300", "finetune.eval_every=100000")
 SECONDS = 20
 """On a machine that has other work; it takes two or three on a quiet one."""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A temporary directory with a short name: Ray's sockets lie below it."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as folder:
+        yield Path(folder)
 
 
 def test_an_interrupted_sweep_says_so_and_resumes_to_the_same_bits(
@@ -46,7 +54,9 @@ def test_an_interrupt_during_the_start_ends_without_a_traceback(start: Start, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["ctrl-c", "sigterm"]
+    ("number", "group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+    ids=["ctrl-c", "sigterm", "closed terminal"],
 )
 def test_ray_and_mlflow_are_ended_in_order(start: Start, tmp_path: Path, number: signal.Signals, group: bool) -> None:
     folder = tmp_path / "sweep"
@@ -62,8 +72,8 @@ def test_ray_and_mlflow_are_ended_in_order(start: Start, tmp_path: Path, number:
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_leaves_at_once(start: Start, tmp_path: Path) -> None:
-    command = start(tmp_path / "sweep", *SLOW_FINETUNING, "cluster.num_cpus=2", "tracking=none")
+def test_a_second_interrupt_leaves_at_once(start: Start, tmp_path: Path, short: Path) -> None:
+    command = start(tmp_path / "sweep", *SLOW_FINETUNING, "cluster.num_cpus=2", "tracking=none", TMPDIR=str(short))
     command.until_stages(1)
     command.send(signal.SIGINT, group=True)
     with pytest.raises(TimeoutError):
@@ -72,6 +82,7 @@ def test_a_second_interrupt_leaves_at_once(start: Start, tmp_path: Path) -> None
 
     assert command.wait(5) == 130
     command.leaves_nothing(within=2)
+    assert not [*short.glob("pruning-ray-*")]
 
 
 @pytest.mark.slow
