@@ -16,8 +16,8 @@ from typing import Any
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.work_order import Work
-from orchestrator.execution import private_folder
 from orchestrator.execution.perform import DEFAULT_WORK
+from orchestrator.execution.private_folder import PREFIX, private_folder
 
 OBJECT_STORE = 128 * 2**20
 """Bytes of the object store of a Ray of our own: nothing but records passes through it."""
@@ -175,17 +175,17 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
 
             if new := not ray.is_initialized():
                 options: dict[str, Any] = {"address": address.value, "log_to_driver": False}
-                if address.own:
-                    options |= {
-                        "num_cpus": cluster.num_cpus,
-                        "include_dashboard": cluster.dashboard,
-                        "object_store_memory": OBJECT_STORE,
-                        "_temp_dir": stack.enter_context(private_folder.private_folder()),
-                        "_system_config": {"preload_python_modules": _preloaded(work)},
-                    }
                 try:
+                    if address.own:
+                        options |= {
+                            "num_cpus": cluster.num_cpus,
+                            "include_dashboard": cluster.dashboard,
+                            "object_store_memory": OBJECT_STORE,
+                            "_temp_dir": stack.enter_context(private_folder()),
+                            "_system_config": {"preload_python_modules": _preloaded(work)},
+                        }
                     ray.init(logging_level=logging.ERROR, **options)
-                except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     raise address.refused(error) from error
         yield new
 
@@ -203,6 +203,6 @@ def _clusters() -> set[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             program, *arguments = os.fsdecode(path.read_bytes()).split("\0")
-            if os.path.basename(program) == "raylet" and not any(private_folder.PREFIX in each for each in arguments):
+            if os.path.basename(program) == "raylet" and not any(PREFIX in each for each in arguments):
                 found |= {each.partition("=")[2] for each in arguments if each.startswith("--gcs-address=")}
     return found

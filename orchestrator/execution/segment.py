@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -30,6 +31,7 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
             record = order.store.commit(result.record, result.files)
             network = result.network if record.weights_digest == result.record.weights_digest else None
         yield record
+        order = replace(order, attempt=1)  # at the next stage
 
 
 def _standing(order: WorkOrder, index: int) -> StageRecord | None:

@@ -155,6 +155,17 @@ def test_a_killed_driver_takes_its_workers_along_and_the_next_goes_on(root: Path
     assert DirectoryStore(root / "store").finished(done).keys() == done
 
 
+def test_where_no_cluster_answers_the_driver_says_so_soon(root: Path, environment: dict[str, str]) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("0.0.0.0", 0))
+        deaf.listen()
+        begun = time.monotonic()
+        with start_driver(root, environment, cluster={"address": f"127.0.0.1:{deaf.getsockname()[1]}"}) as driver:
+            driver.communicate()
+    assert driver.returncode == 1
+    assert time.monotonic() - begun < 20, "15 on a quiet machine; Ray alone tries for minutes"
+
+
 def _start_node(root: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
     command = [str(Path(sys.executable).parent / "ray"), "start", "--num-cpus=1", "--block", *arguments]
     with (root / "nodes.log").open("ab") as log:
