@@ -83,7 +83,8 @@ class Address:
         said = str(error).strip().splitlines()[0].rstrip(".")
         if self.own:
             return ClusterError(f"Ray could not be started on this machine: {said}.")
-        token = " Its token is needed here too: set RAY_AUTH_MODE=token." if "authenticat" in str(error).lower() else ""
+        unknown = "authenticat" in f"{error} {error.__cause__}".lower()
+        token = " Its token is needed here too: set RAY_AUTH_MODE=token." if unknown else ""
         return ClusterError(
             f"`{self.named}` (={self.value}) names no Ray cluster that this machine can join ({said}).{token} "
             "Name one by host:port, start one with `ray start --head`, or pass cluster.address=local for one of the "
@@ -168,6 +169,8 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
     logging.getLogger("ray").setLevel(logging.ERROR)
     if address.own:
         os.environ.update(lasting())
+    elif address.value == "auto" and (_has_token() or Path("~/.ray/auth_token").expanduser().exists()):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for a cluster that it has found by itself
     with ExitStack() as stack:
         joining = {**ALWAYS, "RAY_ADDRESS": where, **{name: os.environ.get(name, JOINING[name]) for name in JOINING}}
         with environment(while_starting(cluster.thread_count) if address.own else joining):
@@ -185,7 +188,7 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
                             "_system_config": {"preload_python_modules": _preloaded(work)},
                         }
                     ray.init(logging_level=logging.ERROR, **options)
-                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                except Exception as error:  # Ray raises no narrower one where a node does not come up in time
                     raise address.refused(error) from error
         yield new
 

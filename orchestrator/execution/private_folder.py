@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "pruning-ray-"
-LONGEST = 103
-"""Bytes that the path of a socket may have on every system."""
+LONGEST = 103 if sys.platform == "darwin" else 107
+"""Bytes that the path of a socket may have."""
 _SOCKET = "12345678/r/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 PATIENCE = 10.0
 """Seconds within which processes that still write to the folder have ended."""
@@ -30,7 +30,7 @@ PATIENCE = 10.0
 def private_folder() -> Iterator[str]:
     """Give the path of a new folder, in RAY_TMPDIR or the temporary directory, or in /tmp where those are too long.
 
-    Once it is left, or this process is gone, Ray's agents that work in it are killed and it is removed.
+    Once it is left, or this process is gone, what of Ray still writes its output there is killed, and it is removed.
     """
     from orchestrator.execution.interrupts import SPARED  # not for the program
 
@@ -55,10 +55,10 @@ def main(folder: str) -> None:
     sys.stdin.buffer.read()
     deadline = time.monotonic() + PATIENCE
     while os.path.exists(folder) and time.monotonic() < deadline:
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if f"--temp-dir={folder}/".encode() in path.read_bytes():
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+                if os.readlink(process / "fd/1").startswith(f"{folder}/"):
+                    os.kill(int(process.name), signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)
 

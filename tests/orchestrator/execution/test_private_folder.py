@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.cluster import Cluster
 from orchestrator.execution import embedded_ray
 from orchestrator.execution.embedded_ray import Address, ClusterError
 from orchestrator.execution.private_folder import LONGEST, private_folder
@@ -37,6 +38,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The temporary directory, empty; its name is short."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as folder:
         monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
         monkeypatch.setattr("tempfile.tempdir", folder)
         yield Path(folder)
 
@@ -69,8 +71,9 @@ def test_the_folder_is_this_users_alone_and_goes_with_what_works_in_it(base: Pat
     (private,) = base.iterdir()
     assert folder.parent == private
     assert private.stat().st_mode & 0o777 == 0o700
-    agent = lookalike(start, "agent", f"--temp-dir={folder}")
-    other = lookalike(start, "agent", f"--temp-dir={folder.parent}2/r")
+    (folder / "agent.out").write_text("")
+    agent = start("sh", "-c", f"exec >{folder}/agent.out; read forever", executable="/bin/sh")
+    other = start("sh", "-c", f"read forever <{folder}/agent.out; read forever", executable="/bin/sh")
     time.sleep(0.3)
     assert private.exists()
 
@@ -121,3 +124,22 @@ def test_the_cluster_that_runs_here_must_be_one(monkeypatch: pytest.MonkeyPatch,
         f"`cluster.address` (=auto) names no Ray cluster that this machine can join ({said})."
     )
     assert refused.value.exit_status == 2
+
+
+def test_a_token_that_is_missing_is_said() -> None:
+    error = ConnectionError("Failed to connect to Ray cluster at head:6379")
+    error.__cause__ = RuntimeError("Last connection error: Authentication token is missing or incorrect")
+    assert "Its token is needed here too: set RAY_AUTH_MODE=token." in str(Address("head:6379").refused(error))
+
+
+def test_a_temporary_directory_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(embedded_ray, "lasting", dict)
+    monkeypatch.setenv("RAY_TMPDIR", "/gone")
+    with (
+        pytest.raises(ClusterError, match=r"Ray could not be started on this machine: .*No such file"),
+        embedded_ray.connected(Address("local"), Cluster(), ""),
+    ):
+        pass
