@@ -34,11 +34,11 @@ from rich.console import Console
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.cluster import Cluster
-from orchestrator.core.environment import environment
 from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.ray_executor import RayExecutor
+from orchestrator.sweep.environment import environment
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess

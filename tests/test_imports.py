@@ -28,7 +28,10 @@ FLOORS = (
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.sync", "orchestrator.views")
 ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 16, 12, 300
 NOT_COUNTED = {"__init__.py", "py.typed", "conf", "__pycache__"}
-NOUNS = ("errors", "canonical", "file_names", "stage_kinds", "specs", "records", "events", "redact", "work_order")
+NOUNS = (
+    *("errors", "canonical", "file_names", "plain_data", "stage_kinds"),
+    *("specs", "records", "events", "redact", "work_order"),
+)
 """Modules of core that are standard library only."""
 
 

@@ -14,6 +14,10 @@ class StoreError(OrchestratorError):
     """The store cannot be used as asked; the text says why and what to do."""
 
 
+class StageMissing(StoreError):
+    """What a stage starts from was finished, and is damaged or not there any more: it has to be repeated first."""
+
+
 class DataError(OrchestratorError):
     """A data set that is absent, damaged, or not what the configuration says."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from orchestrator.core.errors import StoreError
+from orchestrator.core.plain_data import shown
 
 WEIGHTS = "weights.safetensors"
 """The one file that may be dropped from a finished stage; masks and records stay."""
@@ -19,16 +20,19 @@ RECORD = "record.json"
 METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
 """Files of a report that the parent run also shows as its metrics and its description."""
 
-"""Of a report: what the parent run takes as metrics and as its description."""
-
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
+
+
+def is_component(value: str) -> bool:
+    """Say whether `value` is safe as one part of a path."""
+    return _COMPONENT.fullmatch(value) is not None
 
 
 def component(value: str, argument: str) -> str:
     """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
-    if not _COMPONENT.fullmatch(value):
+    if not is_component(value):
         raise StoreError(
-            f"`{argument}` (={value!r}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
+            f"`{argument}` (={shown(value)}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
             "a sign; rename it"
         )
     return value

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.file_names import MASKS
+from orchestrator.core.plain_data import Count, Fraction, Number, Seconds, Sha256, read_as, shown
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_kinds import KINDS
 
 RECORD_VERSION = 2
 """Raised whenever a record's fields change: a store refuses the versions it does not know."""
@@ -16,18 +20,18 @@ RECORD_VERSION = 2
 class CurvePoint:
     """One point of a training curve: metrics after `step` optimizer steps of this stage, at `time` (Unix seconds)."""
 
-    step: int
-    epoch: float
-    time: float
-    metrics: Mapping[str, float]
+    step: Count
+    epoch: Number
+    time: Seconds
+    metrics: Mapping[str, Number]
 
 
 @dataclass(frozen=True)
 class FileInfo:
     """The digest and the size in bytes of one file of a finished stage."""
 
-    sha256: str
-    bytes: int
+    sha256: Sha256
+    bytes: Count
 
 
 @dataclass(frozen=True)
@@ -41,37 +45,37 @@ class StageRecord:
 
     key: str
     kind: str
-    round: int
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    round: Count
+    before: Mapping[str, Number]
+    after: Mapping[str, Number]
     curve: tuple[CurvePoint, ...]
-    requested_sparsity: float | None
-    sparsity: float
-    tensor_sparsity: Mapping[str, float]
+    requested_sparsity: Fraction | None
+    sparsity: Fraction
+    tensor_sparsity: Mapping[str, Fraction]
     """Qualified parameter name -> fraction of its entries that are masked; every prunable parameter is named."""
-    tensor_sizes: Mapping[str, int]
-    parameters: int
+    tensor_sizes: Mapping[str, Count]
+    parameters: Count
     """All parameters of the network, prunable or not."""
-    macs: int
+    macs: Count
     """Multiply-accumulates of one forward pass of one example, dense."""
-    macs_remaining: float
+    macs_remaining: Number
     """The same, counting only unmasked weights."""
     weights_digest: str
     mask_digest: str
-    steps: int
-    best_step: int
-    started: float
+    steps: Count
+    best_step: Count
+    started: Seconds
     """Unix seconds."""
     started_from: str = ""
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left."""
-    measurements: Mapping[str, float] = field(default_factory=dict)
+    measurements: Mapping[str, Number] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took. Never part of the result."""
     warnings: tuple[str, ...] = ()
     device: str = "cpu"
     host: str = ""
-    attempt: int = 1
+    attempt: Count = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, FileInfo] = field(default_factory=dict)
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -115,15 +119,22 @@ class StageRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the record that `to_json` wrote; raise `OrchestratorError` for a version this code cannot read."""
-        if data.get("version") != RECORD_VERSION:
+        """Rebuild the record that `to_json` wrote.
+
+        Raises:
+            OrchestratorError: this code cannot read the record's version, or does not know its kind of stage
+            ValueError: what it says cannot be; the field is named
+        """
+        if data.get("version") != RECORD_VERSION or data.get("kind") not in tuple(KINDS):
             raise OrchestratorError(
-                f"`version` (={data.get('version')!r}) of a stage record must be {RECORD_VERSION}; "
-                "use the release that wrote it, or another `store.uri`"
+                f"`version` (={shown(data.get('version'))}) of a stage record must be {RECORD_VERSION}, and its `kind` "
+                f"(={shown(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or another "
+                "`store.uri`"
             )
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        values["curve"] = tuple(CurvePoint(**point) for point in data["curve"])
-        values["warnings"] = tuple(data["warnings"])
-        values["files"] = {name: FileInfo(**info) for name, info in data["files"].items()}
-        return cls(**values)
+        record: Self = read_as(cls, data)
+        if record.spec:
+            StageSpec.from_json(record.spec)
+        most = sum(record.tensor_sizes.values()) // 4 + 4096 * (1 + len(record.tensor_sizes))
+        if MASKS in record.files and record.files[MASKS].bytes > most:
+            raise ValueError(f"`files` {MASKS} must be at most {most} bytes, packed as it is")
+        return record

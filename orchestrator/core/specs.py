@@ -12,13 +12,14 @@ from functools import cached_property
 from typing import Any, Self
 
 from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import Count, Sha256, read_as, shown
 from orchestrator.core.stage_kinds import KINDS
 
 SPEC_VERSION = 2
 """Raised whenever the same fields come to mean other work: every older stage is then another stage."""
 
-Key = str
-"""The content address of a stage: 64 hex digits."""
+Key = Sha256
+"""The content address of a stage."""
 
 NETWORK = "network"
 """The role of the input whose live weights a stage goes on from."""
@@ -73,8 +74,19 @@ class StageSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the spec that `to_json` wrote."""
-        return cls(data["kind"], data["fields"], data["inputs"], tuple(data["starts_from"]))
+        """Rebuild the spec that `to_json` wrote; raise ValueError for one that cannot be."""
+        spec: Self = read_as(cls, {**data, "location": {}})
+        read_as(_Fields, spec.fields)
+        if spec.kind not in KINDS:
+            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {shown(spec.kind)}")
+        return spec
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """What code reads of any stage's fields."""
+
+    round: Count = 0
 
 
 def identity_of(spec: StageSpec, identities: Mapping[Key, str]) -> str:
@@ -180,14 +192,24 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the plan that `to_json` wrote, under the keys that it had then."""
-        return cls(
-            stages={key: StageSpec.from_json(spec) for key, spec in data["stages"]},
-            trials=tuple(
-                TrialSpec(**{**trial, "overrides": tuple(trial["overrides"]), "stages": tuple(trial["stages"])})
-                for trial in data["trials"]
-            ),
-        )
+        """Rebuild the plan that `to_json` wrote, under the keys that it had then.
+
+        Raises:
+            ValueError: it names stages that it lacks, or that come later, or is no plan at all; the fault is named
+        """
+        stages: dict[Key, StageSpec] = {}
+        try:
+            for key, spec in data["stages"]:
+                stages[read_as(Key, key)] = read = StageSpec.from_json(spec)
+                if late := [needed for needed in read.inputs.values() if needed not in stages or needed == key]:
+                    raise ValueError(f"stage {key} needs {late[0]}, which does not stand before it")
+            trials = tuple(read_as(TrialSpec, trial) for trial in data["trials"])
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"it holds no plan ({error})") from None
+        for trial in trials:
+            if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages)):
+                raise ValueError(f"trial {shown(trial.name)} has stages that the plan lacks")
+        return cls(stages, trials)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Key
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import Run, WorkOrder
+from orchestrator.core.work_order import Result, Run, WorkOrder
 from orchestrator.execution.perform import resolve
 
 
@@ -21,17 +22,29 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
     """
     network: object = None
     repeats = bool(order.store.finished([spec.key for spec in order.specs]))
-    for index, spec in enumerate(order.specs):
+    for index in range(len(order.specs)):
         if repeats and (record := _standing(order, index)) is not None:
             network = None
         else:
-            inputs = {} if network is None else {NETWORK: network}
-            run: Run = resolve(KINDS[spec.kind].run)
-            result = run(spec, inputs, order)
+            result = _result(order, index, {} if network is None else {NETWORK: network})
             record = order.store.commit(result.record, result.files)
             network = result.network if record.weights_digest == result.record.weights_digest else None
         yield record
         order = replace(order, attempt=1)  # at the next stage
+
+
+def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Result:
+    """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first."""
+    spec, above = order.specs[index], (*order.lineage, *order.specs[:index])
+    run: Run = resolve(KINDS[spec.kind].run)
+    try:
+        return run(spec, inputs, order)
+    except StageMissing:
+        if not above:
+            raise
+        repeated = _result(replace(order, specs=above[-1:], lineage=above[:-1]), 0, {})
+        order.store.commit(repeated.record, repeated.files)
+        return run(spec, inputs, order)
 
 
 def _standing(order: WorkOrder, index: int) -> StageRecord | None:

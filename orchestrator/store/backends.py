@@ -1,6 +1,7 @@
 """What a store asks of the place where its bytes lie, and how the ways in which it fails are said.
 
-Paths are relative to the store's root, with `/`, and made of components that `component` has checked.
+Paths are relative to the store's root, with `/`. A store may be somebody else's: in a directory no verb follows a link
+or leaves the root, and what is no regular file is not there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from orchestrator.core.errors import StoreError
+from orchestrator.core.plain_data import MOST_BYTES
 from orchestrator.core.records import FileInfo
 from orchestrator.core.redact import redact
 from orchestrator.core.work_order import FileWriter
@@ -42,8 +44,8 @@ class Backend(Protocol):
         """Whether every verb costs a request, and a folder cannot be published in one stroke."""
         ...
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a small file."""
+    def read(self, path: str, most: int = MOST_BYTES) -> bytes:
+        """Return the content of a small file; `most` is how many bytes it may have in a directory."""
         ...
 
     def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:

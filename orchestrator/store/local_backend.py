@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import RECORD
+from orchestrator.core.plain_data import MOST_BYTES
 from orchestrator.core.records import FileInfo
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Entry, Seal, describe, explained, write_hashed
@@ -25,18 +26,21 @@ class LocalBackend:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self._real_root = os.path.join(os.path.realpath(root), "")
 
-    def read(self, path: str) -> bytes:
-        with self._opened(path) as file:
-            return file.read()
+    def read(self, path: str, most: int = MOST_BYTES) -> bytes:
+        with explained(self.root, f"read {path}"):
+            full, found = self._file(path)
+            if found > most:
+                raise StoreError(f"`store.uri` (={self.root}): {path} has {found} bytes, which is more than {most}")
+            with open(full, "rb") as file:
+                return file.read()
 
     def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:
         del expected
         return Path(self._full(path)), self.describe(path)
 
     def describe(self, path: str) -> FileInfo:
-        with self._opened(path) as file:
+        with explained(self.root, f"read {path}"), open(self._file(path)[0], "rb") as file:
             return describe(file)
 
     def write(self, path: str, data: bytes) -> None:
@@ -54,6 +58,9 @@ class LocalBackend:
             try:
                 os.link(aside, self._full(path))
             except FileExistsError:
+                with suppress(FileNotFoundError):
+                    if not stat.S_ISREG(os.lstat(self._full(path)).st_mode):
+                        raise StoreError(f"`store.uri` (={self.root}): {path} is no regular file; remove it") from None
                 return False
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
@@ -91,19 +98,19 @@ class LocalBackend:
 
     def size(self, path: str) -> int:
         with explained(self.root, f"look at {path}"):
-            return os.stat(self._full(path)).st_size
+            return self._file(path)[1]
 
     def names(self, folder: str) -> list[str]:
         with explained(self.root, f"list {folder}"):
             try:
-                return sorted(os.listdir(self._full(folder)))
+                return sorted(os.listdir(self._folder(folder)))
             except FileNotFoundError:
                 return []
 
     def move(self, folder: str, target: str) -> None:
         with explained(self.root, f"move {folder} to {target}"), suppress(FileNotFoundError):
             os.makedirs(os.path.dirname(self._full(target)), exist_ok=True)
-            os.rename(self._full(folder), self._full(target))
+            os.rename(self._folder(folder), self._folder(target))
 
     def remove(self, path: str) -> None:
         with explained(self.root, f"remove {path}"), suppress(FileNotFoundError):
@@ -113,27 +120,48 @@ class LocalBackend:
         gone = f"tmp/{uuid.uuid4().hex}"
         self.move(folder, gone)  # at once for every reader, however many files there are
         with explained(self.root, f"remove {folder}"), suppress(FileNotFoundError):
-            shutil.rmtree(self._full(gone))
+            full = self._folder(gone)
+            shutil.rmtree(full) if os.path.isdir(full) else os.unlink(full)
 
     def entries(self) -> Iterator[Entry]:
-        for directory, _, names in os.walk(self.root):
-            for name in names:
-                full = os.path.join(directory, name)
-                with suppress(FileNotFoundError):
-                    info = os.lstat(full)
-                    yield Entry(os.path.relpath(full, self.root), info.st_size, info.st_mtime)
+        pending = [""]
+        while pending:
+            folder = pending.pop()
+            with suppress(FileNotFoundError), explained(self.root, f"list {folder}"):
+                for found in list(os.scandir(self._folder(folder))):
+                    path = f"{folder}/{found.name}" if folder else found.name
+                    if found.is_dir(follow_symlinks=False):
+                        pending.append(path)
+                    elif found.is_file(follow_symlinks=False):
+                        with suppress(FileNotFoundError):
+                            info = found.stat(follow_symlinks=False)
+                            yield Entry(path, info.st_size, info.st_mtime)
 
     def _full(self, path: str) -> str:
-        return os.path.join(self.root, path)
+        """Return where a path of the store lies; raise StoreError for one that leads out, or through a link."""
+        folder, _, name = path.rpartition("/")
+        return f"{self._folder(folder)}/{self._part(path, name)}"
 
-    @contextmanager
-    def _opened(self, path: str) -> Iterator[BinaryIO]:
-        full = self._full(path)
-        with explained(self.root, f"read {path}"):
-            if not os.path.realpath(full).startswith(self._real_root):
-                raise StoreError(f"`store.uri` (={self.root}): {path} is a link that leaves the store; remove it")
-            with open(full, "rb") as file:
-                yield file
+    def _folder(self, path: str) -> str:
+        """Return where a folder of the store lies, "" for the root; raise StoreError as `_full` does."""
+        full = self.root
+        for part in path.split("/") if path else ():
+            full = f"{full}/{self._part(path, part)}"
+            if os.path.islink(full):
+                raise StoreError(f"`store.uri` (={self.root}): {full} is a link, and a store holds none; remove it")
+        return full
+
+    def _part(self, path: str, part: str) -> str:
+        if part in ("", ".", "..") or "\0" in part:
+            raise StoreError(f"`store.uri` (={self.root}): {path!r} is no path of a store")
+        return part
+
+    def _file(self, path: str) -> tuple[str, int]:
+        """Return where a file lies and its size; what is no regular file counts as missing."""
+        info = os.lstat(full := self._full(path))
+        if not stat.S_ISREG(info.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "no regular file", path)
+        return full, info.st_size
 
     @contextmanager
     def _aside(self, path: str) -> Iterator[str]:

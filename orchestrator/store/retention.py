@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.store.stages import StageDamaged
+from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
@@ -80,8 +80,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     """
     store = replace(store, read_only=dry_run)
     entries = list(store.backend.entries())
-    keys = {path.split("/")[1] for entry in entries if (path := entry.path).startswith("stages/")}
-    commits = store.stages.all_standing(keys)
+    commits = store.stages.all_standing(store.stages.known())
     records = {key: commit.record for key, commit in commits.items()}
     idle, damages = set(), list[str]()
     if store.keep != "all":
@@ -146,10 +145,10 @@ def _remove(store: Store, path: str) -> None:
 def verify(store: Store) -> list[str]:
     """Read every file of every stage; return a sentence for each damaged stage, all of which are then set aside."""
     damages = []
-    for key in store.backend.names("stages"):
+    for key in store.stages.known():
         try:
             store.stages.check(key)
-        except StageDamaged as error:
+        except StoreError as error:
             damages.append(str(error))
     return damages
 
@@ -159,12 +158,9 @@ def saved_plans(store: Store) -> tuple[list[Plan], list[str]]:
     plans, damages = [], []
     for name in store.sweeps():
         try:
-            info = store.load_sweep(name)
-        except StoreError as error:
+            plans.append(saved_sweep.plan_of(store, name))
+        except OrchestratorError as error:
             damages.append(str(error))
-            continue
-        if "plan" in info:
-            plans.append(Plan.from_json(info["plan"]))
     return plans, damages
 
 

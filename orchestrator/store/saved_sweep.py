@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
+from orchestrator.core.plain_data import Fraction, read_as, shown
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan
@@ -27,6 +28,30 @@ class SavedSweep:
     plan: Plan
     records: Mapping[str, StageRecord] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What `manifest` made, as it must be to be read."""
+
+    config: Mapping[str, Any]
+    command: str
+    environment: Mapping[str, str]
+    plan: Mapping[str, Any]
+    failures: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Compare:
+    margin: Fraction = 0.0
+
+
+@dataclass(frozen=True)
+class _Config:
+    """What is read of a trial's configuration by name."""
+
+    seed: int = 0
+    compare: _Compare = field(default_factory=_Compare)
 
 
 def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -51,9 +76,27 @@ def load(store: Store, name: str) -> SavedSweep:
     data = store.load_sweep(name)
     if data.get("format") != FORMAT:
         raise OrchestratorError(
-            f"the sweep {name!r} was saved in format {data.get('format')!r}, this release reads {FORMAT}; "
+            f"the sweep {name!r} was saved in format {shown(data.get('format'))}, this release reads {FORMAT}; "
             "use the release that wrote it, or run the sweep again: finished stages are kept"
         )
-    plan = Plan.from_json(data["plan"])
-    info = SweepInfo(name, data["config"], data["command"], data["environment"])
-    return SavedSweep(info, plan, store.finished(plan.stages), data["failures"])
+    with store.reading_sweep(name):
+        saved: _Manifest = read_as(_Manifest, data)
+        plan = Plan.from_json(saved.plan)
+        for trial in plan.trials:
+            read_as(_Config, trial.config)
+    info = SweepInfo(name, saved.config, saved.command, saved.environment)
+    records = store.finished(plan.stages)
+    return SavedSweep(info, plan, records, {**_set_aside(store, plan, records), **saved.failures})
+
+
+def plan_of(store: Store, name: str) -> Plan:
+    """Return the plan of the sweep saved as `name`; raise StoreError where it cannot be read."""
+    with store.reading_sweep(name):
+        return Plan.from_json(store.load_sweep(name).get("plan", {}))
+
+
+def _set_aside(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, str]:
+    """Return a reason for each stage of a plan that is not there because it was found damaged."""
+    damaged = {name.rpartition("-")[0] for name in store.backend.names("quarantine")}
+    reason = "it was damaged, and set aside in the store's quarantine/; run the sweep again to repeat it"
+    return {key: reason for key in plan.stages if key in damaged and key not in records}

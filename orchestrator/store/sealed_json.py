@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.canonical import digest
+from orchestrator.core.plain_data import parse_json, refuse_large
 
 _OPENING = b'{"sha256":"'
 _BODY = len(_OPENING) + 64 + len(b'",')
@@ -18,23 +19,25 @@ def seal(data: Mapping[str, Any]) -> bytes:
     sha256 = SHA-256(JSON of data, its order kept, without spaces)
 
     Raises:
-        ValueError: `data` holds NaN or an infinity, which JSON cannot carry
+        ValueError: `data` holds NaN or an infinity, which JSON cannot carry, or is too large to be read again
     """
-    body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return _OPENING + digest(body).encode() + b'",' + body[1:].encode()
+    body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    refuse_large(body)
+    return _OPENING + digest(body).encode() + b'",' + body[1:]
 
 
 def unseal(content: bytes) -> dict[str, Any]:
     """Return what `seal` was given.
 
     Raises:
-        ValueError: the content is not what was sealed; the message gives the digest expected and the one found
+        ValueError: the content is not what was sealed (the message gives the digest expected and the one found), or
+            beyond the bounds of `parse_json`
     """
-    if not content.startswith(_OPENING) or len(content) <= _BODY:
+    expected = content[len(_OPENING) : len(_OPENING) + 64].decode(errors="replace")
+    if not content.startswith(_OPENING) or len(content) <= _BODY or not expected.isalnum():
         raise ValueError(f"expected a sealed JSON file, found {len(content)} other bytes")
     body = b"{" + content[_BODY:]
-    expected, found = content[len(_OPENING) : len(_OPENING) + 64].decode(errors="replace"), digest(body)
-    if expected != found or content[_BODY - 2 : _BODY] != b'",':
+    if expected != (found := digest(body)) or content[_BODY - 2 : _BODY] != b'",':
         raise ValueError(f"expected SHA-256 {expected}, found {found}")
-    data: dict[str, Any] = json.loads(body)
+    data: dict[str, Any] = parse_json(body)
     return data

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.core.canonical import canonical_json, digest
-from orchestrator.core.errors import OrchestratorError, StoreError
-from orchestrator.core.file_names import RECORD, WEIGHTS, component
+from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
+from orchestrator.core.file_names import RECORD, WEIGHTS, component, is_component
+from orchestrator.core.plain_data import read_as, shown
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class StageDamaged(StoreError):
+class StageDamaged(StageMissing):
     """A file of a finished stage is not what its record says; the stage was set aside, so the next run repeats it."""
 
 
@@ -69,6 +70,10 @@ class Stages:
             _log.warning("%s", error)
             return None
 
+    def known(self) -> list[str]:
+        """Return the keys of all stages that may be committed; a folder of another name is none of ours."""
+        return [name for name in self._backend.names("stages") if is_component(name)]
+
     def all_standing(self, keys: Iterable[str]) -> dict[str, Commit]:
         """Return `standing` of many keys, those that have one."""
         found = self._each(self.standing, dict.fromkeys(keys))
@@ -97,8 +102,8 @@ class Stages:
     def read(self, key: str, name: str) -> bytes:
         """Return a small file of a finished stage, its digest checked."""
 
-        def read(path: str, _: FileInfo) -> tuple[bytes, FileInfo]:
-            data = self._backend.read(path)
+        def read(path: str, info: FileInfo) -> tuple[bytes, FileInfo]:
+            data = self._backend.read(path, info.bytes)
             return data, FileInfo(digest(data), len(data))
 
         return self._verified(key, name, read)
@@ -110,6 +115,8 @@ class Stages:
     def check(self, key: str) -> None:
         """Read every file of a stage; raise StageDamaged for the first that is damaged."""
         commit = self._examine(key)
+        if commit is None and not self._backend.remote:  # where a stage is published with its record
+            raise self._damaged(key, RECORD, "found no such file")
         for name in commit.record.files if commit else ():
             self._verified(key, name, lambda path, _: (None, self._backend.describe(path)))
 
@@ -118,12 +125,12 @@ class Stages:
         _check_name(name)
         commit = self._examine(key)
         if commit is None:
-            raise StoreError(f"{self._name}: stage {key} is not finished; run its sweep again")
+            raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again")
         if name not in commit.record.files:
             remedy = (
                 "its weights were dropped; a run that needs them repeats it" if name == WEIGHTS else "there is none"
             )
-            raise StoreError(f"{self._name}: no {name} in stage {key}: {remedy}")
+            raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}")
         expected = commit.record.files[name]
         try:
             content, info = get(commit.path(name), expected)
@@ -186,9 +193,13 @@ class Stages:
 
     def _sealed(self, commit: Commit) -> bytes:
         try:
-            return seal({"attempt": commit.attempt, "record": commit.record.to_json()})
+            content = seal({"attempt": commit.attempt, "record": commit.record.to_json()})
+            _parse(content, commit.key)
         except ValueError as error:
-            raise StoreError(f"the record of stage {commit.key} holds NaN or an infinity ({error})") from error
+            raise StoreError(
+                f"the record of stage {commit.key} holds NaN, an infinity or what no record can say: {error}"
+            ) from error
+        return content
 
     def _examine(self, key: str) -> Commit | None:
         """Return what is committed, or None; raise StageDamaged, once it is set aside, for what is damaged."""
@@ -198,7 +209,7 @@ class Stages:
             return None
         try:
             commit = _parse(content, key)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise self._damaged(key, RECORD, str(error)) from None
         except OrchestratorError as error:
             raise StoreError(f"{self._name}: {folder_of(key)}/{RECORD}: {error}") from None
@@ -246,11 +257,19 @@ def folder_of(key: str) -> str:
     return f"stages/{component(key, 'key')}"
 
 
+@dataclass(frozen=True)
+class _Sealed:
+    """The content of a record's file."""
+
+    record: Mapping[str, Any]
+    attempt: str
+
+
 def _parse(content: bytes, key: str) -> Commit:
-    data = unseal(content)
-    record, attempt = StageRecord.from_json(data["record"]), data["attempt"]
+    sealed: _Sealed = read_as(_Sealed, unseal(content))
+    record, attempt = StageRecord.from_json(sealed.record), sealed.attempt
     if record.key != key:
-        raise ValueError(f"expected the record of this stage, found that of {record.key}")
+        raise ValueError(f"expected the record of this stage, found that of {shown(record.key)}")
     try:
         for name in (*record.files, *([attempt] if attempt else [])):
             _check_name(name)

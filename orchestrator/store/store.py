@@ -13,20 +13,19 @@ Nothing is ever unpickled, and no name from a plan or a record leads out of the 
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import StoreError
-from orchestrator.core.file_names import WEIGHTS, component
+from orchestrator.core.file_names import WEIGHTS, component, is_component
+from orchestrator.core.plain_data import parse_json, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
@@ -80,15 +79,33 @@ class Store:
         """The place behind `uri`, once its layout is known to be ours."""
         backend: Backend = ObjectBackend(self.uri, self.options) if "://" in self.uri else LocalBackend(self.uri)
         try:
-            found = json.loads(backend.read("store.json"))
+            found = read_as(_Layout, parse_json(backend.read("store.json")))
         except FileNotFoundError:
             return backend
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            remedy = "use the release that wrote it, or another `store.uri`"
-            raise StoreError(f"{self._name}: store.json is not of format {FORMAT}; {remedy}")
+        except ValueError as error:
+            raise StoreError(
+                f"{self._name}: store.json is damaged: {error}. It holds nothing but the layout: if this release wrote "
+                f"the store, write {_LAYOUT} to it; `python -m orchestrator.store verify` then checks all else"
+            ) from None
+        if found.format != FORMAT:
+            raise StoreError(
+                f"{self._name}: store.json is of format {found.format}, and this release reads {FORMAT}; use the "
+                "release that wrote it, or another `store.uri`"
+            )
         return backend
+
+    def opened(self, exists: bool = False) -> Self:
+        """Return the store once its layout is known to be ours.
+
+        Args:
+            exists: refuse one in which nothing was ever written
+
+        Raises:
+            StoreError: it is damaged or of another layout, cannot be read, or is not there
+        """
+        if not self.backend.names("") and exists:
+            raise StoreError(f"{self._name} is not there, or empty; pass the `store.uri` of the sweep")
+        return self
 
     @cached_property
     def stages(self) -> Stages:
@@ -144,7 +161,7 @@ class Store:
         Raises:
             StoreError: the store is full, read-only or away, or a name leaves the stage; nothing is committed then
         """
-        self._mark()
+        self.mark()
         return self.stages.commit(record, files)
 
     def read(self, key: str, name: str) -> bytes:
@@ -178,7 +195,7 @@ class Store:
 
     def save_sweep(self, name: str, info: Mapping[str, Any]) -> None:
         """Save what a sweep was (plain data: command, config, plan, ...), replacing what was saved under that name."""
-        self._mark()
+        self.mark()
         self.backend.write(_sweep_path(name), seal({"name": name, **info}))
 
     def load_sweep(self, name: str) -> dict[str, Any]:
@@ -188,10 +205,17 @@ class Store:
             StoreError: there is no such sweep (the message names those there are), or its file is damaged
         """
         try:
-            return unseal(self.backend.read(_sweep_path(name)))
+            with self.reading_sweep(name):
+                return unseal(self.backend.read(_sweep_path(name)))
         except FileNotFoundError:
             known = ", ".join(self.sweeps()) or "none"
             raise StoreError(f"{self._name} holds no sweep {name!r}; it holds: {known}") from None
+
+    @contextmanager
+    def reading_sweep(self, name: str) -> Iterator[None]:
+        """Say of a ValueError that the sweep's file is damaged, and what to do."""
+        try:
+            yield
         except ValueError as error:
             raise StoreError(
                 f"{self._name}: {_sweep_path(name)} is damaged: {error}. Remove it and run the sweep again: "
@@ -200,7 +224,8 @@ class Store:
 
     def sweeps(self) -> list[str]:
         """Return the names of the saved sweeps, sorted."""
-        return [name.removesuffix(".json") for name in self.backend.names("sweeps") if name.endswith(".json")]
+        names = [name.removesuffix(".json") for name in self.backend.names("sweeps") if name.endswith(".json")]
+        return [name for name in names if is_component(name)]
 
     def preflights(self) -> set[str]:
         """Return the keys that `save_preflights` was given."""
@@ -208,41 +233,9 @@ class Store:
 
     def save_preflights(self, keys: Iterable[str]) -> None:
         """Remember what was found to run, so that it is not tried again."""
-        self._mark()
+        self.mark()
         for key in keys:
             self.backend.write(f"preflights/{component(key, 'key')}", seal({"passed": time.time()}))
-
-    def write_probe(self, token: str) -> None:
-        """On the driver: write what every node must then find with `probe`."""
-        self._mark()
-        self.backend.write(_probe_path(token), token.encode())
-
-    def probe(self, token: str) -> None:
-        """On a node: prove that this node sees what the driver wrote, and can write.
-
-        Raises:
-            StoreError: it does not; the message names the node and what to set
-        """
-        host = socket.gethostname()
-        try:
-            seen = self.backend.read(_probe_path(token)) == token.encode()
-            if seen:
-                answer = f"{_probe_path(token)}.{uuid.uuid4().hex}"
-                self.backend.write(answer, host.encode())
-                self.backend.remove(answer)
-        except FileNotFoundError:
-            seen = False
-        except StoreError as error:
-            raise StoreError(f"node {host}: {error}") from error
-        if not seen:
-            raise StoreError(
-                f"node {host} does not see `store.uri` (={redact(self.uri)}) as the driver does; set `store.uri` to a "
-                "directory that every node mounts at the same path, or to an object store (s3://bucket/prefix)"
-            )
-
-    def remove_probe(self, token: str) -> None:
-        """On the driver: remove what `write_probe` wrote."""
-        self.backend.remove(_probe_path(token))
 
     @property
     def _name(self) -> str:
@@ -250,11 +243,21 @@ class Store:
 
     @cached_property
     def _marked(self) -> bool:
-        return self.backend.create("store.json", canonical_json({"format": FORMAT}).encode())
+        return self.backend.create("store.json", _LAYOUT.encode())
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """Make sure that the store says which layout it has, once a process."""
         _ = self._marked
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The content of store.json."""
+
+    format: int
+
+
+_LAYOUT = canonical_json({"format": FORMAT})
 
 
 def _follows(record: StageRecord, above: Mapping[Key, StageRecord]) -> bool:
@@ -276,7 +279,3 @@ def _absolute(uri: str) -> str:
 
 def _sweep_path(name: str) -> str:
     return f"sweeps/{component(name, 'name')}.json"
-
-
-def _probe_path(token: str) -> str:
-    return f"probes/{component(token, 'token')}"

@@ -21,7 +21,6 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
 from orchestrator.config.tracking_uri import resolve_uri, ui_hint
 from orchestrator.core.canonical import canonical_json, digest
-from orchestrator.core.environment import environment
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.file_names import WEIGHTS
@@ -38,6 +37,7 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
+from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.sweep.preflight import preflight
 from orchestrator.views.report import drawing
@@ -66,7 +66,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         if refused := "\n".join(filter(None, impossible)):
             raise ConfigError(refused)
         info = _info(plan, config, preset)
-        store = Store(**config["store"], read_only=config["dry_run"])
+        store = Store(**config["store"], read_only=config["dry_run"]).opened()
         if config["dry_run"]:
             finished = store.resumable(plan)
             if not config["cluster"]["gpus_per_trial"]:  # which there need not be here

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import orchestrator
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
@@ -87,7 +87,7 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     key = str(spec.parent)
     record = order.store.finished([key]).get(key)
     if record is None:
-        raise OrchestratorError(f"stage {key[:12]} is not in the store any more; run the sweep again.")
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
     lineage = (*order.lineage, *order.specs)
     network = built(lineage[0], spec, order)
     load_state(network.model, order.store.fetch(key, WEIGHTS))

@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
+from orchestrator.core.errors import StoreError
 from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Job
 from orchestrator.core.work_order import FileWriter
@@ -129,6 +130,20 @@ def test_a_store_where_a_file_lies_is_refused(start: Callable[..., Command], tmp
     (tmp_path / "file").write_text("mine")
     command = start(tmp_path / "sweep", *SWEEP, "cluster=inline", "tracking=none", f"store.uri={tmp_path / 'file'}")
 
-    assert command.wait() == 1
+    assert command.wait() == 2
     assert "a part of that path is a file, not a directory" in command.stderr
     assert "Traceback" not in command.stderr
+
+
+def test_a_damaged_layout_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.json").write_text("{")
+
+    with pytest.raises(StoreError, match=r'store\.json is damaged: .*write \{"format":1\} to it') as refused:
+        run(tmp_path, monkeypatch)
+    assert refused.value.exit_status == 2
+
+    (tmp_path / "store" / "store.json").write_text('{"format":1}')
+    assert run(tmp_path, monkeypatch).status == "finished"

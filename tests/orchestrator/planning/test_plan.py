@@ -196,7 +196,8 @@ def test_every_input_is_in_the_key_by_its_role_and_what_only_saves_work_is_not()
 
     assert len(keys) == 5
     assert StageSpec("round", fields, {"network": "x"}, starts_from=("z",)).key in keys
-    spec = StageSpec("round", fields, {"network": "x", "teacher": "y"}, starts_from=("z",))
+    one, other, third = ("1" * 64, "2" * 64, "3" * 64)
+    spec = StageSpec("round", fields, {"network": one, "teacher": other}, starts_from=(third,))
     assert StageSpec.from_json(json.loads(json.dumps(spec.to_json()))).to_json() == spec.to_json()
 
 

@@ -13,6 +13,7 @@ from store_cases import FILES, Content, altered, chain, fresh, key_of, record_fo
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
+from orchestrator.store.probe import Probe, probing
 from orchestrator.store.sealed_json import seal
 from orchestrator.store.stages import StageDamaged
 from orchestrator.store.store import Store
@@ -138,9 +139,15 @@ def test_a_record_of_another_version_is_refused_and_left_alone(store: Store, ver
 
 def test_a_store_of_another_format_is_refused(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
-    for content in (b'{"format": 2}', b"[]", b"\xff"):
+    for content, said in [
+        (b'{"format": 2}', r"store\.json is of format 2, and this release reads 1; use the release"),
+        (b"[]", r"store\.json is damaged: must be an object.*write \{\"format\":1\} to it"),
+        (b"\xff", r"store\.json is damaged"),
+        (b"[" * 10_000, r"store\.json is damaged: it is nested too deeply"),
+        (b'{"format": %s}' % (b"9" * 4000), r"store\.json is damaged: an integer has 4000 digits"),
+    ]:
         store.backend.write("store.json", content)
-        with pytest.raises(StoreError, match="not of format 1"):
+        with pytest.raises(StoreError, match=said):
             fresh(store).finished([KEY])
 
 
@@ -165,7 +172,7 @@ def test_keys_that_leave_the_store_are_refused(store: Store, key: str) -> None:
         lambda: store.discard(key),
         lambda: store.save_sweep(key, {}),
         lambda: store.load_sweep(key),
-        lambda: store.probe(key),
+        lambda: Probe(store, key)(),
         lambda: store.leases().acquire(key),
     ):
         with pytest.raises(StoreError, match=r"`(key|name|token)`"):
@@ -266,14 +273,13 @@ def test_sweeps_are_saved_and_rebuilt(store: Store) -> None:
 
 
 def test_a_probe_is_seen_where_the_store_is_the_same(store: Store, tmp_path: Path) -> None:
-    store.write_probe("t1")
-    fresh(store).probe("t1")
-    assert store.backend.names("probes") == ["t1"]
-    with pytest.raises(StoreError, match=r"^node \S+ does not see `store.uri`.*; set `store.uri` to"):
-        Store(str(tmp_path / "elsewhere")).probe("t1")
-    store.remove_probe("t1")
+    with probing(store) as probe:
+        Probe(fresh(store), probe.token)()
+        assert store.backend.names("probes") == [probe.token]
+        with pytest.raises(StoreError, match=r"^node \S+ does not see `store.uri`.*; set `store.uri` to"):
+            Probe(Store(str(tmp_path / "elsewhere")), probe.token)()
     with pytest.raises(StoreError, match="does not see"):
-        store.probe("t1")
+        probe()
 
 
 def test_records_are_plain_json_that_keeps_the_order_of_layers(store: Store) -> None:

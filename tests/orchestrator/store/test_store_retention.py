@@ -84,7 +84,6 @@ def test_every_saved_sweep_counts(store: Store) -> None:
     for spec in specs:
         store.commit(record_for(spec), FILES)
     store.save_sweep("later", {"plan": plan_of([*specs[:2], *later]).to_json()})
-    store.save_sweep("planless", {})
     prune(store, [plan_of(specs)])
     assert with_weights(store, specs) == [True, True, False, True]
 

@@ -180,6 +180,27 @@ def test_a_repeated_stage_of_other_bits_has_what_started_from_it_repeated(
     assert store.finished([spec.key for spec in specs]).keys() == {spec.key for spec in specs}
 
 
+@pytest.mark.parametrize("loss", ["damaged", "gone", "weights dropped"])
+def test_what_a_stage_starts_from_is_repeated_at_once_where_it_is_lost(store: Store, loss: str) -> None:
+    specs = chain(0.3, 0.6)
+    records = run(store, specs)
+    for record in records:
+        if loss == "damaged":
+            Path(store.uri, "stages", record.key, "weights.safetensors").write_bytes(
+                bytes(record.files["weights.safetensors"].bytes)
+            )
+        elif loss == "gone":
+            store.discard(record.key)
+    store.drop_weights([record.key for record in records] if loss == "weights dropped" else [])
+    store.discard(specs[2].key)
+
+    (healed,) = run_segment(WorkOrder(specs[2:], store, lineage=specs[:2]))
+
+    assert healed.result() == records[2].result()
+    found = store.finished([spec.key for spec in specs])
+    assert [found[record.key].result() for record in records] == [record.result() for record in records]
+
+
 def test_a_worker_whose_commit_came_second_goes_on_from_the_weights_that_stand(store: Store, tmp_path: Path) -> None:
     ours, theirs = chain(0.5), chain(0.5, seed=7)
     (standing,) = run(Store(str(tmp_path / "other")), theirs[:1])

@@ -62,7 +62,7 @@ def loaded(*arguments):  # the first that is done with a restored network
     print(json.dumps([committing, most - held()]))
     sys.exit()
 
-store.write_probe("warm")
+store.mark()
 loop.fit, stages.evaluate, rounds.prune_round = lambda *a, **b: loop.FitResult((), 0, 0), evaluate, loaded
 threading.Thread(target=watch, daemon=True).start()
 list(run_segment(WorkOrder(specs=(dense,), store=store)))

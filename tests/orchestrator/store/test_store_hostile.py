@@ -1,0 +1,213 @@
+"""A store may be somebody else's: no verb leaves it or follows a link; what cannot be is refused where it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_plan, sweep_info
+from store_cases import FILES, key_of, record_of
+
+from orchestrator.core.errors import OrchestratorError, StoreError
+from orchestrator.core.plain_data import DEEPEST, parse_json
+from orchestrator.core.specs import Plan
+from orchestrator.store import saved_sweep
+from orchestrator.store.retention import prune, verify
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.sealed_json import seal
+from orchestrator.store.store import Store
+
+KEY = key_of(0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(str(tmp_path / "store"))
+    store.commit(record_of(KEY), FILES)
+    plan = make_plan(["l1_unstructured"], [0.5], [0])
+    store.save_sweep("mine", manifest(sweep_info(), plan))
+    return store
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder beside the store that looks like a part of one, old enough to be taken for a leftover."""
+    folder = tmp_path / "outside"
+    (folder / KEY).mkdir(parents=True)
+    for path in (folder / "kept", folder / KEY / "kept"):
+        path.write_text("precious")
+        os.utime(path, (0, 0))
+    return folder
+
+
+VERBS: dict[str, Callable[[Store], object]] = {
+    "verify": verify,
+    "prune": prune,
+    "finished": lambda store: store.finished([KEY]),
+    "commit": lambda store: store.commit(record_of(KEY), FILES),
+    "discard": lambda store: store.discard(KEY),
+    "save": lambda store: store.save_sweep("mine", {}),
+    "load": lambda store: saved_sweep.load(store, "mine"),
+    "lease": lambda store: store.leases().acquire(KEY),
+    "quarantine": lambda store: [
+        store.backend.remove_folder(f"quarantine/{name}") for name in store.backend.names("quarantine")
+    ],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "link", ["stages", f"stages/{KEY}", "sweeps", "quarantine", "quarantine/x", "tmp", "leases", "leases/stages"]
+)
+def test_no_verb_follows_a_link(store: Store, outside: Path, link: str, verb: str) -> None:
+    path = Path(store.uri, link)
+    if path.exists():
+        path.rename(outside.parent / "moved")
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(outside)
+    Path(store.uri, "stages", KEY, "weights.safetensors").unlink(missing_ok=True)  # so that it is to be set aside
+
+    with suppress(StoreError):
+        VERBS[verb](store)
+
+    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == [KEY, f"{KEY}/kept", "kept"]
+    assert (outside / "kept").read_text() == (outside / KEY / "kept").read_text() == "precious"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "path", ["store.json", "sweeps/mine.json", f"stages/{KEY}/record.json", f"leases/stages/{KEY}", "quarantine/x"]
+)
+def test_a_fifo_hangs_nothing(store: Store, path: str, verb: str) -> None:
+    full = Path(store.uri, path)
+    full.parent.mkdir(parents=True, exist_ok=True)
+    full.unlink(missing_ok=True)
+    os.mkfifo(full)
+
+    with suppress(StoreError):
+        VERBS[verb](Store(store.uri))
+
+
+def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
+    os.truncate(Path(store.uri, "sweeps", "mine.json"), 2**40)
+
+    with pytest.raises(StoreError, match=r"sweeps/mine\.json has 1099511627776 bytes, which is more than"):
+        store.load_sweep("mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"round": "1/../../../outside/x"}, "`round` must be int, found str"),
+        ({"round": 10**20}, "`round` must lie between"),
+        ({"round": -1}, "`round` must lie between"),
+        ({"started": 1e90}, "`started` must lie between"),
+        ({"sparsity": True}, "`sparsity` must be float, found bool"),
+        ({"after": {"test/accuracy": "high"}}, "`after` must be float, found str"),
+        ({"after": {"test/loss": 1e200}}, "`after` must lie between"),
+        ({"tensor_sizes": [7]}, "`tensor_sizes` must be an object, found list"),
+        ({"tensor_sizes": {"a": 10**30}}, "`tensor_sizes` must lie between"),
+        ({"curve": 7}, "`curve` must be a list, found int"),
+        ({"curve": [{"step": 1}]}, "`curve` `epoch` is missing"),
+        ({"files": {"masks.npz": {"sha256": "../x", "bytes": 1}}}, "`files` `sha256` must be 64 hex digits"),
+        ({"files": {"masks.npz": {"sha256": "0" * 64, "bytes": 10**12}}}, "masks.npz must be at most"),
+        ({"spec": {"kind": "round"}}, "`fields` is missing"),
+        ({"spec": {"kind": "round", "fields": {}, "inputs": {"network": ["x"]}}}, "`inputs` must be str"),
+        ({"warnings": "text"}, "`warnings` must be a list"),
+    ],
+)
+def test_a_record_that_cannot_be_is_damaged(store: Store, change: dict[str, Any], said: str) -> None:
+    data = {"attempt": "", "record": record_of(KEY).to_json() | change}
+    store.backend.write(f"stages/{KEY}/record.json", seal(data))
+
+    (damage,) = verify(store)
+
+    assert "record.json is damaged" in damage
+    assert said in damage
+
+
+def _at(data: Any, path: str, value: Any) -> Any:
+    """Return a copy of plain data with another value at a dotted path."""
+    data = json.loads(json.dumps(data))
+    *above, last = path.split(".")
+    inner = data
+    for part in above:
+        inner = inner[int(part) if isinstance(inner, list) else part]
+    inner[int(last) if isinstance(inner, list) else last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("plan", 7),
+        ("plan.stages", 7),
+        ("plan.trials", 7),
+        ("plan.stages.0", [1, 2, 3]),
+        ("plan.stages.0.0", "../x"),
+        ("plan.stages.0.1.kind", "deploy"),
+        ("plan.stages.1.1.inputs.network", "f" * 64),
+        ("plan.stages.1.1.fields.round", "1/../x"),
+        ("plan.trials.0.stages", []),
+        ("plan.trials.0.dense", "f" * 64),
+        ("plan.trials.0.name", 7),
+        ("plan.trials.0.config.seed", "x"),
+        ("plan.trials.0.config.compare", {"margin": "x"}),
+        ("failures", [1]),
+        ("environment", {"torch": 2}),
+        ("command", None),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_damaged(store: Store, path: str, value: Any) -> None:
+    store.save_sweep("mine", _at(store.load_sweep("mine"), path, value))
+
+    with pytest.raises(StoreError, match=r"sweeps/mine\.json is damaged: .*Remove it"):
+        saved_sweep.load(store, "mine")
+
+
+def test_of_the_format_no_more_is_said_than_can_be_read(store: Store) -> None:
+    store.save_sweep("mine", {"format": "x" * 10**6})
+
+    with pytest.raises(OrchestratorError, match="was saved in format") as refused:
+        saved_sweep.load(store, "mine")
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deeply"),
+        (b"[" * (DEEPEST + 2) + b"]" * (DEEPEST + 2), "nested more than"),
+        (b"9" * 4000, "an integer has 4000 digits"),
+        (b"1e999", "no finite number"),
+        (b"NaN", "NaN is no finite number"),
+        (b'"\\ud800"', "surrogates not allowed"),
+        (b"[{},{}" + b",{}" * 2**21 + b"]", "larger than"),
+        (b"\xff", "invalid start byte"),
+    ],
+)
+def test_json_beyond_the_bounds_is_refused(text: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+
+
+def test_a_link_is_named_with_what_to_do(store: Store, outside: Path) -> None:
+    Path(store.uri, "quarantine").symlink_to(outside)
+    Path(store.uri, "stages", KEY, "weights.safetensors").write_bytes(b"short")
+
+    (damage,) = verify(store)
+
+    assert "could not be set aside" in damage
+    assert "quarantine is a link, and a store holds none; remove it" in damage
+
+
+def test_what_is_in_no_plan_is_not_read_as_a_sweep(store: Store) -> None:
+    Path(store.uri, "sweeps", "\x1b[2J.json").write_text("{}")
+
+    assert store.sweeps() == ["mine"]
+    assert isinstance(saved_sweep.plan_of(store, "mine"), Plan)
