@@ -15,7 +15,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
+from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_store, list_sweeps, open_store, sweeps_parser
 from orchestrator.views.report import tables
 from orchestrator.views.report.files import report, write
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
         else:
             store = open_store(options)
-            where, read, known, load = repr(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
+            if not options.sweeps:
+                return list_store(store)
+            where, read, known, load = str(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
         if not options.sweeps:
             return list_sweeps(known, where)
         sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])

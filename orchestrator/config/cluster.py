@@ -37,14 +37,15 @@ def to_bytes(amount: int | str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def _is_memory(value: int | str | None) -> bool:
+def is_memory(value: int | str | None) -> bool:
+    """Whether it is a number of bytes above 0, or null."""
     try:
         return value is None or to_bytes(value) > 0
     except ValueError:
         return False
 
 
-_MEMORY = Rule(_is_memory, "be above 0, in bytes or as text with a unit; pass 2GB or 512MiB, or null to ask for none")
+_MEMORY = Rule(is_memory, "be above 0, in bytes or as text with a unit; pass 2GB or 512MiB, or null to ask for none")
 
 
 @dataclass

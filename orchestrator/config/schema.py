@@ -93,6 +93,11 @@ class Store:
     keep: str = key("needed", one_of("needed", "all"))
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
+    max_bytes: int | str | None = key(
+        None,
+        Rule(cluster.is_memory, "be above 0, in bytes or as text with a unit; pass 50GB, or null for no limit"),
+    )
+    """Where the store is larger, weights that nothing starts from go, with `keep=all` the oldest first."""
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from orchestrator.core.errors import StoreError
-from orchestrator.core.plain_data import shown
+from orchestrator.core.plain_data import quoted
 
 WEIGHTS = "weights.safetensors"
 """The one file that may be dropped from a finished stage; masks and records stay."""
@@ -32,7 +32,7 @@ def component(value: str, argument: str) -> str:
     """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
     if not is_component(value):
         raise StoreError(
-            f"`{argument}` (={shown(value)}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
+            f"`{argument}` (={quoted(value)}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
             "a sign; rename it"
         )
     return value

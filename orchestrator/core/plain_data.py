@@ -24,7 +24,7 @@ class Within:
     def check(self, value: Any) -> None:
         """Raise ValueError unless the bounds hold."""
         if not self.low <= value <= self.high:
-            raise ValueError(f"must lie between {self.low} and {self.high}, found {shown(value)}")
+            raise ValueError(f"must lie between {self.low} and {self.high}, found {quoted(value)}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Matching:
     def check(self, value: Any) -> None:
         """Raise ValueError unless the text matches."""
         if not self.pattern.fullmatch(value):
-            raise ValueError(f"must be {self.what}, found {shown(value)}")
+            raise ValueError(f"must be {self.what}, found {quoted(value)}")
 
 
 Count = Annotated[int, Within(0, 2**63 - 1)]
@@ -85,7 +85,7 @@ def read_as(kind: Any, data: Any) -> Any:
     return _reader(kind)(data)
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return how a value of any size is quoted in a message."""
     text = repr(value[:200] if isinstance(value, str) else value)
     return text if len(text) <= 200 else f"{text[:200]}..."
@@ -112,7 +112,7 @@ def _integer(text: str) -> int:
 
 def _real(text: str) -> float:
     if abs(value := float(text)) == float("inf"):
-        raise ValueError(f"{shown(text)} is no finite number")
+        raise ValueError(f"{quoted(text)} is no finite number")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
-from orchestrator.core.plain_data import Count, Fraction, Number, Seconds, Sha256, read_as, shown
+from orchestrator.core.plain_data import Count, Fraction, Number, Seconds, Sha256, quoted, read_as
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
@@ -127,8 +127,8 @@ class StageRecord:
         """
         if data.get("version") != RECORD_VERSION or data.get("kind") not in tuple(KINDS):
             raise OrchestratorError(
-                f"`version` (={shown(data.get('version'))}) of a stage record must be {RECORD_VERSION}, and its `kind` "
-                f"(={shown(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or another "
+                f"`version` (={quoted(data.get('version'))}) of a stage record must be {RECORD_VERSION}, and its `kind` "
+                f"(={quoted(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or another "
                 "`store.uri`"
             )
         record: Self = read_as(cls, data)

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from orchestrator.core.canonical import canonical_json, digest
-from orchestrator.core.plain_data import Count, Sha256, read_as, shown
+from orchestrator.core.plain_data import Count, Sha256, quoted, read_as
 from orchestrator.core.stage_kinds import KINDS
 
 SPEC_VERSION = 2
@@ -78,7 +78,7 @@ class StageSpec:
         spec: Self = read_as(cls, {**data, "location": {}})
         read_as(_Fields, spec.fields)
         if spec.kind not in KINDS:
-            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {shown(spec.kind)}")
+            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {quoted(spec.kind)}")
         return spec
 
 
@@ -208,7 +208,7 @@ class Plan:
             raise ValueError(f"it holds no plan ({error})") from None
         for trial in trials:
             if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages)):
-                raise ValueError(f"trial {shown(trial.name)} has stages that the plan lacks")
+                raise ValueError(f"trial {quoted(trial.name)} has stages that the plan lacks")
         return cls(stages, trials)
 
 

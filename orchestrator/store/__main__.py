@@ -1,51 +1,114 @@
-"""`python -m orchestrator.store report|prune|verify STORE`: look after a store."""
+"""`python -m orchestrator.store COMMAND`: look after a store. Nothing that a store names is run or imported."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.store import saved_sweep
 from orchestrator.store.retention import Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
-from orchestrator.views.terminal.streams import say
+from orchestrator.sweep.saved_sweeps import (
+    add_store,
+    chosen_sweeps,
+    file_system,
+    list_store,
+    open_store,
+    readable,
+)
+from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m orchestrator.store`; return the exit status."""
+    """Run `python -m orchestrator.store`; return the exit status: 2 for a mistake, 1 where something is amiss."""
+    show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
-        settings = dict(option.split("=", 1) for option in options.option)
-        store = Store(options.uri, keep=getattr(options, "keep", "needed"), options=settings)
-        return {"report": _report, "prune": _prune, "verify": _verify}[options.command](store, options)
+        store = open_store(options, keep=getattr(options, "keep", "needed"))
+        if "sweep" in options:
+            (options.sweep,) = chosen_sweeps(store.sweeps(), [options.sweep], str(store))
+        status: int = options.run(store, options)
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
+    return status
+
+
+def _list(store: Store, _: argparse.Namespace) -> int:
+    return list_store(store)
+
+
+def _show(store: Store, options: argparse.Namespace) -> int:
+    sweep = saved_sweep.load(store, options.sweep)
+    plan, records = sweep.plan, sweep.records
+    finished = [trial for trial in plan.trials if all(key in records for key in trial.stages)]
+    alone = set(saved_sweep.only_of(store, options.sweep))
+    files = [(key, name, info.bytes) for key, record in records.items() for name, info in record.files.items()]
+    say(options.sweep)
+    say(f"  command  {sweep.info.command}")
+    print(f"  trials   {len(finished)} of {len(plan.trials)} finished")
+    print(f"  stages   {len(records)} of {len(plan.stages)} finished, {len(alone)} in no other sweep")
+    weights = sum(size for _, name, size in files if name == WEIGHTS)
+    print(f"  size     {readable(sum(size for *_, size in files))}, {readable(weights)} of it weights")
+    if records:
+        begun = min(record.started for record in records.values())
+        ended = max(record.started + record.seconds for record in records.values())
+        say(f"  trained  {_time(begun)} to {_time(ended)} on {', '.join(sorted({r.host for r in records.values()}))}")
+    say("  with     " + ", ".join(f"{name} {version}" for name, version in sweep.info.environment.items()))
+    for trial in plan.trials:
+        missing = [key for key in trial.stages if key not in records]
+        if missing:
+            reason = next((sweep.failures[key] for key in missing if key in sweep.failures), "not run")
+            say(f"  missing  {trial.name}: {reason}")
+    return 0
+
+
+def _delete(store: Store, options: argparse.Namespace) -> int:
+    keys = set(saved_sweep.only_of(store, options.sweep))
+    size = sum(entry.bytes for entry in store.backend.entries() if keys.intersection(entry.path.split("/")[1:2]))
+    print(f"{options.sweep}: the sweep, and {len(keys)} stages with {readable(size)} that no other sweep needs")
+    if not options.yes:
+        try:
+            answer = input("Delete them? They cannot be had back but by training. MLflow stays as it is. [y/N] ")
+        except EOFError:
+            raise OrchestratorError("nobody is there to ask; pass --yes to delete") from None
+        if answer.strip().lower() not in ("y", "yes"):
+            print("nothing was deleted")
+            return 1
+    saved_sweep.delete(store, options.sweep)
+    print("deleted")
+    return 0
+
+
+def _copy(store: Store, options: argparse.Namespace) -> int:
+    target = Store(options.target, options=file_system(options.target_option, "--target-option"))
+    copied = saved_sweep.copy(store, options.sweep, target.opened())
+    print(f"{options.sweep}: {copied} stages were copied to {target} and verified")
+    return 0
 
 
 def _report(store: Store, _: argparse.Namespace) -> int:
-    found = sizes(store)
-    if not found:
-        say(f"{store!r} holds nothing.")
-        return 0
-    for category, (files, size) in sorted(found.items(), key=lambda item: -item[1][1]):
-        say(f"{category:<20}{files:>10} files{_readable(size):>12}")
-    say(f"{len(store.backend.names('stages'))} stages, sweeps: {', '.join(store.sweeps()) or 'none'}")
+    for category, (files, size) in sorted(sizes(store).items(), key=lambda item: -item[1][1]):
+        print(f"{category:<20}{files:>10} files{readable(size):>12}")
+    print(f"{len(store.stages.known())} stages, {len(store.sweeps())} sweeps (`list` names them)")
     idle = prune(store, dry_run=True)
-    print(f"prune would free {_readable(idle.bytes)}: {_summary(idle)}")
+    print(f"prune would free {readable(idle.bytes)}: {_summary(idle)}")
     _warn(idle)
     return 0
 
 
 def _prune(store: Store, options: argparse.Namespace) -> int:
     pruned = prune(store, dry_run=options.dry_run)
-    print(f"{'would free' if options.dry_run else 'freed'} {_readable(pruned.bytes)}: {_summary(pruned)}")
+    print(f"{'would free' if options.dry_run else 'freed'} {readable(pruned.bytes)}: {_summary(pruned)}")
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
-        say(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
+        print(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
     return _warn(pruned)
 
 
@@ -57,7 +120,7 @@ def _warn(pruned: Pruned) -> int:
 
 
 def _verify(store: Store, _: argparse.Namespace) -> int:
-    stages = len(store.backend.names("stages"))
+    stages = len(store.stages.known())
     damages = verify(store)
     for damage in damages:
         say(damage, amiss=True)
@@ -68,21 +131,34 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.store", description="Look after a store.")
     commands = parser.add_subparsers(dest="command", required=True)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("uri", help="a directory, or a URI such as s3://bucket/prefix")
-    common.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="a storage option, such as endpoint_url=..."
+
+    def command(
+        name: str, run: Callable[[Store, argparse.Namespace], int], text: str, sweep: bool = False
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        added.set_defaults(run=run)
+        if sweep:
+            added.add_argument("sweep", metavar="SWEEP", help="a sweep, or how its name begins")
+        add_store(added)
+        return added
+
+    command("list", _list, "list its sweeps: when saved, status, size, command")
+    command("show", _show, "say what a sweep is, what it holds and what is missing", sweep=True)
+    deleting = command("delete", _delete, "remove a sweep and what no other sweep needs; MLflow stays", sweep=True)
+    deleting.add_argument("--yes", action="store_true", help="do not ask")
+    copying = command("copy", _copy, "copy a sweep to another store, every file verified", sweep=True)
+    copying.add_argument("target", metavar="URI", help="the other store")
+    copying.add_argument(
+        "--target-option", action="append", default=[], metavar="KEY=VALUE", help="of the other store's file system"
     )
-    commands.add_parser("report", parents=[common], help="say what takes how much room")
-    pruning = commands.add_parser(
-        "prune", parents=[common], help="remove weights that nothing starts from, and leftovers"
-    )
+    command("report", _report, "say what takes how much room")
+    pruning = command("prune", _prune, "remove weights that nothing starts from, and leftovers")
     pruning.add_argument(
         "--keep", choices=get_args(Keep), default="needed", help="whose weights stay (default: needed)"
     )
     pruning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     pruning.add_argument("--quarantine", action="store_true", help="remove damaged stages that were set aside as well")
-    commands.add_parser("verify", parents=[common], help="check every digest; damaged stages are set aside")
+    command("verify", _verify, "check every digest; damaged stages are set aside")
     return parser
 
 
@@ -90,12 +166,8 @@ def _summary(pruned: Pruned) -> str:
     return f"weights that nothing starts from, {len(pruned.stages)}; leftover files, {len(pruned.leftovers)}"
 
 
-def _readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.config.cluster import to_bytes
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -17,6 +20,9 @@ from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,9 @@ def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) ->
 def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pruned:
     """Remove the weights that `store.keep` does not ask for, and what processes that died left behind.
 
-    Masks and records always stay. The plans of all sweeps saved in the store count, so that none loses what it needs to
-    go on; a sweep is therefore saved before it runs.
+    With `store.keep=all` that is as many of the weights that nothing starts from as are above `store.max_bytes`. Masks
+    and records always stay. The plans of all sweeps saved in the store count, so that none loses what it needs to go
+    on; a sweep is therefore saved before it runs.
 
     Args:
         store: whose `keep` is the policy
@@ -82,11 +89,9 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     entries = list(store.backend.entries())
     commits = store.stages.all_standing(store.stages.known())
     records = {key: commit.record for key, commit in commits.items()}
-    idle, damages = set(), list[str]()
-    if store.keep != "all":
-        saved, damages = saved_plans(store)
-        needed = set(records) if damages else needed_weights(records, [*saved, *plans])
-        idle = {key for key, record in records.items() if WEIGHTS in record.files and key not in needed}
+    saved, damages = saved_plans(store) if store.keep != "all" or store.max_bytes is not None else ([], [])
+    needed = set(records) if damages else needed_weights(records, [*saved, *plans])
+    idle = [key for key, record in records.items() if WEIGHTS in record.files and key not in needed]
     belonging = {path for commit in commits.values() for path in commit.paths}
     before = time.time() - LEFTOVER_SECONDS
     owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
@@ -102,12 +107,34 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         if entry.modified < before
         and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
     }
+    if store.keep == "all":  # only as far as `max_bytes` asks, the oldest first
+        room = math.inf if store.max_bytes is None else to_bytes(store.max_bytes)
+        excess = sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room
+        for position, key in enumerate(idle := sorted(idle, key=lambda key: records[key].started)):
+            if excess <= 0:
+                idle = idle[:position]
+                break
+            excess -= records[key].files[WEIGHTS].bytes
     if not dry_run:
         store.drop_weights(idle)
         for path in leftovers:
             _remove(store, path)
     freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
+
+
+def limit(store: Store, plan: Plan) -> None:
+    """Prune a store that is larger than its `max_bytes`; warn where what it must keep is larger still."""
+    if store.max_bytes is None:
+        return
+    most, size = to_bytes(store.max_bytes), sum(entry.bytes for entry in store.backend.entries())
+    if size > most and (left := size - prune(store, [plan]).bytes) > most:
+        _log.warning(
+            "The store has %.1f MB, and `store.max_bytes` (=%s) cannot be kept: records, masks and weights that are "
+            "needed always stay. Raise it, or remove sweeps by `python -m orchestrator.store delete`.",
+            left / 1e6,
+            store.max_bytes,
+        )
 
 
 def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> set[str]:
@@ -166,9 +193,9 @@ def saved_plans(store: Store) -> tuple[list[Plan], list[str]]:
 
 def _category(path: str) -> str:
     top = path.split("/", 1)[0]
-    if top in ("tmp", "probes", "preflights", "leases"):
-        return "running or leftover"
     if top != "stages":
-        return {"quarantine": "quarantine", "sweeps": "sweeps"}.get(top, "other")
+        if top in ("tmp", "probes", "leases"):
+            return "running or leftover"
+        return top if top in ("sweeps", "quarantine", "preflights") else "other"
     name = path.rsplit("/", 1)[1]
     return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.plain_data import Fraction, read_as, shown
+from orchestrator.core.file_names import RECORD, WEIGHTS
+from orchestrator.core.plain_data import Fraction, quoted, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan
@@ -67,16 +70,23 @@ def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = N
 
 
 def load(store: Store, name: str) -> SavedSweep:
-    """Return the sweep saved as `name`, with the records of its finished stages.
+    """Return the sweep saved as `name`, with the records of its finished stages; raise what `read` raises."""
+    sweep = read(store, name)
+    records = store.finished(sweep.plan.stages)
+    return replace(sweep, records=records, failures={**_set_aside(store, sweep.plan, records), **sweep.failures})
+
+
+def read(store: Store, name: str) -> SavedSweep:
+    """Return the sweep saved as `name`, without records.
 
     Raises:
-        StoreError: the store holds no such sweep
+        StoreError: the store holds no such sweep, or its file is damaged
         OrchestratorError: another release saved it
     """
     data = store.load_sweep(name)
     if data.get("format") != FORMAT:
         raise OrchestratorError(
-            f"the sweep {name!r} was saved in format {shown(data.get('format'))}, this release reads {FORMAT}; "
+            f"the sweep {name!r} was saved in format {quoted(data.get('format'))}, this release reads {FORMAT}; "
             "use the release that wrote it, or run the sweep again: finished stages are kept"
         )
     with store.reading_sweep(name):
@@ -84,9 +94,7 @@ def load(store: Store, name: str) -> SavedSweep:
         plan = Plan.from_json(saved.plan)
         for trial in plan.trials:
             read_as(_Config, trial.config)
-    info = SweepInfo(name, saved.config, saved.command, saved.environment)
-    records = store.finished(plan.stages)
-    return SavedSweep(info, plan, records, {**_set_aside(store, plan, records), **saved.failures})
+    return SavedSweep(SweepInfo(name, saved.config, saved.command, saved.environment), plan, failures=saved.failures)
 
 
 def plan_of(store: Store, name: str) -> Plan:
@@ -100,3 +108,118 @@ def _set_aside(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> 
     damaged = {name.rpartition("-")[0] for name in store.backend.names("quarantine")}
     reason = "it was damaged, and set aside in the store's quarantine/; run the sweep again to repeat it"
     return {key: reason for key in plan.stages if key in damaged and key not in records}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A saved sweep in a line: when it was saved last, what came of it, and the bytes of all its stages."""
+
+    name: str
+    saved: float
+    status: str
+    trials: int = 0
+    finished: int = 0
+    bytes: int = 0
+    command: str = ""
+
+
+def summaries(store: Store) -> list[Summary]:
+    """Return a summary of each sweep of a store, the one saved last first; no record is read."""
+    sizes: dict[str, int] = {}
+    done, saved = set[str](), dict[str, float]()
+    for entry in store.backend.entries():
+        top, _, rest = entry.path.partition("/")
+        if top == "stages":
+            key, _, name = rest.partition("/")
+            sizes[key] = sizes.get(key, 0) + entry.bytes
+            done.update({key} if name == RECORD else ())
+        elif top == "sweeps":
+            saved[rest.removesuffix(".json")] = entry.modified
+    found = []
+    for name in store.sweeps():
+        try:
+            sweep = read(store, name)
+        except OrchestratorError:
+            found.append(Summary(name, saved.get(name, 0.0), "damaged"))
+            continue
+        stages, finished = sweep.plan.stages, [done.issuperset(trial.stages) for trial in sweep.plan.trials]
+        status = "finished" if all(finished) else "failed" if sweep.failures else "unfinished"
+        found.append(
+            Summary(
+                name,
+                saved.get(name, 0.0),
+                "running" if leased(store, stages) else status,
+                len(finished),
+                sum(finished),
+                sum(sizes.get(key, 0) for key in stages),
+                sweep.info.command,
+            )
+        )
+    return sorted(found, key=lambda summary: -summary.saved)
+
+
+def leased(store: Store, keys: Collection[str]) -> list[str]:
+    """Return the living drivers that train any of these stages."""
+    leases = store.leases()
+    held = {name.partition("@")[0] for name in store.backend.names("leases/stages")}.intersection(keys)
+    return sorted({owner for key in held if (owner := leases.holder(key)) is not None})
+
+
+def only_of(store: Store, name: str) -> list[str]:
+    """Return the stages that no other saved sweep has in its plan, those first that start from others.
+
+    Raises:
+        StoreError: another sweep cannot be read, which may need any
+    """
+    others = {key for other in store.sweeps() if other != name for key in plan_of(store, other).stages}
+    try:
+        return [key for key in reversed(list(plan_of(store, name).stages)) if key not in others]
+    except StoreError:  # its file is damaged, and what it had is not known
+        return []
+
+
+def delete(store: Store, name: str) -> None:
+    """Remove a sweep and the stages of `only_of`; the sweep goes last, so that what was interrupted can go on.
+
+    Raises:
+        StoreError: one of these stages is being trained, or another sweep cannot be read; nothing was removed then
+    """
+    keys = only_of(store, name)
+    if drivers := leased(store, keys):
+        raise StoreError(f"{name} is being trained by {', '.join(drivers)}: stop that, or wait for its end")
+    for key in keys:
+        store.discard(key)
+    store.remove_sweep(name)
+
+
+def copy(store: Store, name: str, target: Store) -> int:
+    """Copy a sweep and its finished stages, every file verified on both sides; return how many stages were copied.
+
+    What the target has is left as it is. The sweep is saved first, so that nothing there drops what it needs, and a
+    copy that was interrupted goes on.
+
+    Raises:
+        StoreError: the target is the store itself, or holds a stage with other weights; nothing was copied then
+    """
+    sweep = load(store, name)
+    if target.uri == store.uri:
+        raise StoreError(f"the target (={target}) is the store itself; name another")
+    there = target.finished(sweep.plan.stages)
+    for key in there.keys() & sweep.records.keys():
+        if there[key].weights_digest != sweep.records[key].weights_digest:
+            raise StoreError(f"{target} holds stage {key} with other weights; copy to another store")
+    target.save_sweep(name, store.load_sweep(name))
+    left = [
+        record
+        for key, record in sweep.records.items()
+        if key not in there or (WEIGHTS in record.files and WEIGHTS not in there[key].files)
+    ]
+    for record in left:
+        target.commit(record, {file: partial(_copy_file, store, record.key, file) for file in record.files})
+        target.stages.check(record.key)
+    return len(left)
+
+
+def _copy_file(store: Store, key: str, name: str, file: BinaryIO) -> None:
+    with store.fetch(key, name).open("rb") as source:
+        shutil.copyfileobj(source, file)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import RECORD, WEIGHTS, component, is_component
-from orchestrator.core.plain_data import read_as, shown
+from orchestrator.core.plain_data import quoted, read_as
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
@@ -269,7 +269,7 @@ def _parse(content: bytes, key: str) -> Commit:
     sealed: _Sealed = read_as(_Sealed, unseal(content))
     record, attempt = StageRecord.from_json(sealed.record), sealed.attempt
     if record.key != key:
-        raise ValueError(f"expected the record of this stage, found that of {shown(record.key)}")
+        raise ValueError(f"expected the record of this stage, found that of {quoted(record.key)}")
     try:
         for name in (*record.files, *([attempt] if attempt else [])):
             _check_name(name)

@@ -52,6 +52,7 @@ class Store:
         uri: a directory (made absolute here), or any fsspec URI such as `s3://bucket/prefix`
         keep: whose weights `retention.prune` leaves, see `Keep`
         options: arguments of the fsspec file system, such as `endpoint_url`
+        max_bytes: what `retention.limit` holds the store to, as a number or as text such as `50GB`
         read_only: leave a damaged stage where it is
 
     Raises:
@@ -61,6 +62,7 @@ class Store:
     uri: str
     keep: Keep = "needed"
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    max_bytes: int | str | None = None
     read_only: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,8 +70,11 @@ class Store:
             raise StoreError(f"`store.keep` (={self.keep!r}) must be one of {', '.join(get_args(Keep))}")
         object.__setattr__(self, "uri", _absolute(self.uri))
 
-    def __reduce__(self) -> tuple[type[Store], tuple[str, Keep, Mapping[str, Any], bool]]:
-        return type(self), (self.uri, self.keep, self.options, self.read_only)
+    def __reduce__(self) -> tuple[type[Store], tuple[Any, ...]]:
+        return type(self), (self.uri, self.keep, self.options, self.max_bytes, self.read_only)
+
+    def __str__(self) -> str:
+        return redact(self.uri)
 
     def __repr__(self) -> str:
         return f"Store({redact(self.uri)!r}, keep={self.keep!r})"
@@ -226,6 +231,10 @@ class Store:
         """Return the names of the saved sweeps, sorted."""
         names = [name.removesuffix(".json") for name in self.backend.names("sweeps") if name.endswith(".json")]
         return [name for name in names if is_component(name)]
+
+    def remove_sweep(self, name: str) -> None:
+        """Forget a sweep; its stages stay."""
+        self.backend.remove(_sweep_path(name))
 
     def preflights(self) -> set[str]:
         """Return the keys that `save_preflights` was given."""

@@ -92,6 +92,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
             retention.prune_sweep(store, plan, outcome.records)
+            retention.limit(store, plan)
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
             say(error, amiss=True)
         comparison = compare_trials(plan, outcome.records, outcome.failures)
@@ -137,6 +138,7 @@ def _train(
         preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
         held.enter_context(leases)
         store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
+        retention.limit(store, outcome.plan)
         todo = _still_missing(outcome, todo, store)
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)

@@ -1,36 +1,83 @@
-"""What the commands share that take sweeps of a store: their arguments, and which sweeps are meant."""
+"""What the commands share that work on a store: its arguments, which sweeps are meant, and how they are listed."""
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.store.store import Store
+from orchestrator.store.saved_sweep import summaries
+from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.streams import say
+
+SHOWN = 100
+"""Letters of a command in a list."""
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which store is meant."""
+    parser.add_argument(
+        "--store", default="store", metavar="URI", help="where sweeps ran (`store.uri`, default: store)"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of its file system, such as endpoint_url=...",
+    )
 
 
 def sweeps_parser(name: str, description: str, none: str = "lists them") -> argparse.ArgumentParser:
     """Return the parser of a command that takes sweeps of a store."""
     parser = argparse.ArgumentParser(prog=f"python -m orchestrator.{name}", description=description)
     parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help=f"a sweep, or how its name begins; none: {none}")
-    parser.add_argument("--store", default="store", metavar="URI", help="where they ran (`store.uri`, default: store)")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="file system option")
+    add_store(parser)
     return parser
 
 
-def open_store(options: argparse.Namespace) -> Store:
-    """Return the store that the options name."""
-    odd = [option for option in options.option if "=" not in option]
+def open_store(options: argparse.Namespace, keep: Keep = "needed") -> Store:
+    """Return the store that the options name; raise StoreError where there is none."""
+    return Store(options.store, keep, file_system(options.option, "--option")).opened(exists=True)
+
+
+def file_system(given: Sequence[str], argument: str) -> dict[str, str]:
+    """Return the options of a file system that are given as KEY=VALUE."""
+    odd = [option for option in given if "=" not in option]
     if odd:
-        raise OrchestratorError(f"`--option` (={odd[0]!r}) must be KEY=VALUE, such as endpoint_url=http://host:9000")
-    return Store(options.store, options=dict(option.split("=", 1) for option in options.option))
+        raise OrchestratorError(f"`{argument}` (={odd[0]!r}) must be KEY=VALUE, such as endpoint_url=http://host:9000")
+    return dict(option.split("=", 1) for option in given)
 
 
 def list_sweeps(known: Sequence[str], where: str) -> int:
     """Print the sweeps there are; return the exit status."""
     say("\n".join(known) if known else f"{where} holds no sweeps")
     return 0
+
+
+def list_store(store: Store) -> int:
+    """Print the sweeps of a store, a line each; return the exit status."""
+    found = summaries(store)
+    width = max((len(each.name) for each in found), default=0)
+    for each in found:
+        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.saved))
+        trials = f"{each.finished}/{each.trials} trials"
+        command = " ".join(each.command.split())
+        command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+        say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {readable(each.bytes):>9}  {command}")
+    if not found:
+        say(f"{store} holds no sweeps")
+    return 0
+
+
+def readable(size: float) -> str:
+    """1500 -> 1.5 kB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str) -> list[str]:

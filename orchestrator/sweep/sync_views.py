@@ -13,7 +13,7 @@ from orchestrator.core.events import Failure, StageEvent
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_sweeps, open_store, sweeps_parser
+from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_store, open_store, sweeps_parser
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.streams import say
 from orchestrator.views.tracking.tracker import MlflowTracker
@@ -30,8 +30,8 @@ def sync_command(arguments: Sequence[str] | None) -> int:
         store = open_store(options)
         known = store.sweeps()
         if options.list or not known:
-            return list_sweeps(known, repr(store))
-        chosen = chosen_sweeps(known, options.sweeps, repr(store)) or known
+            return list_store(store)
+        chosen = chosen_sweeps(known, options.sweeps, str(store)) or known
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2

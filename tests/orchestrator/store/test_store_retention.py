@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,6 @@ from orchestrator.core.specs import NETWORK, Plan, StageSpec
 from orchestrator.store import retention
 from orchestrator.store.retention import needed_weights, prune, sizes, verify
 from orchestrator.store.store import Store
-
-HERE = Path(__file__).parents[1]
 
 
 def plan_of(*trials: list[StageSpec]) -> Plan:
@@ -206,6 +202,10 @@ def test_sizes_are_reported_by_category(store: Store) -> None:
     assert found["masks and others"] == (3, 3 * len(FILES["masks.safetensors"]))
     assert found["records"][0] == 3
     assert found["sweeps"][0] == 1
+    store.save_preflights([key_of(1)])
+    found = sizes(store)
+    assert found["preflights"][0] == 1
+    assert "running or leftover" not in found
     assert found["other"][0] == 1  # store.json
 
 
@@ -224,65 +224,22 @@ def test_every_damage_is_found(store: Store) -> None:
     assert verify(store) == []
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
-    line = [sys.executable, "-W", "error", "-m", "orchestrator.store", *arguments]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60)
+def test_with_all_kept_the_oldest_unneeded_weights_go_as_far_as_the_limit_asks(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = chain(1, 2, 3, 4)
+    plan = plan_of(specs)
+    for age, spec in enumerate(specs):
+        store.commit(record_for(spec, started=2e9 - age), FILES)
+    size = sum(entry.bytes for entry in store.backend.entries())
 
+    def limited(most: int | str | None) -> list[bool]:
+        retention.limit(Store(store.uri, "all", store.options, most), plan)
+        return with_weights(store, specs)
 
-def test_the_command_reports_verifies_and_prunes(tmp_path: Path) -> None:
-    uri = str(tmp_path / "store")
-    store = Store(uri)
-    specs = chain(1, 2)
-    for spec in specs:
-        store.commit(record_for(spec), FILES)
-    reported = command("report", uri)
-    assert (reported.returncode, reported.stderr) == (0, "")
-    assert "weights                      3 files     30.7 kB" in reported.stdout
-    assert "prune would free 10.2 kB: weights that nothing starts from, 1;" in reported.stdout
-    assert "would free 10.2 kB" in command("prune", uri, "--dry-run").stdout
-    assert command("prune", uri, "--keep", "all").stdout.startswith("freed 0 B")
-    assert command("prune", uri).stdout.startswith(
-        "freed 10.2 kB: weights that nothing starts from, 1; leftover files, 0"
-    )
-    assert command("verify", uri).stdout == "3 of 3 stages are intact\n"
-    (tmp_path / "store" / "stages" / specs[0].key / WEIGHTS).write_bytes(b"")
-    damaged = command("verify", uri)
-    assert (damaged.returncode, damaged.stdout) == (1, "2 of 3 stages are intact\n")
-    assert "removed quarantine/" in command("prune", uri, "--quarantine").stdout
-    assert store.backend.names("quarantine") == []
-
-
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
-    refused = command("report", "nosuch://x")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("`store.uri` (=nosuch://x) must be a path or an fsspec URI")
-    assert "Traceback" not in refused.stderr
-    assert command("report", str(tmp_path / "none")).stdout.endswith("holds nothing.\n")
-
-
-def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(tmp_path: Path) -> None:
-    uri = str(tmp_path / "store")
-    store = Store(uri)
-    specs = chain(1, 2)
-    for spec in specs:
-        store.commit(record_for(spec), FILES)
-    (tmp_path / "store" / "sweeps").mkdir(exist_ok=True)
-    (tmp_path / "store" / "sweeps" / "torn.json").write_text("{")
-    leftover = tmp_path / "store" / "tmp" / "dead"
-    leftover.mkdir(parents=True)
-    (leftover / "x").write_bytes(b"12345")
-    os.utime(leftover / "x", (0, 0))
-
-    reported, pruned = command("report", uri), command("prune", uri)
-
-    assert reported.returncode == 0
-    assert "prune would free 5 B: weights that nothing starts from, 0; leftover files, 1" in reported.stdout
-    assert pruned.returncode == 1
-    assert pruned.stdout == "freed 5 B: weights that nothing starts from, 0; leftover files, 1\n"
-    for said in (reported.stderr, pruned.stderr):
-        assert "sweeps/torn.json is damaged" in said
-        assert "No weights can be dropped until then: it might need any." in said
-    assert all(with_weights(store, specs))
-    with pytest.raises(StoreError, match=r"torn\.json is damaged"):
-        retention.prune_sweep(store, plan_of(specs), store.finished([spec.key for spec in specs]))
+    assert limited(None) == limited("1GB") == [True] * 5
+    assert limited(size - 1) == [True, True, True, False, True]
+    assert "max_bytes" not in caplog.text
+    assert limited("1kB") == [True, False, False, False, True]
+    assert "`store.max_bytes` (=1kB) cannot be kept: records, masks and weights that are needed" in caplog.text
+    assert all(store.read(spec.key, "masks.safetensors") for spec in specs)
