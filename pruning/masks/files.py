@@ -93,8 +93,11 @@ def read_npz(data: bytes) -> Mapping[str, Bytes]:
         archive = np.load(io.BytesIO(data), allow_pickle=False)
     except DAMAGE as error:
         raise ValueError(f"These masks are no npz file, or a damaged one: {error}.") from error
-    if not isinstance(archive, Mapping):
+    if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError("These masks are no npz file but a single array.")
+    zipped: Any = archive.zip
+    if sum(member.file_size for member in zipped.infolist()) > len(data):
+        raise ValueError("These masks are no npz file of ours, which is never compressed.")
     return archive
 
 

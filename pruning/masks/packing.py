@@ -23,6 +23,9 @@ BITS, GAPS = 0, 1
 RARE = 0.4
 """Gaps are tried where the rarer value takes up to this fraction of the entries."""
 
+PIECE = 2**16
+"""Gaps that are read at a time."""
+
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
@@ -69,24 +72,33 @@ def _pack_gaps(mask: Bools, rare: bool) -> bytes:
 
 
 def _unpack_gaps(packed: bytes, size: int) -> Bools:
+    """Read gaps piece by piece: however many a forged file claims, memory is a few bytes for each entry."""
     rare, width = bool(packed[1]), packed[2]
     inflated, rest = _inflate(packed[3:], size)
-    quotients = np.frombuffer(inflated, np.uint8)
-    ends = np.flatnonzero(quotients != 255)
+    quotients, bits = np.frombuffer(inflated, np.uint8), np.frombuffer(rest, np.uint8)
+    count = int(np.count_nonzero(quotients != 255))
     if quotients[-1:].tolist() == [255]:
         raise ValueError("its last gap is cut off")
-    gaps = quotients[ends] + 255 * (np.diff(ends, prepend=-1) - 1).astype(np.int64)
-    if (gaps > size >> width).any():
-        raise ValueError(f"its gaps reach beyond {size} entries")
-    if len(rest) != (ends.size * width + 7) // 8:
+    if len(rest) != (count * width + 7) // 8:
         raise ValueError("its gaps are cut off")
-    bits = np.unpackbits(np.frombuffer(rest, np.uint8), count=ends.size * width).reshape(ends.size, width)
-    gaps = (gaps << width) + bits.astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
-    positions = np.cumsum(gaps + 1) - 1
-    if positions.size and positions[-1] >= size:
-        raise ValueError(f"its gaps reach beyond {size} entries")
     mask: Bools = np.full(size, not rare)
-    mask[positions] = rare
+    done, quotient, remainder = 0, 0, 0  # gaps, and the sums of both their parts
+    for start in range(0, quotients.size, PIECE):
+        piece = quotients[start : start + PIECE]
+        ends = np.flatnonzero(piece != 255)
+        upper = quotient + np.cumsum(piece, dtype=np.int64)
+        if upper[-1] > size >> width:
+            raise ValueError(f"its gaps reach beyond {size} entries")
+        first, last = done * width, (done + ends.size) * width
+        found = np.unpackbits(bits[first // 8 : (last + 7) // 8])[first % 8 :][: ends.size * width]
+        lower = remainder + np.cumsum(found.reshape(ends.size, width) @ (1 << np.arange(width, dtype=np.int64)))
+        positions = (upper[ends] << width) + lower + np.arange(done, done + ends.size)
+        if positions.size:
+            if not 0 <= positions.min() <= positions.max() < size:
+                raise ValueError(f"its gaps reach beyond {size} entries")
+            mask[positions] = rare
+            remainder = int(lower[-1])
+        done, quotient = done + ends.size, int(upper[-1])
     return mask
 
 

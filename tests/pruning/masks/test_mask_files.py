@@ -138,6 +138,13 @@ def test_a_forged_header_is_refused():
             MaskSet.from_bytes(rewritten(data, edit(old, new)))
 
 
+def test_a_file_that_inflates_is_refused():
+    file = io.BytesIO()
+    np.savez_compressed(file, __header__=np.zeros(10**7, np.uint8))
+    with pytest.raises(ValueError, match="never compressed"):
+        MaskSet.from_bytes(file.getvalue())
+
+
 def test_nothing_is_unpickled():
     class Evil:
         def __reduce__(self):

@@ -1,6 +1,9 @@
 """Packing: near the entropy, and damaged bytes are refused."""
 
 import math
+import tracemalloc
+import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -48,6 +51,25 @@ def test_damaged_bytes_are_refused_or_still_a_mask_of_that_size(mask, position, 
         return
     assert found.dtype == np.bool_
     assert found.size == mask.size
+
+
+@pytest.mark.parametrize(("count", "width"), [(5_000_000, 0), (300_000, 62)])
+def test_a_few_bytes_that_claim_many_gaps_take_little_memory(count, width):
+    size, rest = 5_000_000, b"\xff" * ((count * width + 7) // 8)
+    stream = zlib.compressobj(9, zlib.DEFLATED, -15)
+    forged = bytes([1, 1, width]) + stream.compress(bytes(count)) + stream.flush() + rest
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="beyond") if width else nullcontext():
+        unpack(forged, size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * size + 40e6
+
+
+def test_many_gaps_are_read_piece_by_piece():
+    for sparsity in (0.05, 0.3, 0.9995):
+        mask = np.random.default_rng(6).random(600_000) >= sparsity
+        assert np.array_equal(unpack(pack(mask), mask.size), mask)
 
 
 @pytest.mark.parametrize("density", [0.02, 0.5])
