@@ -32,7 +32,7 @@ def component(value: str, argument: str) -> str:
     """Return `value` if it is safe as one part of a path, else raise StoreError: nothing leaves the store's root."""
     if not is_component(value):
         raise StoreError(
-            f"`{argument}` (={quoted(value)}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin with "
-            "a sign; rename it"
+            f"`{argument}` (={quoted(value)}) must be 1 to 200 letters, digits or any of . _ = , + - and not begin "
+            "with a sign; rename it"
         )
     return value

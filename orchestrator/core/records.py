@@ -127,9 +127,9 @@ class StageRecord:
         """
         if data.get("version") != RECORD_VERSION or data.get("kind") not in tuple(KINDS):
             raise OrchestratorError(
-                f"`version` (={quoted(data.get('version'))}) of a stage record must be {RECORD_VERSION}, and its `kind` "
-                f"(={quoted(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or another "
-                "`store.uri`"
+                f"`version` (={quoted(data.get('version'))}) of a stage record must be {RECORD_VERSION}, and its "
+                f"`kind` (={quoted(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or "
+                "another `store.uri`"
             )
         record: Self = read_as(cls, data)
         if record.spec:

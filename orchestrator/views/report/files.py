@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
+MOST_ENTRIES = 2**27
+"""Of all masks that are compared: a byte each, and while one is read some more."""
 METRICS_SHOWN = 200
 """At most so many summary metrics: a run with thousands of them is of no use in a table."""
 
@@ -115,7 +118,9 @@ def draw(
         "cost": lambda: drawing.cost(figure_data.cost(comparison)),
         "layers": lambda: drawing.matrices(figure_data.layer_sparsity(records, comparison), "sparsity"),
     }
-    if read is not None and (overlap := _or_left_out("the figure overlap", lambda: overlap_of(comparison, read))):
+    if read is not None and (
+        overlap := _or_left_out("the figure overlap", lambda: overlap_of(records, comparison, read))
+    ):
         figures["overlap"] = lambda: drawing.matrices(overlap, "IoU")
     rendered = {
         name: _or_left_out(f"the figure {name}", partial(drawing.render, make)) for name, make in figures.items()
@@ -123,9 +128,11 @@ def draw(
     return {name: formats for name, formats in rendered.items() if formats is not None}
 
 
-def overlap_of(comparison: Comparison, read: ReadFile) -> tuple[figure_data.Matrix, ...]:
+def overlap_of(
+    records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile
+) -> tuple[figure_data.Matrix, ...]:
     """Return a matrix for each panel, none at all where no two masks are of networks of one shape."""
-    masks = _masks(read, figure_data.overlapping(comparison))
+    masks = _masks(records, read, figure_data.overlapping(comparison))
     matrices = figure_data.overlap(comparison, masks, lambda one, other: _iou(masks[one], masks[other]))
     return matrices if any(matrix.has_pairs for matrix in matrices) else ()
 
@@ -171,16 +178,25 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     return "\n".join(lines)
 
 
-def _masks(read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
-    """Return the masks of these stages; where some cannot be read, say so and do without."""
+def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
+    """Return the masks of these stages; where some cannot be read, or would fill the memory, say so and do without."""
     # Files, unlike the masks of a model, need no torch: two seconds for the driver.
     from pruning.masks import files as mask_files
 
     readable: dict[str, Masks] = {}
+    room = MOST_ENTRIES
     for key in keys:
+        sizes = records[key].tensor_sizes
+
+        def check(name: str, shape: Sequence[int], sizes: Mapping[str, int] = sizes) -> None:
+            if math.prod(shape) != sizes.get(name):
+                raise ValueError(f"The mask of `{name}` has not the {sizes.get(name)} entries that the record says.")
+
         try:
-            masks, _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS)))
-            readable[key] = masks
+            if sum(sizes.values()) > room:
+                raise ValueError(f"The figure holds at most {MOST_ENTRIES} entries of masks.")
+            room -= sum(sizes.values())
+            readable[key], _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS)), check)
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], shown(error))
     return readable

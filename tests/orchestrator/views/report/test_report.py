@@ -435,11 +435,16 @@ def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
     plan = plan_of([config("l1_unstructured", 0.9, seed, 1, model=model) for model in channels for seed in (0, 1)])
     records, comparison = make_records(plan), compare_trials(plan, make_records(plan))
 
-    def read(key: str, name: str) -> bytes:
-        width = plan.stages[plan.stages[key].parent or ""].fields["model"]["channels"][0]
-        return mask_file({"conv.weight": np.ones((width, 3), bool), "fc.weight": np.ones((width, 5), bool)})
+    def width(key: str) -> int:
+        return int(plan.stages[plan.stages[key].parent or key].fields["model"]["channels"][0])
 
-    matrices = overlap_of(comparison, read)
+    def read(key: str, name: str) -> bytes:
+        return mask_file({"conv.weight": np.ones((width(key), 3), bool), "fc.weight": np.ones((width(key), 5), bool)})
+
+    for key, record in records.items():
+        sizes = {"conv.weight": 3 * width(key), "fc.weight": 5 * width(key)}
+        records[key] = dataclasses.replace(record, tensor_sizes=sizes)
+    matrices = overlap_of(records, comparison, read)
     (matrix,) = matrices
 
     assert matrix.values == ((1.0, 1.0, None, None),) * 2 + ((None, None, 1.0, 1.0),) * 2
@@ -452,7 +457,26 @@ def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
     comparison = compare_trials(plan, make_records(plan))
     shapes = {trial.stages[-1]: trial.config["model"]["channels"] for trial in plan.trials}
 
-    assert overlap_of(comparison, lambda key, name: mask_file({"w": np.ones(shapes[key], bool)})) == ()
+    records = {
+        key: dataclasses.replace(record, tensor_sizes={"w": int(np.prod(shapes.get(key, 0)))})
+        for key, record in make_records(plan).items()
+    }
+    assert overlap_of(records, comparison, lambda key, name: mask_file({"w": np.ones(shapes[key], bool)})) == ()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [(5, "has not the 5 entries that the record says"), (10**9, "holds at most 134217728 entries")],
+)
+def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_read(
+    caplog: pytest.LogCaptureFixture, recorded: int, said: str
+) -> None:
+    records, comparison = make_records(PLAN), compare_trials(PLAN, RECORDS)
+    records = {key: dataclasses.replace(record, tensor_sizes={"w": recorded}) for key, record in records.items()}
+    forged = mask_file({"w": np.ones(recorded + 1 if recorded < 10 else 1, bool)})
+
+    assert overlap_of(records, comparison, lambda key, name: forged) == ()
+    assert said in caplog.text
 
 
 FIGURES = {
