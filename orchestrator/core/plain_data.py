@@ -42,7 +42,7 @@ class Matching:
 
 Count = Annotated[int, Within(0, 2**63 - 1)]
 Fraction = Annotated[float, Within(0, 1)]
-Number = Annotated[float, Within(-1e100, 1e100)]
+Number = Annotated[float, Within(-1e150, 1e150)]
 """Its square is a number as well."""
 Seconds = Annotated[float, Within(0, 1e11)]
 """A duration, or a time since 1970."""

@@ -70,7 +70,7 @@ class StageRecord:
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left."""
-    measurements: Mapping[str, Number] = field(default_factory=dict)
+    measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took. Never part of the result."""
     warnings: tuple[str, ...] = ()
     device: str = "cpu"

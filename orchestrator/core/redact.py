@@ -154,6 +154,7 @@ def shown(text: object) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), redact(str(text)))
 
 
+@lru_cache(maxsize=2**12)
 def is_secret(name: str) -> bool:
     """Say whether what is called `name` should not be shown, as `AWS_SECRET_ACCESS_KEY` or `model.password`."""
     *others, last = ["", *(word.lower() for word in _WORD.findall(name.rpartition(".")[2]))]

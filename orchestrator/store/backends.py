@@ -157,7 +157,7 @@ def _reason(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "the disk or quota is full. Free some space (`python -m orchestrator.store prune URI` drops weights that "
+            "the disk or quota is full. Free some space (`python -m orchestrator.store prune` drops weights that "
             "nothing needs) and run the same command again; finished stages are kept"
         )
     if number == errno.EFBIG:
