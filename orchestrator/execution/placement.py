@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.execution.address import address_of
+from orchestrator.execution.embedded_ray import address_of
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""
