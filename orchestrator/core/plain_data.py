@@ -140,8 +140,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: tuple([each(item) for item in _of(list | tuple, "a list", value)])
     if origin is Mapping:
         return _mapping_reader(arguments[1])
-    check = _checker(kind)
-    return lambda value: check(value, (value,))
+    check, unbounded = _checker(kind), _SCALARS.get(kind, set())
+    return lambda value: value if type(value) in unbounded else check(value, (value,))
 
 
 def _mapping_reader(kind: Any) -> Callable[[Any], Any]:

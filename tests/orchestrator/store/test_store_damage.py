@@ -130,7 +130,7 @@ def replaced(path: Path, draw: random.Random) -> None:
 def damaged(folder: Path, draw: random.Random) -> None:
     for _ in range(draw.randint(1, 2)):
         present = sorted(path for path in folder.rglob("*") if not path.is_symlink())
-        files = [path for path in present if path.is_file()]
+        files = [path for path in present if path.is_file() and path.stat().st_size < 2**20]
         sealed = [path for path in files if path.suffix == ".json" and path.name != "store.json"]
         masks = [path for path in files if path.name == MASKS]
         try:
