@@ -97,7 +97,6 @@ class ModuleParameter:
         # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)
-        module.__dict__.pop(name, None)
         del module._buffers[mask_name(name)]
         rename_parameter(module, orig_name(name), name)
         setattr(module, name, self.orig)  # not only registered: an RNN keeps its own list

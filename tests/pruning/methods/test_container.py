@@ -243,6 +243,8 @@ def test_what_a_container_refuses() -> None:
     container.add_pruning_method(method)
     with pytest.raises(ValueError, match=r"'bias'.*'weight'"):
         container.add_pruning_method(other)
+    with pytest.raises(ValueError, match=r"'weight'.*None"):
+        pruning.PruningContainer(pruning.L1Unstructured(1)).add_pruning_method(method)
     for bad in (10, "ugh", None):
         with pytest.raises(TypeError, match="must be a BasePruningMethod"):
             container.add_pruning_method(bad)  # type: ignore[arg-type]
