@@ -52,37 +52,25 @@ if TYPE_CHECKING:
     from pruning.schedule import targets as targets
 
 _HOMES = {
-    "Amount": "amount",
-    "BasePruningMethod": "methods.base",
-    "CustomFromMask": "methods.unstructured",
-    "Identity": "methods.unstructured",
-    "L1Unstructured": "methods.unstructured",
-    "LnStructured": "methods.structured",
-    "METHODS": "methods.table",
-    "MaskKeeper": "holding.keeper",
-    "MaskSet": "masks.mask_set",
-    "PruningContainer": "methods.base",
-    "RandomStructured": "methods.structured",
-    "RandomUnstructured": "methods.unstructured",
-    "count_to_prune": "amount",
-    "custom_from_mask": "methods.functions",
-    "global_structured": "methods.across_modules",
-    "global_unstructured": "methods.across_modules",
-    "identity": "methods.functions",
-    "is_pruned": "methods.functions",
-    "l1_unstructured": "methods.functions",
-    "latency": "measure.report",
-    "ln_structured": "methods.functions",
-    "mask_gradients": "holding.reparam",
-    "random_structured": "methods.functions",
-    "random_unstructured": "methods.functions",
-    "remaining_parameters": "measure.report",
-    "remove": "methods.functions",
-    "report": "measure.report",
-    "sizes": "measure.report",
-    "targets": "schedule",
-    "validate_amount": "amount",
+    name: home
+    for home, names in {
+        "amount": "Amount count_to_prune validate_amount",
+        "holding.keeper": "MaskKeeper",
+        "holding.reparam": "mask_gradients",
+        "masks.mask_set": "MaskSet",
+        "measure.report": "latency remaining_parameters report sizes",
+        "methods.across_modules": "global_structured global_unstructured",
+        "methods.base": "BasePruningMethod PruningContainer",
+        "methods.functions": "custom_from_mask identity is_pruned l1_unstructured ln_structured random_structured "
+        "random_unstructured remove",
+        "methods.structured": "LnStructured RandomStructured",
+        "methods.table": "METHODS",
+        "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
+        "schedule": "targets",
+    }.items()
+    for name in names.split()
 }
+"""Name -> the module that it is imported from, once it is asked for."""
 
 _TORCH_NAMES = {
     "_compute_norm": ("selection.channels", "channel_norms"),

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import pruning
-from pruning.masks import MaskSet
+from pruning import MaskSet
 from pruning.selection.random_subset import prune_random_
 from pruning.selection.smallest import prune_smallest_
 

@@ -89,7 +89,7 @@ def masks() -> bytes:
     """Return the file of masks that prune half of the network."""
     import torch
 
-    from pruning.masks import MaskSet
+    from pruning import MaskSet
 
     draw = torch.Generator().manual_seed(0)
     return MaskSet({name: torch.rand(shape, generator=draw) < 0.5 for name, shape in SHAPES.items()}).to_bytes()

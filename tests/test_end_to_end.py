@@ -14,7 +14,7 @@ import pytest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.store.store import Store
-from pruning.masks import MaskSet
+from pruning import MaskSet
 
 SWEEP = (
     "+sweep=random_amounts",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -64,18 +64,6 @@ class SweepInfo:
         object.__setattr__(self, "config", redact_tree(self.config))
         object.__setattr__(self, "command", redact(self.command))
         object.__setattr__(self, "environment", redact_tree(self.environment))
-
-
-class Executor(Protocol):
-    """Runs the stages of a plan. `InlineExecutor` and `RayExecutor` pass one contract suite."""
-
-    def run(self, plan: Plan) -> Iterator[StageEvent]:
-        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
-        ...
-
-    def cancel(self) -> None:
-        """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
-        ...
 
 
 class Tracker(Protocol):

@@ -23,7 +23,7 @@ from orchestrator.core.work_order import never
 from orchestrator.training.evaluation import autocast, criterion_of, evaluate, is_class, outputs_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
-from orchestrator.workloads.targets import TargetError, create, failure
+from orchestrator.workloads.targets import create
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
@@ -113,7 +113,7 @@ class _Run:
                 "training split, while drop_last is true; pass a smaller one."
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer: Optimizer = _call("train.optimizer", config.optimizer, self.parameters)
+        self.optimizer: Optimizer = create("train.optimizer", config.optimizer, self.parameters)
         _refuse_closure(self.optimizer)
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -185,7 +185,7 @@ class _Run:
             key: max(length, 1) if key in lengths and value is None else value
             for key, value in self.config.scheduler.items()
         }
-        scheduler: LRScheduler = _call("train.scheduler", node, self.optimizer)
+        scheduler: LRScheduler = create("train.scheduler", node, self.optimizer)
         return scheduler
 
     def _schedule(self, interval: str) -> None:
@@ -252,15 +252,6 @@ class _Run:
     def _state(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
         yield from self.model.buffers()
-
-
-def _call(where: str, node: Mapping[str, Any], argument: Any) -> Any:
-    """Create what `node` describes with `argument` as its first positional one."""
-    partial = create(where, node, partial=True)
-    try:
-        return partial(argument)
-    except Exception as error:
-        raise TargetError(failure(where, node, error)) from error
 
 
 def _require_precision(precision: str, device: torch.device) -> None:

@@ -16,8 +16,7 @@ from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.models import Prunable, prunable
 from orchestrator.workloads.targets import NAMING, TargetError, failure, given
-from pruning import BasePruningMethod
-from pruning.masks import MaskSet
+from pruning import BasePruningMethod, MaskSet
 from pruning.selection.channels import check_dim, check_structured
 
 

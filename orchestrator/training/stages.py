@@ -32,10 +32,9 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import criterion_of, evaluate
-from orchestrator.training.weights import load_state, plain_state, state_digest, write_state
 from orchestrator.workloads import data, models
-from pruning import MaskKeeper
-from pruning.masks import MaskSet
+from orchestrator.workloads.weights import load_state, plain_state, state_digest, write_state
+from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
 
 ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))

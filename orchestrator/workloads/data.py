@@ -84,7 +84,7 @@ def _load(text: str, _sources: str) -> Data:
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
     with seeded(seed):
-        returned = create("data", {key: value for key, value in config.items() if key not in OURS}, DATA)
+        returned = create("data", {key: value for key, value in config.items() if key not in OURS}, kinds=DATA)
     if isinstance(returned, Data):
         _refuse_cut(config)
         return returned

@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
     found = {"input_shape": list(input_shape), "classes": classes}
     filled = {key: found[key] if key in found and value is None else value for key, value in config.items()}
     with seeded(seed):
-        model = create("model", filled, MODELS)
+        model = create("model", filled, kinds=MODELS)
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"{given('model', config)} must return a torch.nn.Module, not {type(model).__name__}; "

@@ -5,7 +5,6 @@ The files lie in the node's folder. Where a file cannot be kept or trusted, the 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import time
@@ -15,13 +14,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.store.node_folder import node_folder, tidy
+from orchestrator.workloads.weights import state_digest
 
 FORMAT = 1
 """To be raised when the same source is prepared to something else."""
@@ -63,7 +62,7 @@ def _mapped(path: Path) -> dict[str, Tensor] | None:
     try:
         with safe_open(path, framework="pt") as file:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            whole = (file.metadata() or {}).get("digest") == _digest(tensors)
+            whole = (file.metadata() or {}).get("digest") == state_digest(tensors)
     except (OSError, SafetensorError):
         return None
     with suppress(OSError):
@@ -80,7 +79,7 @@ def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
         if shutil.disk_usage(path.parent).free > 2 * size:
-            save_file(dict(made), aside, metadata={"digest": _digest(made)})
+            save_file(dict(made), aside, metadata={"digest": state_digest(made)})
             os.replace(aside, path)
     except (OSError, SafetensorError):
         return made
@@ -116,13 +115,3 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes."""
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()

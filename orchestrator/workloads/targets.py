@@ -20,28 +20,28 @@ class TargetError(OrchestratorError):
 
 
 def create(
-    where: str, node: Mapping[str, Any], kinds: Mapping[str, Callable[..., Any]] | None = None, *, partial: bool = False
+    where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[str, Callable[..., Any]] | None = None
 ) -> Any:
-    """Call what `node` names with its other keys, but for `name` and `depends`, and return what that returns.
+    """Call what `node` names with `arguments` and its other keys, but for `name` and `depends`; return what it returns.
 
-    Nested nodes with a `_target_` are created first. With `partial` the call is left for the caller to complete.
+    Nested nodes with a `_target_` are created first.
 
     Args:
         where: the node's place in the configuration, for errors.
-        node: `kind`, a key of `kinds`, or `_target_`; and arguments.
+        node: `kind`, a key of `kinds`, or `_target_`; and arguments by name.
+        arguments: by position.
         kinds: what is built in.
-        partial: of a `_target_`.
 
     Raises:
         TargetError: the target cannot be imported or raised; it names `where` the node is and quotes the cause.
         OrchestratorError: what the target itself raised, when it is one.
     """
     left_out = NAMING if kinds else LABELS | {"_target_"}
-    arguments = {key: value for key, value in node.items() if key not in left_out}
+    named = {key: value for key, value in node.items() if key not in left_out}
     try:
         if kinds and node.get("kind"):
-            return kinds[node["kind"]](**arguments)
-        return instantiate({"_target_": node["_target_"], **arguments}, _convert_="all", _partial_=partial)
+            return kinds[node["kind"]](*arguments, **named)
+        return instantiate({"_target_": node["_target_"], **named}, *arguments, _convert_="all")
     except Exception as error:
         cause = (isinstance(error, InstantiationException) and error.__cause__) or error
         if isinstance(cause, OrchestratorError):

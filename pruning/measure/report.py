@@ -118,15 +118,6 @@ def dead(model: nn.Module | MaskSet) -> tuple[str, ...]:
     return tuple(name for name, mask in _masks_of(model).items() if mask.numel() and not mask.any())
 
 
-def dead_units(model: nn.Module | MaskSet) -> dict[str, int]:
-    """Return name -> number of output units (slices along dimension 0) of which every weight is masked."""
-    return {
-        name: int((~mask.flatten(1).any(1)).sum())
-        for name, mask in _masks_of(model).items()
-        if mask.dim() > 1 and mask.numel()
-    }
-
-
 def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 5) -> Latency:
     """Time `model(example)` in evaluation mode, without gradients.
 

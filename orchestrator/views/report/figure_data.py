@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
@@ -69,12 +69,9 @@ def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
     for panel in comparison.panels:
         series: list[Series] = []
         for label, points in lines_of(comparison, panel).items():
-            before = [(point.sparsity, point.val_accuracy_before) for point in points]
-            after = [(point.sparsity, point.val_accuracy) for point in points]
-            for when, estimates in (("before", before), ("after", after)):
-                known = [(x, estimate.mean) for x, estimate in estimates if estimate is not None]
-                if known:
-                    series.append(Series(f"{label}, {when}", tuple(x for x, _ in known), tuple(y for _, y in known)))
+            before = _series(f"{label}, before", ((point.sparsity, point.val_accuracy_before) for point in points))
+            after = _series(f"{label}, after", ((point.sparsity, point.val_accuracy) for point in points))
+            series += [replace(each, low=(), high=()) for each in (before, after) if each.x]
         plots.append(Plot(_title(panel), tuple(series)))
     return tuple(plots)
 
@@ -156,21 +153,17 @@ def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...
 def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, ...]:
     plots = []
     for panel in comparison.panels:
-        series = []
-        for label, points in lines_of(comparison, panel).items():
-            known = sorted(((x(p), p.accuracy) for p in points if p.accuracy is not None), key=lambda pair: pair[0])
-            series.append(
-                Series(
-                    label,
-                    tuple(position for position, _ in known),
-                    tuple(estimate.mean for _, estimate in known),
-                    tuple(estimate.low for _, estimate in known),
-                    tuple(estimate.high for _, estimate in known),
-                )
-            )
+        lines = lines_of(comparison, panel).items()
+        series = tuple(_series(label, ((x(point), point.accuracy) for point in points)) for label, points in lines)
         dense = [point.accuracy for point in comparison.dense if (point.model, point.data) == panel]
-        plots.append(Plot(_title(panel), tuple(series), dense[0] if len(dense) == 1 else None))
+        plots.append(Plot(_title(panel), series, dense[0] if len(dense) == 1 else None))
     return tuple(plots)
+
+
+def _series(label: str, points: Iterable[tuple[float, Estimate | None]]) -> Series:
+    known = sorted(((x, estimate) for x, estimate in points if estimate is not None), key=lambda pair: pair[0])
+    x, means = tuple(x for x, _ in known), tuple(estimate.mean for _, estimate in known)
+    return Series(label, x, means, tuple(each.low for _, each in known), tuple(each.high for _, each in known))
 
 
 def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator[tuple[int, float]]:

@@ -24,9 +24,9 @@ from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import rounds, stages
 from orchestrator.training.rounds import LawBroken
-from orchestrator.training.weights import plain_state, state_digest
 from orchestrator.workloads.models import prunable
-from pruning.masks import MaskSet
+from orchestrator.workloads.weights import plain_state, state_digest
+from pruning import MaskSet
 
 TRAIN = {
     "epochs": 1,

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from pruning.masks import MaskSet
+from pruning import MaskSet
 
 
 def model():

@@ -12,7 +12,7 @@ import torch
 from mask_cases import some_masks
 from torch import nn
 
-from pruning.masks import MaskSet
+from pruning import MaskSet
 from pruning.masks import files as mask_files
 from pruning.masks.files import HEADER
 

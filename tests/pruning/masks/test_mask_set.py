@@ -7,8 +7,7 @@ from mask_cases import model, some_masks
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from pruning import MaskKeeper, custom_from_mask, l1_unstructured
-from pruning.masks import MaskSet
+from pruning import MaskKeeper, MaskSet, custom_from_mask, l1_unstructured
 from pruning.measure import report
 from pruning.measure.macs import LayerMacs, macs
 

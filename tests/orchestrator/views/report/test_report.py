@@ -73,7 +73,7 @@ def masks(key: str, name: str) -> bytes:
     """Return random masks as a store would."""
     import torch
 
-    from pruning.masks import MaskSet
+    from pruning import MaskSet
 
     generator = torch.Generator().manual_seed(int(key[:8], 16))
     return MaskSet({name: torch.rand(size, generator=generator) < 0.5 for name, size in SIZES.items()}).to_bytes()

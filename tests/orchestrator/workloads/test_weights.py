@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from orchestrator.training.weights import load_state, plain_state, state_digest, write_state
+from orchestrator.workloads.weights import load_state, plain_state, state_digest, write_state
 
 HERE = Path(__file__).parent
 ODD = {
@@ -88,7 +88,7 @@ def test_the_file_is_byte_for_byte_that_of_safetensors() -> None:
 def test_tensors_longer_than_a_piece_are_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, digest = written(ODD), state_digest(ODD)
     for piece in (1, 7, 64):
-        monkeypatch.setattr("orchestrator.training.weights.PIECE", piece)
+        monkeypatch.setattr("orchestrator.workloads.weights.PIECE", piece)
         assert (written(ODD), state_digest(ODD)) == (whole, digest)
 
 
@@ -108,7 +108,7 @@ def grown(size: int, uri: str, options: dict[str, object] | None = None) -> list
     """Return what committing weights of `size` bytes, and loading them, takes beyond the network, as part of it."""
     width = round((size / 4) ** 0.5)
     line = [sys.executable, "-c", MEASURE, uri, json.dumps(options or {}), str(width)]
-    environment = {"PYTHONPATH": f"{HERE}:{HERE.parent}:{HERE.parents[2]}", "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": f"{HERE.parent / 'training'}:{HERE.parent}:{HERE.parents[2]}", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 0, ended.stderr
     return [more / (4 * width**2) for more in json.loads(ended.stdout)]
