@@ -14,7 +14,6 @@ MASKS = "masks.npz"
 """The bit-packed masks of a round."""
 
 RECORD = "record.json"
-
 """The commit of a stage."""
 
 METRICS_FILE, NOTE_FILE = "comparison/metrics.json", "comparison/README.md"
