@@ -1,7 +1,8 @@
 """`python -m orchestrator`, or `pruning-orchestrator`: compose with Hydra, hand over, say every mistake in a sentence.
 
 `compare`, `sync` and `store` as first argument call those commands instead.
-Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 130 interrupted.
+Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
     try:
         compose()
+        if (launch := sys.modules.get("orchestrator.sweep.launch")) and launch.BEHIND:
+            sys.exit(_say("\n".join(map(str, launch.BEHIND)), launch.BEHIND[0].exit_status))
     except OrchestratorError as error:
         sys.exit(_say(str(error), error.exit_status))
     except BrokenPipeError:  # who read our output has left, as `head` does

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from orchestrator.execution import interrupts
 from orchestrator.views.terminal.streams import show_what_can_be_shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Complete the views; return the exit status."""
+    interrupts.leave_when_interrupted()
     from orchestrator.sweep.sync_views import sync_command
 
     show_what_can_be_shown()

@@ -42,8 +42,7 @@ from orchestrator.sweep.environment import environment
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess
-from orchestrator.views.tracking.tracker import NoTracker
-from scripts.sleeping import MeasuredTracker, NoStore, make_sleeping_plan, masks
+from scripts.sleeping import MeasuredWriter, NoStore, make_sleeping_plan, masks
 
 LEAST_EFFICIENCY, MOST_MS, MOST_MB = 0.9, 15, 1500
 
@@ -82,7 +81,7 @@ def measure(trials: int, given: argparse.Namespace) -> Measurement:
     ideal = max(sum(seconds) / given.cpus, max(seconds))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sweep")))
-        tracker = NoTracker() if given.executor_only else stack.enter_context(_tracker(store, folder))
+        tracker = Tracker() if given.executor_only else stack.enter_context(_tracker(store, folder))
         terminal = Console(file=StringIO(), force_terminal=not given.executor_only, width=120, highlight=False)
         progress = Progress(plan, {}, console=terminal)
         cluster, logs = Cluster(num_cpus=given.cpus), folder / "logs"
@@ -172,20 +171,21 @@ def _arguments() -> argparse.Namespace:
 
 def _tracker(store: NoStore, folder: Path) -> TrackerProcess:
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    return TrackerProcess(partial(MeasuredTracker, store.read, folder / "logging", uri=uri))
+    make = partial(MeasuredWriter, read=store.read, note=folder / "logging", uri=uri, experiment="pruning")
+    return TrackerProcess(make, print)
 
 
 def _conclude(
     tracker: Tracker, store: NoStore, info: SweepInfo, plan: Plan, records: dict[str, StageRecord]
 ) -> tuple[float, float]:
     """Do what a sweep does after its last trial; return the seconds of the report and of the view."""
-    if isinstance(tracker, NoTracker):
+    if not isinstance(tracker, TrackerProcess):
         return 0.0, 0.0
     clock = time.perf_counter()
     files = report(info, plan, records, compare_trials(plan, records, {}), store.read)
     reported = time.perf_counter()
     tracker.finish("finished", files)
-    if isinstance(tracker, TrackerProcess) and not tracker.complete:
+    if not tracker.complete:
         raise SystemExit("MLflow does not hold the sweep: what was measured is no logging")
     return reported - clock, time.perf_counter() - reported
 

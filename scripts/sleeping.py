@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -21,13 +21,11 @@ from hydra.types import RunMode
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema
 from orchestrator.config.compose import compose_jobs
-from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
-from orchestrator.views.tracking.client import ReadFile
-from orchestrator.views.tracking.tracker import MlflowTracker
+from orchestrator.views.tracking.view_writer import ViewWriter
 
 STEPS = {"dense": 15, "round": 6}
 """Points of each stage's curve: the epochs of the presets. A trial sleeps in the same proportion."""
@@ -63,26 +61,24 @@ class NoStore:
         return record
 
 
-class MeasuredTracker(MlflowTracker):
+class MeasuredWriter(ViewWriter):
     """Keeps the view in MLflow, and writes into `note` the CPU seconds that this process takes for it.
 
-    They count from `start`, so that importing MLflow does not; creating the database may.
+    They count from the first request, so that importing MLflow does not; creating the database may.
     """
 
-    def __init__(self, read: ReadFile, note: Path, *, uri: str, warn: Callable[[str], None]) -> None:
-        super().__init__(read, uri=uri, warn=warn)
-        self._note = note
-        self._before = 0.0
+    def __init__(self, *arguments: Any, note: Path, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._file, self._before = note, 0.0
 
-    def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
-        """Open the view, with what is finished already."""
-        self._before = time.process_time()
-        super().start(sweep, plan, finished)
+    def write(self) -> None:
+        """Write until the view is finished."""
+        super().write()
+        self._file.write_text(str(time.process_time() - self._before))
 
-    def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
-        """Close the view."""
-        super().finish(status, report)
-        self._note.write_text(str(time.process_time() - self._before))
+    def _take(self, request: tuple[Any, ...]) -> None:
+        self._before = self._before or time.process_time()
+        super()._take(request)
 
 
 def masks() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact, redact_tree
@@ -66,17 +66,17 @@ class SweepInfo:
         object.__setattr__(self, "environment", redact_tree(self.environment))
 
 
-class Tracker(Protocol):
-    """Keeps a view of the sweep for people. `MemoryTracker` and `MlflowTracker` pass one contract suite."""
+class Tracker:
+    """Keeps a view of the sweep for people; this one keeps none."""
+
+    complete = True
+    """Whether the view holds all that was recorded; known once `finish` has returned."""
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view: one parent for the sweep, one child for each trial, stages in `finished` already filled in."""
-        ...
 
     def record(self, event: StageEvent) -> None:
         """Take one event; return at once, never raise for a view that is away."""
-        ...
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
         """Close the view: statuses, the report's files (relative path -> content), everything flushed."""
-        ...

@@ -19,7 +19,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
-from orchestrator.config.tracking_uri import resolve_uri, ui_hint
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, ui_hint
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
@@ -40,13 +40,14 @@ from orchestrator.store.store import Store
 from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.sweep.preflight import preflight
+from orchestrator.sweep.sync_views import behind
 from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_audit, print_comparison
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.streams import say
 from orchestrator.views.tracking.process import TrackerProcess
-from orchestrator.views.tracking.tracker import MlflowTracker, NoTracker
+from orchestrator.views.tracking.view_writer import ViewWriter
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run")
@@ -112,6 +113,8 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             tracker.finish(outcome.status, files)
         places = _places(config, store, info.name)
         progress.closing({what: place for what, place in places.items() if what != "report" or not outcome.interrupted})
+        if not tracker.complete:
+            outcome.behind = behind([info.name], config["store"], **config["tracking"])
     return outcome
 
 
@@ -151,8 +154,10 @@ def _train(
                 progress.event(event)
         except OrchestratorError:  # no node is left, say
             tracker.finish("failed", {})
+            if not tracker.complete:
+                progress.say(behind([info.name], config["store"], **config["tracking"]))
             raise
-        outcome.interrupted = interrupt.worked()
+        outcome.interrupted = interrupt.worked() and not outcome.settled
         if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
             tracker.finish(outcome.status, {})
 
@@ -186,11 +191,11 @@ def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Lease
     return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs", claims=leases)
 
 
-def _tracker(tracking: Mapping[str, Any], store: Store, warn: Callable[[str], None]) -> AbstractContextManager[Tracker]:
+def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], None]) -> AbstractContextManager[Tracker]:
     if tracking["kind"] == "none":
-        return nullcontext(NoTracker())
-    make = partial(MlflowTracker, store.read, uri=tracking["uri"], experiment=tracking["experiment"])
-    return TrackerProcess(make, warn=warn)
+        return nullcontext(Tracker())
+    uri, experiment = resolve_uri(tracking["uri"]), resolve_experiment(tracking["experiment"])
+    return TrackerProcess(partial(ViewWriter, read=store.read, uri=uri, experiment=experiment), say)
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:

@@ -15,19 +15,24 @@ from orchestrator.config.compose import compose_jobs, plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run
-from orchestrator.sweep.outcome import Outcome, SweepIncomplete
+from orchestrator.sweep.outcome import EXIT_BEHIND, Outcome, SweepIncomplete
+
+BEHIND: list[SweepIncomplete] = []
+"""Of the sweeps of this process whose trials all finished: those whose view lacks something, to be told at the end."""
 
 
 def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
     """Run the jobs of a multirun as one sweep; return each job's objective, or its failure.
 
-    A job of a dry run returns nan.
+    A job of a dry run returns nan. A view that is behind ends no search: it goes to `BEHIND`.
     """
     jobs = list(compose_jobs(loader, master, overrides))
     outcome = run(jobs, preset=_preset(master))
     failure = outcome.incomplete()
     if failure is not None and outcome.interrupted:
         raise failure
+    if failure is not None and failure.exit_status == EXIT_BEHIND:
+        BEHIND.append(failure)
     return [_returned(job, outcome, index, failure) for index, job in enumerate(jobs)]
 
 

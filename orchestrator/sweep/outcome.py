@@ -26,12 +26,14 @@ NOT_THEIRS = (
     *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")),
 )
 """Parts of the paths of code that is not the user's own."""
+EXIT_BEHIND = 3
+"""All trials finished, but the view does not hold everything."""
 SHOWN = 5
 """Failures that are told in full."""
 
 
 class SweepIncomplete(OrchestratorError):
-    """Some trials did not finish; what did is in the store, and the same command runs the rest."""
+    """Some trials did not finish, and the same command runs the rest; or the view of the sweep lacks something."""
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Outcome:
     causes: dict[str, Failure] = field(default_factory=dict)
     """Of the stages that failed by themselves, not for want of a parent."""
     interrupted: bool = False
+    behind: str = ""
+    """What completes the view, where it does not hold everything."""
     ran: bool = True
 
     @property
@@ -52,6 +56,11 @@ class Outcome:
         if self.interrupted:
             return "killed"
         return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
+
+    @property
+    def settled(self) -> bool:
+        """Whether every stage has finished or failed, so that an interrupt has cut nothing short."""
+        return all(key in self.records or key in self.failures for key in self.plan.stages)
 
     def take(self, event: StageEvent) -> None:
         """Take one event."""
@@ -72,19 +81,21 @@ class Outcome:
         return objective(str(spec.config["objective"]), [self.records[key] for key in spec.stages])
 
     def incomplete(self) -> SweepIncomplete | None:
-        """Return the error that says which trials are missing and why, or None."""
+        """Return the error that says which trials are missing and why, and that the view is behind; or None."""
         missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
-        if not self.ran or not missing:
+        if not self.ran or not (missing or self.behind):
             return None
-        verb = "interrupted" if self.interrupted else "failed"
-        lines = [f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}"]
-        for key, failure in list(self.causes.items())[:SHOWN]:
-            lines += self._told(key, failure)
-        if len(self.causes) > SHOWN:
-            lines.append(f"  and {len(self.causes) - SHOWN} more failures")
-        lines.append("What finished is kept: the same command runs the rest.")
-        error = SweepIncomplete("\n".join(lines))
-        error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1
+        lines = []
+        if missing:
+            verb = "interrupted" if self.interrupted else "failed"
+            lines.append(f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}")
+            for key, failure in list(self.causes.items())[:SHOWN]:
+                lines += self._told(key, failure)
+            if len(self.causes) > SHOWN:
+                lines.append(f"  and {len(self.causes) - SHOWN} more failures")
+            lines.append("What finished is kept: the same command runs the rest.")
+        error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
+        error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND
         return error
 
     def _told(self, key: str, failure: Failure) -> list[str]:

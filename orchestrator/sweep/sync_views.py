@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT, resolve_experiment, resolve_uri
+from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_store, open_store, sweeps_parser
+from orchestrator.sweep.outcome import EXIT_BEHIND
+from orchestrator.sweep.saved_sweeps import chosen_sweeps, file_system, list_store, open_store, sweeps_parser
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.streams import say
-from orchestrator.views.tracking.tracker import MlflowTracker
+from orchestrator.views.tracking.view_writer import Requests, ViewWriter
+
+PROGRESS_SECONDS = 5.0
 
 
 def sync_command(arguments: Sequence[str] | None) -> int:
-    """Write to MLflow what it lacks of the named sweeps, or of all; 1 where that could not be done."""
+    """Write to MLflow what it lacks of the named sweeps, or of all; 3 where that could not be done."""
     parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
     parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
@@ -38,35 +44,61 @@ def sync_command(arguments: Sequence[str] | None) -> int:
     return _sync_all(store, chosen, options)
 
 
+def behind(
+    names: Sequence[str], store: Mapping[str, Any], *, uri: str | None, experiment: str | None, **_: object
+) -> str:
+    """Return the sentence that views lack something, and below it the command that completes them."""
+    words = ["python", "-m", "orchestrator.sync", *names]
+    words += ["--store", store["uri"]] if store["uri"] != "store" else []
+    words += [word for key, value in store["options"].items() for word in ("--option", f"{key}={value}")]
+    words += ["--uri", uri] if uri else []
+    words += ["--experiment", experiment] if experiment and experiment != DEFAULT_EXPERIMENT else []
+    lacking = "this sweep" if len(names) == 1 else f"{len(names)} sweeps"
+    return f"MLflow does not hold all of {lacking}; the store does. This completes it:\n\n    {shlex.join(words)}"
+
+
 def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:
-    """Complete one view after the other, as far as that goes; stop where MLflow cannot be reached at all."""
-    status = 0
+    """Complete one view after the other, as far as that goes; stop where MLflow cannot be used."""
+    status, left = 0, list[str]()
     for position, name in enumerate(names):
         try:
-            tracker = sync(store, saved_sweep.load(store, name), options.uri, options.experiment)
+            sync(store, saved_sweep.load(store, name), options.uri, options.experiment)
+        except CannotKeep as error:
+            say(error, amiss=True)
+            left += names[position:]
+            break
         except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
             say(error, amiss=True)
             status = 2
-            continue
-        status = status or int(not tracker.complete)
-        if not tracker.reached:
-            if rest := names[position + 1 :]:
-                say(f"Not tried either: {', '.join(rest)}", amiss=True)
-            break
-    return status
+    if left:
+        where = {"uri": options.store, "options": file_system(options.option, "--option")}
+        say(behind(left, where, uri=options.uri, experiment=options.experiment), amiss=True)
+    return status or (EXIT_BEHIND if left else 0)
 
 
-def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> MlflowTracker:
-    """Write to MLflow what it lacks of `sweep`; return the tracker, which knows whether it holds everything now."""
-    tracker = MlflowTracker(store.read, uri=uri, experiment=experiment, warn=partial(say, amiss=True))
-    tracker.start(sweep.info, sweep.plan, sweep.records)
+def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> None:
+    """Write to MLflow what it lacks of `sweep`.
+
+    Raises:
+        CannotKeep: MLflow cannot be used, refuses something, or was away for too long
+    """
+    told, total = time.monotonic(), len(sweep.plan.trials) + 2
+
+    def wrote(left: int) -> None:
+        nonlocal told
+        if time.monotonic() > told + PROGRESS_SECONDS:
+            told = time.monotonic()
+            say(f"{sweep.info.name}: {total - left} of {total} runs")
+
     missing = [key for key in sweep.plan.stages if key not in sweep.records]
-    for key in missing:
-        if key in sweep.failures:
-            tracker.record(StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key])))
     comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
     files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
-    tracker.finish("finished" if not missing else "failed" if sweep.failures else "killed", files)
-    if tracker.complete:
-        say(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {tracker.uri}")
-    return tracker
+    requests = Requests()
+    requests.put(("start", sweep.info, sweep.plan, sweep.records))
+    for key in sweep.failures.keys() & missing:
+        requests.put(("record", StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key]))))
+    requests.put(("finish", "finished" if not missing else "failed" if sweep.failures else "killed", files))
+    uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
+    warn = partial(say, amiss=True)
+    ViewWriter(requests, warn, wrote, read=store.read, uri=uri, experiment=experiment).write()
+    say(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {uri}")

@@ -11,7 +11,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import tables
-from orchestrator.views.tracking.run_contents import as_yaml
+from orchestrator.views.report.texts import as_yaml
 
 CAPTIONS = {
     "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, sqlite_path
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import Plan
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.views.tracking.client import PARENTS, of_sweep, reading, search
-from orchestrator.views.tracking.run_contents import COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
+from orchestrator.views.tracking import view_database
+from orchestrator.views.tracking.run_contents import AXES_TAG, COMMAND_TAG, FAILURE_TAG, TRIAL_TAG, trial_ids
+from orchestrator.views.tracking.runs import of_sweep, search
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
@@ -24,8 +32,7 @@ def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None =
     Raises:
         OrchestratorError: MLflow cannot be read, or holds no such sweep
     """
-    with reading(uri, experiment) as (client, place), tempfile.TemporaryDirectory() as folder:
-        runs = [] if place is None else search(client, place, of_sweep(name))
+    with _reading(uri, experiment, of_sweep(name)) as (client, runs), tempfile.TemporaryDirectory() as folder:
         parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
         if parent is None:
             where = f"MLflow at {redact(resolve_uri(uri))}, experiment {resolve_experiment(experiment)!r},"
@@ -57,6 +64,22 @@ def sweeps_in_mlflow(uri: str | None = None, experiment: str | None = None) -> l
     Raises:
         OrchestratorError: MLflow cannot be read
     """
-    with reading(uri, experiment) as (client, place):
-        parents = [] if place is None else search(client, place, PARENTS)
+    with _reading(uri, experiment, f"tags.`{AXES_TAG}` LIKE '%'") as (_, parents):
         return sorted({run.data.tags["sweep"] for run in parents})
+
+
+@contextmanager
+def _reading(uri: str | None, experiment: str | None, condition: str) -> Iterator[tuple[MlflowClient, list[Run]]]:
+    """Give a client and the runs that meet `condition`; nothing is made, and whatever fails within is told."""
+    from mlflow.exceptions import MlflowException
+
+    uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
+    try:
+        if (database := sqlite_path(uri)) is not None:
+            view_database.ensure(database, make=False)
+        client = view_database.client_of(uri)
+        found = client.get_experiment_by_name(experiment)
+        yield client, [] if found is None else search(client, found.experiment_id, condition)
+    except (MlflowException, sqlite3.Error, ImportError, OSError, ValueError) as error:
+        reason = redact(view_database.reason(error))
+        raise OrchestratorError(f"MLflow at {redact(uri)} cannot be read: {reason}") from error

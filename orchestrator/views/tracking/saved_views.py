@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-METRICS = ("test/accuracy", "val/accuracy", "sparsity/overall", "parameters/compression", "macs/speedup")
 ACCURACY, COMPRESSION = "test/accuracy", "parameters/compression"
+METRICS = (ACCURACY, "val/accuracy", "sparsity/overall", COMPRESSION, "macs/speedup")
 MOST_AXES = 6
 """Axes shown: a tag holds 5000 characters, and a parallel plot of more cannot be read."""
-_SECTION = "sweep"
 
 
 def links(axes: Sequence[str]) -> dict[str, str]:
     """Return the views of a sweep with these axes: end of the key -> what it shows."""
-    found = {"trials": "trials"}
-    if _points(axes) and len(_points(axes)) < len(axes):
-        found["means"] = "means over seeds"
-    return found if axes else {}
+    averaged = 0 < len(_points(axes)) < len(axes)
+    return ({"trials": "trials"} if axes else {}) | ({"means": "means over seeds"} if averaged else {})
 
 
 def saved_views(
@@ -33,8 +30,7 @@ def saved_views(
 
     `everywhere` are the axes that every trial has: a parallel plot leaves out trials that lack one of its axes.
     """
-    now = round(1000 * time.time())
-    views = {}
+    now, views = round(1000 * time.time()), {}
     for view, label in links(axes).items():
         state = _state(parent, axes, means=view == "means")
         if view == "trials":
@@ -47,22 +43,19 @@ def saved_views(
 
 
 def _state(parent: str, axes: Sequence[str], *, means: bool) -> dict[str, Any]:
-    shown = list(_points(axes) if means else axes)[:MOST_AXES]
+    params = [f"params.`{name}`" for name in (_points(axes) if means else axes)[:MOST_AXES]]
     grouping = [{"mode": "param", "groupByData": name} for name in _points(axes)]
+    x, y = ({"key": metric, "type": "METRIC"} for metric in (COMPRESSION, ACCURACY))
     return {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
         "orderByKey": f"metrics.`{ACCURACY}`",
         "orderByAsc": False,
-        "selectedColumns": [
-            *(f"params.`{name}`" for name in shown),
-            *(f"metrics.`{name}`" for name in METRICS),
-            "attributes.`Duration`",
-        ],
+        "selectedColumns": [*params, *(f"metrics.`{name}`" for name in METRICS), "attributes.`Duration`"],
         "groupBy": {"aggregateFunction": "average", "groupByKeys": grouping} if means else None,
         "runsHiddenMode": "SHOW_ALL",
         "isAccordionReordered": True,
-        "compareRunSections": [{"uuid": _SECTION, "name": "Sweep", "display": True, "isReordered": False}],
-        "compareRunCharts": [_chart("SCATTER", xaxis=_axis(COMPRESSION), yaxis=_axis(ACCURACY))],
+        "compareRunSections": [{"uuid": "sweep", "name": "Sweep", "display": True, "isReordered": False}],
+        "compareRunCharts": [_chart("SCATTER", xaxis=x, yaxis=y)],
     }
 
 
@@ -71,10 +64,6 @@ def _points(axes: Sequence[str]) -> list[str]:
     return [name for name in axes if not name.endswith("seed")]
 
 
-def _chart(kind: str, **settings: object) -> Mapping[str, object]:
-    common = {"uuid": kind.lower(), "metricSectionId": _SECTION, "runsCountToCompare": 100, "showAllRuns": True}
+def _chart(kind: str, **settings: object) -> dict[str, object]:
+    common = {"uuid": kind.lower(), "metricSectionId": "sweep", "runsCountToCompare": 100, "showAllRuns": True}
     return {"type": kind, **common, "deleted": False, "isGenerated": False, **settings}
-
-
-def _axis(metric: str) -> Mapping[str, str]:
-    return {"key": metric, "type": "METRIC"}

@@ -1,102 +1,115 @@
-"""The SQLite file that holds a view in MLflow: made whole or not at all, and told apart from one that is half made.
+"""Where a view is kept in MLflow: a client of it, and its SQLite file, made whole or not at all.
 
 MLflow makes a database in some forty migrations on the file itself. Killed among them, or at it twice at once, it
-leaves what it can neither use nor mend. So here they are done elsewhere, and the outcome is copied in one transaction:
+leaves what it can neither use nor mend. So here they are done in memory, and the outcome is copied in one transaction:
 SQLite takes back what is not committed, lets one driver in at a time, and takes an empty file for a new database.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+import uuid
+import warnings
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 MIGRATING = 5.0
 """Seconds without a change after which nobody is at work any more on a database that is half made."""
-
 LOCK_SECONDS = 20.0
 """How long another process may hold the database: as long as MLflow waits, and longer than the migrations take."""
+_PASSING = {getattr(sqlite3, f"SQLITE_{name}") for name in ("BUSY", "LOCKED", "FULL", "IOERR", "NOMEM")}
+_MANNERS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+}
+"""By default a client waits for minutes on a server that is away, and writes into the terminal."""
 
-ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING_URI"
-_PASSING_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM)
+
+def client_of(uri: str) -> MlflowClient:
+    """Return a client that is brief and silent, where the user has not said otherwise."""
+    for name, value in _MANNERS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by us
+    return MlflowClient(uri)
 
 
-def ensure(path: Path, statements: Callable[[], Iterable[str]]) -> None:
-    """See that a whole database stands at `path` and can be written: make it from `statements` where there is none.
+def ensure(path: Path, *, make: bool = True) -> None:
+    """See that a whole database stands at `path`; with `make`, that it can be written, and make it if there is none.
 
     Raises:
-        CannotKeep: it cannot be made or written there, or was left half made
-        sqlite3.Error, OSError: it is locked or the disk is full, which may pass
+        CannotKeep: it was left half made
         OrchestratorError: another process is making it
+        sqlite3.Error, OSError: it cannot be opened, made or written, see `may_pass`
     """
-    try:
+    if make:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a directory")
-        with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")  # fails where only reading is allowed; the second driver waits here
-            if _tables(connection):
-                _refuse_half_made(path, connection)
-                return
-            for statement in statements():
+    elif not path.stat().st_size:
+        raise FileNotFoundError(errno.ENOENT, "it is empty")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a directory")
+    with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE" if make else "BEGIN")  # the second driver waits here
+        if not _is_made(path, connection) and make:
+            for statement in _new_database():
                 connection.execute(statement)
             connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        if may_pass(error):
-            raise
-        raise CannotKeep(f"{path} cannot be opened or written: {error}; move it away or {ELSEWHERE}") from error
-    except OSError as error:
-        if error.errno in _PASSING_ERRNO:
-            raise
-        raise CannotKeep(f"{path} cannot be opened or made: {error.strerror}; {ELSEWHERE}") from error
 
 
-def require(path: Path) -> None:
-    """Raise `OrchestratorError` unless a whole database stands at `path`; make nothing."""
-    try:
-        if not path.stat().st_size:
-            raise FileNotFoundError(errno.ENOENT, "it is empty")
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)) as connection:
-            _refuse_half_made(path, connection)
-    except (OSError, sqlite3.Error) as error:
-        raise OrchestratorError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+def reason(error: BaseException) -> str:
+    """Return what SQLite or the system said behind an error of MLflow's, else the error itself."""
+    found = _cause(error)
+    return getattr(found, "strerror", None) or str(found) or type(error).__name__
 
 
-def may_pass(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is of a database that was locked, or of a full disk."""
-    while error is not None:
-        if isinstance(error, sqlite3.Error):
-            code = getattr(error, "sqlite_errorcode", None)
-            return code is not None and code & 0xFF in _PASSING
-        error = error.__cause__
-    return False
+def may_pass(error: BaseException) -> bool:
+    """Whether an error is of a database that was locked, or of a disk that was full or failed."""
+    found = _cause(error)
+    code, system = getattr(found, "sqlite_errorcode", 0) & 0xFF, getattr(found, "errno", None)
+    return code in _PASSING or system in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def half_made(path: Path) -> str:
-    """Return what to do about a database that MLflow was kept from finishing."""
-    return (
+def _cause(error: BaseException) -> BaseException:
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, sqlite3.Error) or getattr(found, "strerror", None)):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
+def _is_made(path: Path, connection: sqlite3.Connection) -> bool:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    begun = any(name.startswith("_alembic_tmp_") for name in tables)
+    if not tables:
+        return False
+    if not begun and "experiments" in tables and connection.execute("SELECT 1 FROM experiments").fetchone():
+        return True
+    files = [path, path.with_name(f"{path.name}-journal")]
+    if time.time() - max(file.stat().st_mtime for file in files if file.exists()) < MIGRATING:
+        raise OrchestratorError(f"{path} is being made by another process")
+    raise CannotKeep(
         f"{path} is only half made, as its making was interrupted, and MLflow cannot finish it. "
         "Move that file away; `python -m orchestrator.sync` then completes the view"
     )
 
 
-def _refuse_half_made(path: Path, connection: sqlite3.Connection) -> None:
-    tables = _tables(connection)
-    begun = any(name.startswith("_alembic_tmp_") for name in tables)
-    if not begun and "experiments" in tables and connection.execute("SELECT 1 FROM experiments").fetchone():
-        return
-    files = [path, path.with_name(f"{path.name}-journal")]
-    changed = max(file.stat().st_mtime for file in files if file.exists())
-    if time.time() - changed < MIGRATING:
-        raise OrchestratorError(f"{path} is being made by another process")
-    raise CannotKeep(half_made(path))
-
-
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _new_database() -> list[str]:
+    """Return the SQL of a database as MLflow makes it in a new one, in memory, which takes half the time."""
+    name = f"file:{uuid.uuid4().hex}?mode=memory&cache=shared"
+    with closing(sqlite3.connect(name, uri=True)) as memory, warnings.catch_warnings():  # lives while one is connected
+        warnings.simplefilter("ignore")  # SQLAlchemy will pool connections to such a URI otherwise, which does as well
+        client_of(f"sqlite:///{name}&uri=true").search_experiments(max_results=1)
+        return list(memory.iterdump())[1:-1]  # without BEGIN and COMMIT

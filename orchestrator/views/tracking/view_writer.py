@@ -1,185 +1,190 @@
-"""One thread that writes a sweep's view, run by run, and neither stops nor slows the sweep when the view is away."""
+"""Write a sweep's view: the one way, for a sweep that runs and for `orchestrator.sync`; and a process that does so.
+
+Runs are looked at, and get what they lack. After any trouble the connection is made anew and every run is looked at
+again, so whatever was lost on the way, even the answer to a request that succeeded, is found and completed.
+"""
 
 from __future__ import annotations
 
-import math
+import os
+import pickle
+import queue
+import signal
+import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from functools import partial
+from textwrap import shorten
+from typing import Any
 
-from orchestrator.core.errors import CannotKeep
-from orchestrator.core.events import StageEvent
+from orchestrator.config.tracking_uri import sqlite_path
+from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.redact import redact
+from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
 OPENING, CLOSING = -2, -1
 """Stand for the parent run among the indices of trials: when it is opened, when it is closed."""
-
 REFUSALS = 3
-"""Attempts in a row at a run that the view's keeper refuses, after which the run is left out."""
-
-SETTLING = 1.0
-"""Seconds in which further events for a run are awaited: to write many costs little more than to write one."""
-
+"""Attempts in a row that MLflow refuses, after which the rest is left out."""
+SETTLING = 0.5
+"""Seconds in which further events are awaited: to write many costs little more than to write one."""
 LONGEST_PAUSE = 30.0
-"""Seconds between two attempts while the keeper is away."""
+"""Seconds between two attempts while MLflow is away."""
+PATIENCE = 20.0
+"""Seconds in which nothing could be written at the end, after which the rest is left to `orchestrator.sync`."""
+ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING_URI"
+NICENESS = 5
+"""Of the process: the view may lag behind a little, the trials may not."""
+_REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
-
-class ViewKeeper(Protocol):
-    """A connection to what keeps the view, such as MLflow. Made anew after every trouble."""
-
-    def write(self, view: SweepView, index: int) -> bool:
-        """Bring one run up to date; return whether anything had to be written."""
-        ...
+Requests = queue.SimpleQueue[tuple[Any, ...]]
+"""("start", sweep, plan, finished), ("record", event) ..., ("finish", status, report): the calls of a `Tracker`."""
 
 
 class ViewWriter:
-    """Writes what has changed; everything that has gathered for a run goes out at once.
+    """Writes the view that `requests` tell of, over a connection that is opened before the first of them.
 
-    After any trouble the connection is made anew and every run is looked at again, so whatever was lost on the way,
-    even the answer to a request that succeeded, is found and completed. A run that is refused, rather than unreachable,
-    is left out after `REFUSALS` attempts, and a keeper that can never work is not waited for.
+    `say` takes sentences for the user, `wrote` how many runs are left whenever one was written, and `read` fetches the
+    masks of a stage from the store.
     """
 
     def __init__(
         self,
-        connect: Callable[[], ViewKeeper],
-        refused: Callable[[Exception], bool],
-        warn: Callable[[str], None],
-        name: str,
+        requests: Requests,
+        say: Callable[[str], None],
+        wrote: Callable[[int], None],
+        *,
+        read: ReadFile,
+        uri: str,
+        experiment: str,
     ) -> None:
-        self.complete = False
-        """Whether all that was recorded has been written."""
-        self.reached = False
-        """Whether the keeper could be connected to at least once."""
-        self._connect = connect
-        self._refused = refused
-        self._warn = warn
-        self._name = name
+        self._requests, self._say, self._wrote = requests, say, wrote
+        self._connect = partial(MlflowRuns, uri, experiment, read, say)
+        self._database, self._name = sqlite_path(uri), f"MLflow at {redact(uri)}"
+        self._runs: MlflowRuns | None = None
         self._view: SweepView | None = None
-        self._changed = threading.Condition()
-        self._to_write: dict[int, None] = {}
-        """Runs to be looked at when nothing else is to be done, and the parent."""
-        self._settling: dict[int, float] = {}
-        """Runs that events have changed -> when the first of these came, in order."""
-        self._refusals: Counter[int] = Counter()
-        self._closing = False
-        self._abandoned = threading.Event()
-        self._progress = time.monotonic()
-        self._thread = threading.Thread(target=self._work, name="view-writer", daemon=True)
-        self._thread.start()
+        self._closed = False
+        self._todo: dict[int, None] = {}
+        """Runs to be looked at, in order."""
+        self._troubles, self._told, self._progress = 0, False, 0.0
 
-    def open(self, view: SweepView) -> None:
-        """Write `view` from now on."""
-        with self._changed:
-            self._view = view
-            self._all_changed(view)
-            self._changed.notify()
+    def write(self) -> None:
+        """Write until the view is finished and holds everything.
 
-    def take(self, event: StageEvent) -> None:
-        """Take one event and return at once."""
-        with self._changed:
-            if self._view is not None and not self._closing:
-                for index in self._view.take(event):
-                    self._to_write.pop(index, None)
-                    self._settling.setdefault(index, time.monotonic())
-                self._changed.notify()
-
-    def close(self, patience: float, limit: float = math.inf) -> bool:
-        """Wait until all is written; return whether it is.
-
-        Give up when nothing has been written for `patience` seconds, and `limit` seconds from now in any case.
+        Raises:
+            CannotKeep: MLflow can never be used, refuses something, or was away for too long at the end
         """
-        with self._changed:
-            self._closing = True
-            if self._view is not None:
-                self._all_changed(self._view)
-            self._changed.notify()
-        begun = self._progress = time.monotonic()
-        while self._thread.is_alive() and time.monotonic() < min(self._progress + patience, begun + limit):
-            self._thread.join(0.05)
-        self._abandoned.set()
-        return self.complete
-
-    def _work(self) -> None:
-        keeper: ViewKeeper | None = None
-        troubles = 0
-        while not self._abandoned.is_set():
+        while not self._closed or self._todo:
             index = OPENING
             try:
-                if keeper is None:
-                    keeper = self._connect()
-                    self.reached = True
-                following = self._next()
-                if following is None:
-                    self.complete = not self._refusals
-                    return
-                index, view = following
-                if keeper.write(view, index):
-                    self._progress = time.monotonic()
-                    troubles = 0
-                self._refusals.pop(index, None)  # a run that another driver withdrew is refused once
-            except CannotKeep as error:
-                self._warn(f"{self._name} cannot be used: {redact(str(error))}.")
-                return
+                self._runs = self._runs or self._connect()
+                if not self._todo:
+                    self._take(self._requests.get())
+                    self._gather(SETTLING)
+                self._gather(0)
+                if self._view is not None and self._todo:
+                    index = next(iter(self._todo))
+                    self._look(self._runs, self._view, index)
             except Exception as error:
-                keeper = None
-                troubles += 1
-                if not self._may_go_on(error, index, troubles):
-                    return
-                self._abandoned.wait(min(2.0 ** (troubles - 2), LONGEST_PAUSE, *([1.0] if self._closing else [])))
+                self._note(error, index)
+                self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
 
-    def _next(self) -> tuple[int, SweepView] | None:
-        """Wait for a run to write; return None when the view is closed and nothing is left."""
-        with self._changed:
+    def _look(self, runs: MlflowRuns, view: SweepView, index: int) -> None:
+        written = True
+        if index == CLOSING:
+            runs.close(view)
+        else:
+            written = runs.open(view) if index == OPENING else runs.write(view, index)
+        del self._todo[index]
+        if written:
+            self._wrote(len(self._todo))
+            self._troubles, self._told, self._progress = 0, False, time.monotonic()
+
+    def _gather(self, seconds: float) -> None:
+        """Take what comes within `seconds`; when the view is finished nothing comes any more."""
+        due = time.monotonic() + seconds
+        with suppress(queue.Empty):
+            while not self._closed:
+                self._take(self._requests.get(timeout=max(0.0, due - time.monotonic())))
+        if self._closed and self._troubles:
+            time.sleep(min(seconds, 1.0))
+
+    def _take(self, request: tuple[Any, ...]) -> None:
+        match request:
+            case ("start", sweep, plan, finished):
+                self._view = SweepView(sweep, plan, finished)
+                self._look_at_all()
+            case ("record", event) if self._view is not None:
+                self._todo |= dict.fromkeys(self._view.take(event))
+            case ("finish", status, report):
+                self._closed, self._troubles, self._progress = True, 0, time.monotonic()
+                if self._view is not None:
+                    self._view.close(status, report)
+                    self._look_at_all()
+
+    def _look_at_all(self, last: int = OPENING) -> None:
+        """Look at every run again; at `last`, which was just refused, after the other trials."""
+        if self._view is not None:
+            trials = sorted(range(len(self._view.ids)), key=last.__eq__)
+            self._todo = dict.fromkeys((OPENING, *trials, *([CLOSING] if self._closed else [])))
+
+    def _note(self, error: Exception, index: int) -> None:
+        """Note a trouble; raise `CannotKeep` where trying again cannot help."""
+        from sqlalchemy.exc import ArgumentError  # of a URI that names no kind of database
+
+        connecting, self._runs = self._runs is None, None
+        reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(".")
+        passing = isinstance(error, OrchestratorError) or view_database.may_pass(error)
+        refused = isinstance(error, ImportError | ArgumentError) or getattr(error, "error_code", None) in _REFUSED
+        self._troubles += 1
+        if isinstance(error, CannotKeep):
+            raise CannotKeep(f"{self._name} cannot be used: {reason}.") from error
+        if connecting and not passing and (refused or self._database):
+            remedy = f"move {self._database} away, or {ELSEWHERE}" if self._database else ELSEWHERE
+            raise CannotKeep(f"{self._name} cannot be used: {reason}; {remedy}.") from error
+        if refused and not passing:
+            if self._closed and self._troubles >= REFUSALS:
+                raise CannotKeep(f"{self._name} does not take a run of this sweep: {reason}.") from error
+        elif not self._told:
+            self._told = True
+            self._say(f"{self._name} cannot be written now ({reason}); the store keeps all, and it is tried again.")
+        if self._closed and time.monotonic() > self._progress + PATIENCE:
+            raise CannotKeep(f"{self._name} is given up.") from error
+        self._look_at_all(index)
+
+
+def main() -> None:
+    """Write for the driver that started this process; leave at once when done, or when the driver is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C and `ray job stop` also reach this process,
+        signal.signal(number, signal.SIG_IGN)  # but are the driver's: it then asks for the view to be closed
+    os.nice(NICENESS)
+    replies, requests = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0), Requests()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no answer
+
+    def reply(answer: str | bool | int) -> None:
+        replies.write(pickle.dumps(answer))
+
+    def receive() -> None:
+        try:
             while True:
-                index, pause = self._choose()
-                if index is not None and self._view is not None:
-                    self._to_write.pop(index, None)
-                    self._settling.pop(index, None)
-                    return index, self._view
-                if self._closing:
-                    return None
-                self._changed.wait(pause)
+                requests.put(pickle.load(sys.stdin.buffer))
+        finally:
+            os._exit(0)
 
-    def _choose(self) -> tuple[int | None, float | None]:
-        """Return the run to write next: the parent first, then what has settled, then the rest; else how long to wait.
-
-        A run that events change before its turn has come is created with what they brought, in one go.
-        """
-        if OPENING in self._to_write:
-            return OPENING, None
-        first = next(iter(self._settling), None)
-        pause = None if first is None else self._settling[first] + SETTLING - time.monotonic()
-        if pause is not None and pause <= 0:
-            return first, None
-        return next(iter(self._to_write), None), pause
-
-    def _may_go_on(self, error: Exception, index: int, troubles: int) -> bool:
-        """Note a trouble, and say whether trying again can help."""
-        refused = self._refused(error)
-        if troubles == 1 and not refused:
-            self._warn(f"{self._name} is away ({_sentence(error)}); the sweep goes on, and it is tried again.")
-        with self._changed:
-            if refused:
-                self._refusals[index] += 1
-            if self._refusals[index] == REFUSALS:
-                self._warn(f"{self._name} does not take a run of this sweep: {_sentence(error)}")
-                if index == OPENING:
-                    return False
-            if self._view is not None:
-                self._all_changed(self._view)
-        return True
-
-    def _all_changed(self, view: SweepView) -> None:
-        """Look at every run again, the parent's close last."""
-        everything = (OPENING, *range(len(view.plan.trials)), *([CLOSING] if self._closing else []))
-        self._to_write = dict.fromkeys(index for index in everything if self._refusals[index] < REFUSALS)
-        self._settling.clear()
+    make: Callable[..., ViewWriter] = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=receive, daemon=True).start()
+    try:
+        make(requests, reply, reply).write()
+        reply(True)
+    except CannotKeep as error:
+        reply(str(error))
+        reply(False)
+    os._exit(0)
 
 
-def _sentence(error: Exception) -> str:
-    text = " ".join(redact(str(error)).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:297]}..."
+if __name__ == "__main__":
+    main()

@@ -334,8 +334,12 @@ def test_sync_without_a_name_completes_every_sweep_that_can_be_read(
 def test_sync_stops_where_mlflow_cannot_be_opened(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
 
-    assert sync_main(["--uri", "sqlite:///folder"]) == 1
-    assert "Not tried either: second-2" in capsys.readouterr().err
+    assert sync_main(["--uri", "sqlite:///folder", "--experiment", "a b"]) == 3
+    told = capsys.readouterr().err
+    assert "it is a directory" in told
+    assert told.splitlines()[-1].strip() == (
+        "python -m orchestrator.sync first-1 second-2 --uri sqlite:///folder --experiment 'a b'"
+    )
 
 
 def test_sync_tells_of_failures_and_of_what_was_never_run(stored: Store) -> None:

@@ -16,11 +16,12 @@ from urllib.parse import quote
 import pytest
 from browser import MISSING, Browser, browser, free_port, wait_until_up
 from factories import failed, finished, make_plan, make_records, sweep_info
+from tracking_cases import Writing, undisturbed
+from tracking_cases import points as points_of
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.specs import Plan
 from orchestrator.views.report.files import report
-from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
+from orchestrator.views.tracking import view_writer
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,15 +67,10 @@ def server(tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "server.db").write_bytes(empty_database)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     found = Server(tmp_path)
     found.start()
     yield found
     found.stop()
-
-
-def masks(key: str, name: str) -> bytes:
-    return f"{name} of {key}".encode()
 
 
 def points(uri: str) -> dict[str, dict[str, list[tuple[int, float, int]]]]:
@@ -101,21 +97,15 @@ def runs_of(uri: str) -> tuple[Any, list[Any]]:
     return client, list(client.search_runs([experiment.experiment_id]))
 
 
-def undisturbed(plan: Plan) -> dict[str, dict[str, list[tuple[int, float, int]]]]:
-    tracker = MemoryTracker()
-    tracker.start(sweep_info(), plan, RECORDS)
-    found: dict[str, dict[str, list[tuple[int, float, int]]]] = {}
-    for name, content in tracker.children.items():
-        for point in content.points:
-            found.setdefault(name, {}).setdefault(point.key, []).append((point.step, point.value, point.time))
-    return {name: {key: sorted(values) for key, values in keys.items()} for name, keys in found.items()}
+def expected() -> dict[str, dict[str, list[tuple[int, float, int]]]]:
+    return {name: points_of(content) for name, content in undisturbed(PLAN, RECORDS).items()}
 
 
 def test_a_server_stopped_and_started_in_mid_sweep_misses_nothing(
-    server: Server, capfd: pytest.CaptureFixture[str]
+    server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warnings: list[str] = []
-    tracker = MlflowTracker(masks, uri=server.uri, warn=warnings.append, patience=60)
+    monkeypatch.setattr(view_writer, "PATIENCE", 60.0)
+    tracker = Writing(server.uri)
     tracker.start(sweep_info(), PLAN, {})
     records = list(RECORDS.values())
     for record in records[:6]:
@@ -133,9 +123,9 @@ def test_a_server_stopped_and_started_in_mid_sweep_misses_nothing(
     tracker.finish("finished", {"comparison/table.csv": b"a,b\n"})
 
     assert tracker.complete
-    assert any("is away" in text for text in warnings)
+    assert any("cannot be written now" in text for text in tracker.said)
     assert capfd.readouterr() == ("", ""), "MLflow writes into the terminal"
-    assert points(server.uri) == undisturbed(PLAN)
+    assert points(server.uri) == expected()
     client, runs = runs_of(server.uri)
     for run in runs:
         if "mlflow.parentRunId" in run.data.tags:
@@ -143,10 +133,12 @@ def test_a_server_stopped_and_started_in_mid_sweep_misses_nothing(
             assert {"masks/round_1.npz", "masks/round_2.npz"} <= held
 
 
-def test_a_server_that_is_away_for_good_costs_seconds_and_can_be_completed_later(server: Server) -> None:
+def test_a_server_that_is_away_for_good_costs_seconds_and_can_be_completed_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_writer, "PATIENCE", 3.0)
     server.stop()
-    warnings: list[str] = []
-    tracker = MlflowTracker(masks, uri=server.uri, warn=warnings.append, patience=3)
+    tracker = Writing(server.uri)
     tracker.start(sweep_info(), PLAN, {})
     for record in RECORDS.values():
         tracker.record(finished(record))
@@ -155,44 +147,31 @@ def test_a_server_that_is_away_for_good_costs_seconds_and_can_be_completed_later
 
     assert time.monotonic() - begun < 10
     assert not tracker.complete
-    assert "python -m orchestrator.sync synthetic" in warnings[-1]
+    assert "Connection refused" in tracker.said[0]
 
     server.start()
-    later = MlflowTracker(masks, uri=server.uri, warn=warnings.append)
+    later = Writing(server.uri)
     later.start(sweep_info(), PLAN, RECORDS)
     later.finish("finished", {})
     assert later.complete
-    assert points(server.uri) == undisturbed(PLAN)
+    assert points(server.uri) == expected()
 
 
-def test_a_trial_that_finishes_after_all_has_no_failure(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
-
-    first, second = [trial.stages[-1] for trial in PLAN.trials[:2]]
-    others = {key: record for key, record in RECORDS.items() if key not in (first, second)}
+def test_a_trial_that_finishes_after_all_has_no_failure(server: Server) -> None:
+    last = PLAN.trials[0].stages[-1]
+    others = {key: record for key, record in RECORDS.items() if key != last}
     texts = []
-    for finish in ((), (first,), (second,)):
-        if second in finish:  # as on a server that lets nobody delete
-            monkeypatch.setattr(HttpArtifactRepository, "delete_artifacts", refuse)
-        others |= {key: RECORDS[key] for key in finish}
-        tracker = MlflowTracker(masks, uri=server.uri)
-        tracker.start(sweep_info(), PLAN, others)
-        for key in {first, second} - others.keys():
-            tracker.record(failed(key))
+    for records in (others, RECORDS):
+        tracker = Writing(server.uri)
+        tracker.start(sweep_info(), PLAN, records)
+        if last not in records:
+            tracker.record(failed(last))
         tracker.finish("failed", {})
         assert tracker.complete
-        texts.append([failure_of(server.uri, trial.name) for trial in PLAN.trials[:2]])
+        texts.append(failure_of(server.uri, PLAN.trials[0].name))
 
-    (one, two), (one_later, two_still), (_, two_later) = texts
-    assert "loss is nan" in one
-    assert "loss is nan" in two
-    assert one_later is None
-    assert two_still == two
-    assert two_later == ""
-
-
-def refuse(*_: object) -> None:
-    raise NotImplementedError
+    assert "loss is nan" in texts[0]
+    assert texts[1] == "", "MLflow's client can delete nothing"
 
 
 def failure_of(uri: str, trial: str) -> Any:
@@ -206,7 +185,7 @@ def failure_of(uri: str, trial: str) -> Any:
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
-    tracker = MlflowTracker(masks, uri=server.uri)
+    tracker = Writing(server.uri)
     tracker.start(sweep_info(), PLAN, RECORDS)
     tracker.finish("finished", report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS)))
     _, runs = runs_of(server.uri)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 from factories import EPOCH, SIZES, finished, make_plan, make_record, make_records, sweep_info
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
-from orchestrator.views.tracking.mask_picture import mask_picture
-from orchestrator.views.tracking.run_contents import SweepView, logged_tag, round_points, trial_ids
+from orchestrator.views.report.mask_picture import mask_picture
+from orchestrator.views.tracking.run_contents import SweepView, logged_tag, points_of, trial_ids
 
 PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=3)
 RECORDS = make_records(PLAN)
@@ -42,8 +42,11 @@ def test_a_curve_goes_on_where_the_earlier_stages_ended() -> None:
 def test_another_execution_of_a_stage_is_noticed() -> None:
     again = [replace(record, started=record.started + 1) for record in CHAIN]
 
-    assert view(4).content(0, logged_tag(again[:2])) is None
-    assert view(4).content(0, logged_tag([*CHAIN[:1], again[1]])) is None
+    for held in (again[:2], [*CHAIN[:1], again[1]]):
+        content = view(4).content(0, logged_tag(held))
+        assert content is not None
+        assert content.anew
+        assert content.points == getattr(view(4).content(0), "points", None), "the new run gets everything"
 
 
 def test_a_run_that_holds_more_than_is_known_is_left_as_it_is() -> None:
@@ -64,9 +67,9 @@ def test_a_round_waits_for_the_rounds_before_it() -> None:
 
 
 def test_what_is_current_needs_nothing() -> None:
-    assert view(4).is_current(0, logged_tag(CHAIN), "FINISHED")
-    assert not view(4).is_current(0, logged_tag(CHAIN), "RUNNING")
-    assert not view(4).is_current(0, logged_tag(CHAIN[:3]), "FINISHED")
+    assert view(4).content(0, logged_tag(CHAIN), "FINISHED") is None
+    assert view(4).content(0, logged_tag(CHAIN), "RUNNING") is not None
+    assert view(4).content(0, logged_tag(CHAIN[:3]), "FINISHED") is not None
 
 
 def test_identities_follow_name_and_stages_and_tell_twins_apart() -> None:
@@ -81,13 +84,14 @@ def test_identities_follow_name_and_stages_and_tell_twins_apart() -> None:
 def test_points_of_strange_names_can_be_kept() -> None:
     record = replace(CHAIN[1], tensor_sparsity={"blocks['a'].weight": 0.5})
 
-    assert "sparsity/blocks__a__.weight" in {point.key for point in round_points(record)}
+    assert "sparsity/blocks__a__.weight" in {point.key for point in points_of(record, 0)}
 
 
 def test_a_network_without_work_left_has_no_speedup() -> None:
-    assert "macs/speedup" not in {point.key for point in round_points(replace(CHAIN[1], macs_remaining=0.0))}
+    assert "macs/speedup" not in {point.key for point in points_of(replace(CHAIN[1], macs_remaining=0.0), 0)}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
 def test_whatever_happens_a_view_says_something_sensible(steps: list[tuple[int, str]]) -> None:
     found = SweepView(sweep_info(), PLAN, {})
@@ -99,8 +103,10 @@ def test_whatever_happens_a_view_says_something_sensible(steps: list[tuple[int, 
         content = found.content(0)
         assert content is not None
         assert (content.status == "FINISHED") == (len(found.chain(0)) == 4)
-    found.close("KILLED", {})
-    assert found.status(0) in ("FINISHED", "FAILED", "KILLED")
+    found.close("killed", {})
+    ended = found.content(0)
+    assert ended is not None
+    assert ended.status in ("FINISHED", "FAILED", "KILLED")
 
 
 def test_the_mask_picture_has_a_cell_for_each_tensor_and_round() -> None:
@@ -122,3 +128,12 @@ def test_a_plan_without_trials_has_a_parent() -> None:
 def test_a_record_made_again_is_not_the_same() -> None:
     assert logged_tag([make_record(PLAN, CHAIN[0].key)]) == logged_tag(CHAIN[:1])
     assert logged_tag([make_record(PLAN, CHAIN[0].key, EPOCH + 1)]) != logged_tag(CHAIN[:1])
+
+
+def test_names_and_commands_are_no_markup() -> None:
+    info = replace(sweep_info("<img src=x>[a](javascript:b)"), command="python -m orchestrator 'name=\n<script>'")
+    note = SweepView(info, PLAN, {}).opening().tags["mlflow.note.content"]
+
+    assert "<img" not in note
+    assert "](javascript" not in note
+    assert "\n    <script>" in note, "in a block of code nothing is markup"

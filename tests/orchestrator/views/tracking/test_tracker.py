@@ -1,4 +1,4 @@
-"""What every tracker keeps: one suite for `MemoryTracker` and `MlflowTracker`."""
+"""What the view keeps in MLflow: a parent for the sweep, a child a trial, each point once, whatever happens between."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from factories import EPOCH, ROUND_STEPS, SIZES, failed, finished, make_plan, make_record, make_records, sweep_info
+from tracking_cases import Writing, points, undisturbed
 
-from orchestrator.core.events import StageEvent, Tracker
+from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
-from orchestrator.views.tracking.tracker import MemoryTracker, MlflowTracker
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
 
 @dataclass
 class Run:
-    """One run as any tracker keeps it."""
+    """One run as MLflow keeps it."""
 
     status: str
     params: Mapping[str, str]
@@ -30,46 +30,14 @@ class Run:
     files: set[str] = field(default_factory=set)
 
 
-class Kept(Protocol):
-    """A place that keeps views, and a tracker that writes there."""
-
-    def tracker(self) -> Tracker: ...
-
-    def parent(self) -> Run: ...
-
-    def children(self) -> dict[str, Run]: ...
-
-
-class InMemory:
-    """What a `MemoryTracker` keeps."""
-
-    def tracker(self) -> Tracker:
-        self._tracker = MemoryTracker()
-        return self._tracker
-
-    def parent(self) -> Run:
-        return self._run(self._tracker.parent)
-
-    def children(self) -> dict[str, Run]:
-        return {name: self._run(content) for name, content in self._tracker.children.items()}
-
-    @staticmethod
-    def _run(content: Any) -> Run:
-        points: dict[str, list[tuple[int, float, int]]] = {}
-        for point in content.points:
-            points.setdefault(point.key, []).append((point.step, point.value, point.time))
-        return Run(content.status, content.params, content.tags, points, {*content.files, *content.masks})
-
-
-class InMlflow:
+class Kept:
     """What MLflow keeps in a SQLite database."""
 
     def __init__(self, folder: Path) -> None:
         self.uri = f"sqlite:///{folder / 'mlflow.db'}"
-        self.warnings: list[str] = []
 
-    def tracker(self) -> Tracker:
-        return MlflowTracker(lambda key, name: f"{name} of {key}".encode(), uri=self.uri, warn=self.warnings.append)
+    def tracker(self) -> Writing:
+        return Writing(self.uri)
 
     def parent(self) -> Run:
         return next(self._run(run) for run in self._runs() if "mlflow.parentRunId" not in run.data.tags)
@@ -113,13 +81,10 @@ class InMlflow:
                 yield file.path
 
 
-@pytest.fixture(params=["memory", "mlflow"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    if request.param == "memory":
-        return InMemory()
-    (tmp_path / "mlflow.db").write_bytes(request.getfixturevalue("empty_database"))
-    return InMlflow(tmp_path)
+@pytest.fixture
+def kept(tmp_path: Path, empty_database: bytes) -> Kept:
+    (tmp_path / "mlflow.db").write_bytes(empty_database)
+    return Kept(tmp_path)
 
 
 def run_sweep(kept: Kept, plan: Plan, *, without: frozenset[str] = frozenset()) -> None:
@@ -207,15 +172,13 @@ def test_a_driver_that_dies_leaves_a_view_that_the_next_completes(kept: Kept) ->
     first.start(sweep_info(), plan, {})
     for record in half.values():
         first.record(finished(record))
-    if isinstance(kept, InMlflow):
-        expected = sum(key in half for trial in plan.trials for key in trial.stages)
-        kept.wait_for(lambda: sum(len(run.points.get("steps", ())) for run in kept.children().values()) == expected)
+    expected = sum(key in half for trial in plan.trials for key in trial.stages)
+    kept.wait_for(lambda: sum(len(run.points.get("steps", ())) for run in kept.children().values()) == expected)
 
     run_sweep(kept, plan, without=frozenset(half))
 
-    undisturbed = InMemory()
-    run_sweep(undisturbed, plan)
-    assert {k: r.points for k, r in kept.children().items()} == {k: r.points for k, r in undisturbed.children().items()}
+    expected_points = {name: points(content) for name, content in undisturbed(plan, records).items()}
+    assert {name: run.points for name, run in kept.children().items()} == expected_points
     assert {run.status for run in kept.children().values()} == {"FINISHED"}
 
 
@@ -235,15 +198,12 @@ def test_an_interrupted_sweep_that_went_on_looks_like_an_undisturbed_one(kept: K
 
     run_sweep(kept, plan, without=half)
 
-    undisturbed = InMemory()
-    run_sweep(undisturbed, plan)
-    assert kept.parent().points == undisturbed.parent().points
-    assert kept.parent().files == undisturbed.parent().files
-    assert kept.children().keys() == undisturbed.children().keys()
+    assert [value for _, value, _ in kept.parent().points["trials/finished"]] == [len(plan.trials)]
+    expected = undisturbed(plan, records)
+    assert kept.children().keys() == expected.keys()
     for name, run in kept.children().items():
-        expected = undisturbed.children()[name]
-        assert (run.status, run.points, run.files) == (expected.status, expected.points, expected.files)
-        assert run.params == expected.params
+        assert (run.status, run.points, run.params) == ("FINISHED", points(expected[name]), expected[name].params)
+        assert run.files == {*expected[name].files, *expected[name].masks}
         assert "pruning.failure" not in run.tags
 
 

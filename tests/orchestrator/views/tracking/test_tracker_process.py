@@ -2,68 +2,74 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
+from tracking_cases import masks
 
-from orchestrator.core.events import StageEvent, SweepInfo
-from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
-from orchestrator.views.tracking.process import TrackerProcess
-from orchestrator.views.tracking.tracker import MlflowTracker
+from orchestrator.views.tracking import process
+from orchestrator.views.tracking.process import RESTARTS, TrackerProcess
+from orchestrator.views.tracking.view_writer import Requests, ViewWriter
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0,))
 RECORDS = make_records(PLAN)
 
 
 class Diary:
-    """A tracker that writes down what it is told, and how it is treated."""
+    """A writer that writes down what it is told, and how it is treated."""
 
-    def __init__(self, path: Path, slow: float = 0.0, *, warn: Callable[[str], None]) -> None:
-        self.complete = False
-        self._path = path
-        self._slow = slow
-        self._warn = warn
-        self._write(f"pid {os.getpid()}")
+    def __init__(
+        self, path: Path, requests: Requests, say: Callable[[str], None], wrote: Callable[[int], None], slow: float = 0
+    ) -> None:
+        self._path, self._requests, self._say, self._slow = path, requests, say, slow
 
-    def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
-        time.sleep(self._slow)
-        self._write(f"start {sweep.name} {len(plan.trials)} {len(finished)}")
+    def write(self) -> None:
+        self._note(f"pid {os.getpid()}")
         print("a library prints this")
+        while True:
+            match self._requests.get():
+                case ("start", sweep, plan, records):
+                    time.sleep(self._slow)
+                    self._note(f"start {sweep.name} {len(plan.trials)} {len(records)}")
+                case ("record", event):
+                    self._note(f"record {event.key}")
+                case ("finish", status, report):
+                    self._note(f"finish {status} {sorted(report)}")
+                    self._say("almost done")
+                    return
 
-    def record(self, event: StageEvent) -> None:
-        self._write(f"record {event.key}")
-
-    def finish(self, status: str, report: Mapping[str, bytes]) -> None:
-        self._write(f"finish {status} {sorted(report)}")
-        self._warn("almost done")
-        self.complete = True
-
-    def _write(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         with self._path.open("a") as file:
             file.write(line + "\n")
 
 
-def masks(key: str, name: str) -> bytes:
-    return b"masks"
+def diary(path: Path, **options: Any) -> Callable[..., Diary]:
+    return partial(Diary, path / "diary", **options)
 
 
-def wait_for(path: Path, text: str) -> str:
+def wait_for(path: Path, text: str, times: int = 1) -> str:
     deadline = time.monotonic() + 30
-    while not path.exists() or text not in path.read_text():
+    while not path.exists() or path.read_text().count(text) < times:
         assert time.monotonic() < deadline, f"{text!r} was not written"
         time.sleep(0.02)
     return path.read_text()
 
 
+def pid_in(folder: Path, which: int = 1) -> int:
+    lines = [line for line in wait_for(folder / "diary", "pid", which).splitlines() if line.startswith("pid")]
+    return int(lines[which - 1].split()[1])
+
+
 def test_what_the_driver_says_arrives_in_order_in_another_process(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    tracker = TrackerProcess(partial(Diary, tmp_path / "diary"), warnings.append)
+    said: list[str] = []
+    tracker = TrackerProcess(diary(tmp_path), said.append)
     tracker.start(sweep_info(), PLAN, {})
     for record in RECORDS.values():
         tracker.record(finished(record))
@@ -75,12 +81,12 @@ def test_what_the_driver_says_arrives_in_order_in_another_process(tmp_path: Path
     assert events == [f"record {key}" for key in RECORDS]
     assert finish == "finish finished ['a.txt']"
     assert tracker.complete
-    assert warnings == ["almost done"]
+    assert said == ["almost done"]
 
 
 def test_nothing_waits_but_the_end(tmp_path: Path) -> None:
     begun = time.monotonic()
-    tracker = TrackerProcess(partial(Diary, tmp_path / "diary", 2.0))
+    tracker = TrackerProcess(diary(tmp_path, slow=2.0), print)
     tracker.start(sweep_info(), PLAN, {})
     for _ in range(200):
         for record in RECORDS.values():
@@ -92,25 +98,64 @@ def test_nothing_waits_but_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "diary").read_text().count("record ") == 200 * len(RECORDS)
 
 
-def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    tracker = TrackerProcess(partial(Diary, tmp_path / "diary"), warnings.append)
+def test_a_process_that_dies_is_told_started_again_and_told_everything_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    tracker = TrackerProcess(diary(tmp_path), said.append)
     tracker.start(sweep_info(), PLAN, {})
-    pid = int(wait_for(tmp_path / "diary", "start").split()[1])
-    os.kill(pid, signal.SIGKILL)
-    tracker.record(finished(next(iter(RECORDS.values()))))
+    first, second, *_ = RECORDS.values()
+    tracker.record(finished(first))
+    wait_for(tmp_path / "diary", "record")
+    os.kill(pid_in(tmp_path), signal.SIGKILL)
+    pid_in(tmp_path, 2)
+    tracker.record(finished(second))
+    tracker.finish("finished", {})
+
+    assert tracker.complete
+    again = (tmp_path / "diary").read_text().splitlines()[4:]
+    assert again == ["start synthetic 2 0", f"record {first.key}", f"record {second.key}", "finish finished []"]
+    assert said == ["The process that writes to MLflow has died; it is started again.", "almost done"]
+
+
+def test_a_process_that_dies_each_time_is_given_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    tracker = TrackerProcess(diary(tmp_path), said.append)
+    tracker.start(sweep_info(), PLAN, {})
+    for which in range(RESTARTS + 1):
+        os.kill(pid_in(tmp_path, which + 1), signal.SIGKILL)
     tracker.finish("finished", {})
 
     assert not tracker.complete
-    (warning,) = warnings
-    assert "python -m orchestrator.sync synthetic" in warning
+    assert len(said) == RESTARTS + 1
+    assert said[-1] == "The process that writes to MLflow has died; the store holds everything."
+
+
+def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SILENCE", 0.5)
+    tracker = TrackerProcess(diary(tmp_path, slow=60), print)
+    tracker.start(sweep_info(), PLAN, {})
+    pid, begun = pid_in(tmp_path), time.monotonic()
+    tracker.finish("finished", {})
+
+    assert time.monotonic() - begun < 5
+    assert not tracker.complete
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_interrupted_sweep_waits_for_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "KILLED_LIMIT", 0.3)
+    tracker = TrackerProcess(diary(tmp_path, slow=60), print)
+    tracker.start(sweep_info(), PLAN, {})
+    begun = time.monotonic()
+    tracker.finish("killed", {})
+
+    assert time.monotonic() - begun < 3
+    assert not tracker.complete
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_of_the_whole_group_leaves_it_alive(number: signal.Signals, tmp_path: Path) -> None:
-    tracker = TrackerProcess(partial(Diary, tmp_path / "diary"))
-    pid = int(wait_for(tmp_path / "diary", "pid").split()[1])
-    os.kill(pid, number)
+    tracker = TrackerProcess(diary(tmp_path), print)
+    os.kill(pid_in(tmp_path), number)
     tracker.start(sweep_info(), PLAN, {})
     tracker.finish("killed", {})
 
@@ -118,8 +163,8 @@ def test_an_interrupt_of_the_whole_group_leaves_it_alive(number: signal.Signals,
 
 
 def test_it_ends_with_the_block_that_holds_it(tmp_path: Path) -> None:
-    with TrackerProcess(partial(Diary, tmp_path / "diary")) as tracker:
-        pid = int(wait_for(tmp_path / "diary", "pid").split()[1])
+    with TrackerProcess(diary(tmp_path), print) as tracker:
+        pid = pid_in(tmp_path)
 
     assert not Path(f"/proc/{pid}").exists()
     assert not tracker.complete
@@ -130,7 +175,7 @@ def test_an_error_closes_the_view_as_killed(tmp_path: Path) -> None:
         raise BrokenPipeError
 
     def sweep() -> None:
-        with TrackerProcess(partial(Diary, tmp_path / "diary"), unread) as tracker:
+        with TrackerProcess(diary(tmp_path), unread) as tracker:
             tracker.start(sweep_info(), PLAN, {})
             raise BrokenPipeError
 
@@ -140,18 +185,16 @@ def test_an_error_closes_the_view_as_killed(tmp_path: Path) -> None:
 
 
 def test_it_dies_with_its_driver(tmp_path: Path) -> None:
-    import subprocess
-
     code = (
-        "import time; from functools import partial; from pathlib import Path; from test_tracker_process import *\n"
-        f"tracker = TrackerProcess(partial(Diary, Path({str(tmp_path / 'diary')!r}))); time.sleep(60)"
+        "import time; from pathlib import Path; from test_tracker_process import *\n"
+        f"tracker = TrackerProcess(diary(Path({str(tmp_path)!r})), print); time.sleep(60)"
     )
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path])),
     }
     driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    pid = int(wait_for(tmp_path / "diary", "pid").split()[1])
+    pid = pid_in(tmp_path)
     driver.kill()
     driver.wait()
 
@@ -165,8 +208,8 @@ def test_it_dies_with_its_driver(tmp_path: Path) -> None:
 def test_mlflow_is_written_without_being_imported_here(tmp_path: Path, empty_database: bytes) -> None:
     (tmp_path / "mlflow.db").write_bytes(empty_database)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    warnings: list[str] = []
-    tracker = TrackerProcess(partial(MlflowTracker, masks, uri=uri), warnings.append)
+    said: list[str] = []
+    tracker = TrackerProcess(partial(ViewWriter, read=masks, uri=uri, experiment="pruning"), said.append)
     tracker.start(sweep_info(), PLAN, {})
     for record in RECORDS.values():
         tracker.record(finished(record))
@@ -175,7 +218,7 @@ def test_mlflow_is_written_without_being_imported_here(tmp_path: Path, empty_dat
     from mlflow import MlflowClient
 
     assert tracker.complete
-    assert warnings == []
+    assert said == []
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("pruning")
     assert experiment is not None

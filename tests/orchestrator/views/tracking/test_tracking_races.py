@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import finished, make_plan, make_records, sweep_info
+from factories import make_plan, make_records, sweep_info
+from tracking_cases import Writing, masks, track
 
-from orchestrator.core.records import StageRecord
-from orchestrator.views.tracking import client
 from orchestrator.views.tracking.run_contents import SweepView
-from orchestrator.views.tracking.tracker import MlflowTracker
-from orchestrator.views.tracking.view_writer import CLOSING, OPENING
+from orchestrator.views.tracking.runs import MlflowRuns
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -23,24 +21,9 @@ RECORDS = make_records(PLAN)
 
 
 @pytest.fixture
-def uri(tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+def uri(tmp_path: Path, empty_database: bytes) -> str:
     (tmp_path / "mlflow.db").write_bytes(empty_database)
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
-def masks(key: str, name: str) -> bytes:
-    return f"{name} of {key}".encode()
-
-
-def drive(uri: str, warnings: list[str]) -> MlflowTracker:
-    """Track the whole sweep as one driver does; the other finishes the same stages, which the store then holds once."""
-    tracker = MlflowTracker(masks, uri=uri, warn=warnings.append)
-    tracker.start(sweep_info(), PLAN, {})
-    for record in RECORDS.values():
-        tracker.record(finished(record))
-    tracker.finish("finished", {"comparison/table.csv": b"a,b\n"})
-    return tracker
 
 
 def runs_of(uri: str) -> list[Any]:
@@ -67,38 +50,36 @@ def assert_whole(uri: str) -> None:
 
 def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both_looked = threading.Barrier(2)
-    find = client.MlflowRuns._find
-    looked: set[int] = set()
+    create = MlflowRuns._create
 
-    def look_together(self: client.MlflowRuns, view: Any) -> None:
-        find(self, view)
-        if id(self) not in looked and len(looked) < 2:  # nothing is there yet, so each goes on to create a parent
-            looked.add(id(self))
+    def create_together(self: MlflowRuns, view: Any, name: str, tags: Any, start: Any) -> Any:
+        if name == view.sweep.name:  # nothing is there yet, so each goes on to create a parent
             both_looked.wait(60)
+        return create(self, view, name, tags, start)
 
-    monkeypatch.setattr(client.MlflowRuns, "_find", look_together)
-    warnings: list[str] = []
-    trackers: list[MlflowTracker] = []
-    drivers = [threading.Thread(target=lambda: trackers.append(drive(uri, warnings))) for _ in range(2)]
+    monkeypatch.setattr(MlflowRuns, "_create", create_together)
+    trackers: list[Writing] = []
+    drivers = [threading.Thread(target=lambda: trackers.append(track(uri, PLAN, RECORDS))) for _ in range(2)]
     for driver in drivers:
         driver.start()
     for driver in drivers:
         driver.join(120)
 
-    assert [tracker.complete for tracker in trackers] == [True, True], warnings
+    assert [tracker.complete for tracker in trackers] == [True, True], [tracker.said for tracker in trackers]
     assert_whole(uri)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])
-def test_a_driver_that_another_has_joined_settles_too(uri: str, order: tuple[int, int]) -> None:
+def test_drivers_that_both_write_settle_on_one_run_a_trial(uri: str, order: tuple[int, int]) -> None:
     views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]
-    drivers = [client.MlflowRuns(uri, "pruning", masks, print) for _ in views]
+    drivers = [MlflowRuns(uri, "pruning", masks, print) for _ in views]
     for driver, view in zip(drivers, views, strict=True):
-        driver.write(view, OPENING)  # the first sees no other; the second sees the first
+        driver.open(view)
+    for driver, view in zip(drivers, views, strict=True):
+        driver.write(view, 0)  # each knows of no other run of the trial, and creates one
     for which in order:
-        views[which].close("FINISHED", {})
-        for index in (*range(len(PLAN.trials)), CLOSING):
-            drivers[which].write(views[which], index)
+        views[which].close("finished", {})
+        drivers[which].close(views[which])
 
     assert_whole(uri)
 
@@ -106,29 +87,20 @@ def test_a_driver_that_another_has_joined_settles_too(uri: str, order: tuple[int
 def test_runs_that_an_older_release_doubled_are_made_one(uri: str) -> None:
     from mlflow import MlflowClient
 
-    drive(uri, [])
+    track(uri, PLAN, RECORDS)
     client = MlflowClient(uri)
     for run in runs_of(uri):
         tags = {key: value for key, value in run.data.tags.items() if key.startswith(("pruning", "mlflow.parent"))}
         client.create_run(run.info.experiment_id, run.info.start_time + 1, tags, run_name=run.info.run_name)
     assert len(runs_of(uri)) == 2 * (1 + len(PLAN.trials))
 
-    resume(uri, RECORDS)
-
+    assert track(uri, PLAN, RECORDS, before=RECORDS).complete
     assert_whole(uri)
 
 
 def test_a_sweep_that_is_resumed_keeps_its_runs(uri: str) -> None:
-    drive(uri, [])
+    track(uri, PLAN, RECORDS)
     before = {run.info.run_id for run in runs_of(uri)}
 
-    resume(uri, RECORDS)
-
+    assert track(uri, PLAN, RECORDS, before=RECORDS).complete
     assert {run.info.run_id for run in runs_of(uri)} == before
-
-
-def resume(uri: str, records: dict[str, StageRecord]) -> None:
-    tracker = MlflowTracker(masks, uri=uri)
-    tracker.start(sweep_info(), PLAN, records)
-    tracker.finish("finished", {})
-    assert tracker.complete

@@ -12,11 +12,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from factories import finished, make_plan, make_records, sweep_info
+from factories import make_plan, make_records, sweep_info
+from tracking_cases import Writing
 
 from orchestrator.core.errors import CannotKeep, OrchestratorError
-from orchestrator.views.tracking import view_database
-from orchestrator.views.tracking.tracker import MlflowTracker
+from orchestrator.views.tracking import view_database, view_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -30,20 +30,12 @@ sys.exit(0 if track(sys.argv[1]) == [] else 1)
 """
 
 
-def masks(key: str, name: str) -> bytes:
-    return b"masks"
-
-
-def track(uri: str, patience: float = 60.0) -> list[str]:
-    """Track a sweep as a driver does; return the warnings."""
-    warnings: list[str] = []
-    tracker = MlflowTracker(masks, uri=uri, experiment="views", warn=warnings.append, patience=patience)
-    tracker.start(sweep_info(), PLAN, {})
-    for record in make_records(PLAN).values():
-        tracker.record(finished(record))
+def track(uri: str) -> list[str]:
+    """Track a sweep as a driver does; return what the user is told."""
+    tracker = Writing(uri, experiment="views")
+    tracker.start(sweep_info(), PLAN, make_records(PLAN))
     tracker.finish("finished", {})
-    assert tracker.complete == (not warnings)
-    return warnings
+    return tracker.said
 
 
 def driver(folder: Path) -> subprocess.Popen[str]:
@@ -136,21 +128,20 @@ def test_a_database_that_is_half_made_is_told_at_once_with_the_remedy(tmp_path: 
     path = half_made(tmp_path / "mlflow.db", age=60)
     begun = time.monotonic()
 
-    first, last = track(f"sqlite:///{path}")
+    (told,) = track(f"sqlite:///{path}")
 
     assert time.monotonic() - begun < 10
-    assert f"{path} is only half made" in first
-    assert "Move that file away; `python -m orchestrator.sync` then completes the view." in first
-    assert "does not hold all of this sweep; the store does" in last
+    assert f"{path} is only half made" in told
+    assert "Move that file away; `python -m orchestrator.sync` then completes the view." in told
     with pytest.raises(CannotKeep, match="half made"):
-        view_database.require(path)
+        view_database.ensure(path, make=False)
 
 
 def test_a_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
     path = half_made(tmp_path / "mlflow.db", age=0)
 
     with pytest.raises(OrchestratorError, match="is being made by another process") as raised:
-        view_database.ensure(path, list)
+        view_database.ensure(path)
     assert not isinstance(raised.value, CannotKeep)
 
 
@@ -169,31 +160,56 @@ def test_a_path_that_can_never_hold_one_is_told_at_once(name: str, reason: str, 
     (tmp_path / "text").write_text("no database, but a text of some length\n" * 30)
     begun = time.monotonic()
 
-    first, _ = track(f"sqlite:///{tmp_path / name}")
+    (told,) = track(f"sqlite:///{tmp_path / name}")
 
     assert time.monotonic() - begun < 10
-    assert "is away" not in first
-    assert re.search(reason, first)
-    assert "tracking.uri" in first
+    assert "cannot be used" in told
+    assert re.search(reason, told)
+    assert "tracking.uri" in told
 
 
 @pytest.mark.parametrize("uri", ["foo://x", "postgresql+foo://a/b", "mssql://x", "folder"])
 def test_a_scheme_that_is_unknown_is_told_at_once(uri: str) -> None:
     begun = time.monotonic()
 
-    first, _ = track(uri)
+    (told,) = track(uri)
 
     assert time.monotonic() - begun < 10
-    assert "cannot be used" in first
-    assert "tracking.uri" in first
+    assert "cannot be used" in told
+    assert "tracking.uri" in told
 
 
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_database, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(view_writer, "PATIENCE", 1.0)
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
         connection.execute("BEGIN EXCLUSIVE")
 
-        first, _ = track(f"sqlite:///{tmp_path / 'mlflow.db'}", patience=1.0)
+        told, given_up = track(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
-    assert "is away (database is locked)" in first
+    assert "cannot be written now (database is locked); the store keeps all, and it is tried again." in told
+    assert "is given up" in given_up
     assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
+
+
+def test_a_full_database_is_told_in_a_sentence_of_ours(
+    tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def leave_no_space(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 1")
+
+    monkeypatch.setattr(view_writer, "PATIENCE", 0.0)
+    (tmp_path / "mlflow.db").write_bytes(empty_database)
+    event.listen(Engine, "connect", leave_no_space)
+    try:
+        told, _ = track(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    finally:
+        event.remove(Engine, "connect", leave_no_space)
+
+    assert told == (
+        f"MLflow at sqlite:///{tmp_path / 'mlflow.db'} cannot be written now (database or disk is full); "
+        "the store keeps all, and it is tried again."
+    )

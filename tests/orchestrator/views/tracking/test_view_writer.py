@@ -3,23 +3,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from factories import finished, make_plan, make_records, sweep_info
 
+from orchestrator.core.errors import CannotKeep
 from orchestrator.views.tracking import view_writer
 from orchestrator.views.tracking.run_contents import SweepView
-from orchestrator.views.tracking.view_writer import CLOSING, OPENING, ViewWriter
+from orchestrator.views.tracking.view_writer import CLOSING, OPENING, Requests, ViewWriter
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
-EVERYTHING = {OPENING, CLOSING, *range(len(PLAN.trials))}
+EVERYTHING = [OPENING, *range(len(PLAN.trials)), CLOSING]
 
 
 class Refused(Exception):
-    """What a keeper says that will never take a run."""
+    """What MLflow says that will never take a run."""
+
+    error_code = "INVALID_PARAMETER_VALUE"
 
 
-class FakeKeeper:
+class FakeRuns:
     """Keeps the indices that were written; `fault(index)` may raise."""
 
     def __init__(self, fault: Callable[[int], None] = lambda index: None) -> None:
@@ -27,159 +31,155 @@ class FakeKeeper:
         self.held: set[tuple[int, int]] = set()
         self.writes: list[int] = []
         self.connections = 0
-        self.warnings: list[str] = []
+        self.said: list[str] = []
+        self.requests = Requests()
 
-    def connect(self) -> FakeKeeper:
+    def connect(self, *_: object) -> FakeRuns:
         self.connections += 1
         return self
 
     def write(self, view: SweepView, index: int) -> bool:
         self.fault(index)
-        stages = len(view.chain(index)) if index >= 0 else 0
-        fresh = (index, stages) not in self.held
-        self.held.add((index, stages))
-        if fresh:
-            self.writes.append(index)
-        return fresh
+        state = (index, len(view.chain(index)) if index >= 0 else 0)
+        if state in self.held:
+            return False
+        self.held.add(state)
+        self.writes.append(index)
+        return True
+
+    def open(self, view: SweepView) -> bool:
+        return self.write(view, OPENING)
+
+    def close(self, view: SweepView) -> None:
+        for index in range(len(PLAN.trials)):
+            self.write(view, index)
+        self.write(view, CLOSING)
+
+    def run(self) -> None:
+        """Tell of a whole sweep, then write it."""
+        self.requests.put(("start", sweep_info(), PLAN, {}))
+        for record in make_records(PLAN).values():
+            self.requests.put(("record", finished(record)))
+        self.requests.put(("finish", "finished", {}))
+        self.writer().write()
 
     def writer(self) -> ViewWriter:
-        refused = lambda error: isinstance(error, Refused)  # noqa: E731
-        return ViewWriter(self.connect, refused, self.warnings.append, "the keeper")
+        def read(key: str, name: str) -> Any:
+            raise FileNotFoundError(name)
+
+        return ViewWriter(
+            self.requests, self.said.append, lambda _: None, read=read, uri="http://me:hunter2@host", experiment="e"
+        )
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuns]:
     monkeypatch.setattr(view_writer, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(view_writer, "SETTLING", 0.1)
+
+    def runs(*arguments: Any) -> FakeRuns:
+        made = FakeRuns(*arguments)
+        monkeypatch.setattr(view_writer, "MlflowRuns", made.connect)
+        return made
+
+    return runs
 
 
-def run(writer: ViewWriter, patience: float = 10.0) -> bool:
-    view = SweepView(sweep_info(), PLAN, {})
-    writer.open(view)
-    for record in make_records(PLAN).values():
-        writer.take(finished(record))
-    view.close("FINISHED", {})
-    return writer.close(patience)
+def test_everything_is_written_and_the_parent_is_closed_last(make: Callable[..., FakeRuns]) -> None:
+    runs = make()
+
+    runs.run()
+
+    assert runs.writes == EVERYTHING, "what has gathered for a run is written at once"
+    assert runs.said == []
 
 
-def test_everything_is_written_and_the_parent_is_closed_last() -> None:
-    keeper = FakeKeeper()
+def test_the_connection_is_made_before_there_is_anything_to_write(make: Callable[..., FakeRuns]) -> None:
+    runs = make()
+    threading.Thread(target=runs.writer().write, daemon=True).start()
 
-    assert run(keeper.writer())
-    assert set(keeper.writes) == EVERYTHING
-    assert keeper.writes[-1] == CLOSING
-    assert keeper.warnings == []
-
-
-def test_what_gathers_for_a_run_is_written_at_once() -> None:
-    gate = threading.Event()
-    keeper = FakeKeeper(lambda index: gate.wait(10) and None)
-    writer = keeper.writer()
-    view = SweepView(sweep_info(), PLAN, {})
-    writer.open(view)
-    begun = time.monotonic()
-    for record in make_records(PLAN).values():
-        writer.take(finished(record))
-    assert time.monotonic() - begun < 1.0, "taking an event waits for the keeper"
-    gate.set()
-    view.close("FINISHED", {})
-
-    assert writer.close(10)
-    assert len(keeper.writes) == len(EVERYTHING)
+    wait_for(lambda: runs.connections == 1)
+    runs.requests.put(("finish", "killed", {}))
 
 
-def test_an_outage_is_told_once_and_made_up_for() -> None:
+def test_an_outage_is_told_once_and_made_up_for(make: Callable[..., FakeRuns]) -> None:
     broken = iter([True] * 5)
 
     def fault(index: int) -> None:
         if next(broken, False):
             raise ConnectionError("connection refused by https://me:hunter2@host")
 
-    keeper = FakeKeeper(fault)
+    runs = make(fault)
+    runs.run()
 
-    assert run(keeper.writer())
-    assert set(keeper.writes) == EVERYTHING
-    assert keeper.connections == 6
-    (warning,) = keeper.warnings
-    assert "connection refused" in warning
-    assert "hunter2" not in warning
+    assert runs.writes == EVERYTHING
+    assert runs.connections == 6
+    (told,) = runs.said
+    assert "connection refused" in told
+    assert "hunter2" not in told
 
 
-def test_a_keeper_that_stays_away_is_given_up() -> None:
+def test_what_stays_away_is_given_up(make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch) -> None:
     def away(index: int) -> None:
         raise ConnectionError("nobody there")
 
-    keeper = FakeKeeper(away)
-    begun = time.monotonic()
+    monkeypatch.setattr(view_writer, "PATIENCE", 0.3)
+    runs, begun = make(away), time.monotonic()
 
-    assert not run(keeper.writer(), patience=0.3)
+    with pytest.raises(CannotKeep, match="given up"):
+        runs.run()
     assert time.monotonic() - begun < 3.0
 
 
-def test_a_keeper_that_hangs_is_given_up() -> None:
-    keeper = FakeKeeper(lambda index: time.sleep(5))
-    begun = time.monotonic()
+def test_a_slow_server_is_waited_for_as_long_as_it_moves(
+    make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_writer, "PATIENCE", 0.3)
+    runs = make(lambda index: time.sleep(0.1))
 
-    assert not run(keeper.writer(), patience=0.3)
-    assert time.monotonic() - begun < 3.0
-
-
-def test_a_slow_keeper_is_waited_for_as_long_as_it_moves() -> None:
-    keeper = FakeKeeper(lambda index: time.sleep(0.15))
-
-    assert run(keeper.writer(), patience=0.5)
-    assert set(keeper.writes) == EVERYTHING
+    runs.run()
+    assert runs.writes == EVERYTHING
 
 
-def test_an_interrupted_sweep_does_not_wait_for_a_slow_keeper() -> None:
-    writer = FakeKeeper(lambda index: time.sleep(0.15)).writer()
-    writer.open(SweepView(sweep_info(), PLAN, {}))
-    begun = time.monotonic()
-
-    assert not writer.close(patience=10, limit=0.3)
-    assert time.monotonic() - begun < 2.0
-
-
-def test_a_run_that_is_refused_does_not_hold_up_the_others() -> None:
+def test_a_run_that_is_refused_does_not_hold_up_the_others(make: Callable[..., FakeRuns]) -> None:
     def fault(index: int) -> None:
         if index == 1:
             raise Refused("param `x` was changed")
 
-    keeper = FakeKeeper(fault)
+    runs = make(fault)
 
-    assert not run(keeper.writer())
-    assert set(keeper.writes) == EVERYTHING - {1}
-    (warning,) = keeper.warnings
-    assert "param `x` was changed" in warning
+    with pytest.raises(CannotKeep, match="does not take a run of this sweep: param `x` was changed"):
+        runs.run()
+    assert sorted(runs.writes) == [OPENING, 0, *range(2, len(PLAN.trials))]
 
 
-def test_a_run_that_is_refused_once_and_then_taken_is_written() -> None:
+def test_a_run_that_is_refused_once_and_then_taken_is_written(make: Callable[..., FakeRuns]) -> None:
     refused = iter([True])
 
     def fault(index: int) -> None:
         if index == 1 and next(refused, False):
             raise Refused("the run was deleted")
 
-    keeper = FakeKeeper(fault)
+    runs = make(fault)
+    runs.run()
 
-    assert run(keeper.writer())
-    assert set(keeper.writes) == EVERYTHING
-    assert keeper.warnings == []
+    assert set(runs.writes) == set(EVERYTHING)
+    assert runs.said == []
 
 
-def test_events_in_quick_succession_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view_writer, "SETTLING", 0.3)
-    keeper = FakeKeeper()
-    writer = keeper.writer()
-    view = SweepView(sweep_info(), PLAN, {})
-    writer.open(view)
-    wait_for(lambda: len(keeper.writes) == len(EVERYTHING) - 1)
+def test_events_in_quick_succession_are_written_together(make: Callable[..., FakeRuns]) -> None:
+    runs = make()
+    writing = threading.Thread(target=runs.writer().write, daemon=True)
+    writing.start()
+    runs.requests.put(("start", sweep_info(), PLAN, {}))
+    wait_for(lambda: runs.writes == EVERYTHING[:-1])
     for record in make_records(PLAN).values():
-        writer.take(finished(record))
-    wait_for(lambda: len(keeper.writes) == len(EVERYTHING) - 1 + len(PLAN.trials))
-    view.close("FINISHED", {})
+        runs.requests.put(("record", finished(record)))
+    wait_for(lambda: len(runs.writes) == len(EVERYTHING[:-1]) + len(PLAN.trials))
+    runs.requests.put(("finish", "finished", {}))
+    writing.join(10)
 
-    assert writer.close(10)
-    assert len(keeper.writes) == len(EVERYTHING) + len(PLAN.trials)
+    assert len(runs.writes) == len(EVERYTHING) + len(PLAN.trials)
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -189,16 +189,10 @@ def wait_for(true: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_sweep_whose_parent_is_refused_is_not_tracked() -> None:
-    def fault(index: int) -> None:
-        raise Refused("no such experiment")
+def test_a_sweep_that_never_began_needs_no_view(make: Callable[..., FakeRuns]) -> None:
+    runs = make()
+    runs.requests.put(("finish", "finished", {}))
 
-    keeper = FakeKeeper(fault)
+    runs.writer().write()
 
-    assert not run(keeper.writer())
-    assert keeper.writes == []
-    assert len(keeper.warnings) == 1
-
-
-def test_a_sweep_that_never_began_needs_no_view() -> None:
-    assert FakeKeeper().writer().close(5)
+    assert runs.writes == []

@@ -1,0 +1,225 @@
+"""The runs of one sweep in MLflow: found again by their tags, created, completed.
+
+Drivers that start one sweep at once come to share its runs: of several with one identity the oldest stays. A driver
+that writes to one which was withdrawn is refused and looks again; at its end each sees that every trial has one run.
+"""
+
+from __future__ import annotations
+
+import getpass
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.config.tracking_uri import artifact_location, local_folder, sqlite_path
+from orchestrator.core.errors import CannotKeep
+from orchestrator.core.file_names import MASKS
+from orchestrator.core.redact import redact
+from orchestrator.views.tracking import run_contents as runs_hold
+from orchestrator.views.tracking import view_database
+from orchestrator.views.tracking.run_contents import Content, SweepView
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+ReadFile = Callable[[str, str], bytes]
+"""(stage key, file name) -> content, from the store."""
+PARENT_TAG = "mlflow.parentRunId"
+SAVED_VIEW_TAG = "mlflow.sharedViewState."
+"""How the interface names a saved view among an experiment's tags."""
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Makes the interface open on runs and their charts, not on traces of language models."""
+LAST_POINTS = 800
+"""With the tags these make a batch that MLflow takes at once."""
+
+
+class MlflowRuns:
+    """A connection to MLflow that knows the runs of one sweep; made anew after every trouble."""
+
+    def __init__(self, uri: str, experiment: str, read: ReadFile, say: Callable[[str], None]) -> None:
+        database = sqlite_path(uri)
+        if database is not None:
+            view_database.ensure(database)
+        self._folder = None if database is None else database.parent.resolve() / "mlruns"
+        self._client = view_database.client_of(uri)
+        self._read, self._say = read, say
+        self._experiment = self._open_experiment(uri, experiment)
+        self._parent: Run | None = None
+        self._children: dict[str, Run] = {}
+        self._statuses: dict[str, str] = {}
+
+    def open(self, view: SweepView) -> bool:
+        """See that the parent run is there and under way; return whether anything had to be written."""
+        from mlflow.exceptions import MlflowException
+
+        parent, content = self._parent or self._find(view), view.opening()
+        status = self._statuses[parent.info.run_id]
+        if view.outcome != "RUNNING":
+            content.status = status  # until all else is written
+        plan = content.tags[runs_hold.PLAN_TAG]
+        if (parent.data.tags.get(runs_hold.PLAN_TAG), status) == (plan, content.status):
+            return False
+        self._update(parent, content)
+        with suppress(MlflowException):  # where only an administrator may, do without
+            for key, state in view.saved_views(parent.info.run_id).items():
+                self._client.set_experiment_tag(self._experiment, f"{SAVED_VIEW_TAG}{key}", state)
+        return True
+
+    def write(self, view: SweepView, index: int) -> bool:
+        """Bring the run of trial `index` up to date; return whether anything had to be written."""
+        parent, identity, name = self._parent or self._find(view), view.ids[index], view.plan.trials[index].name
+        run = self._children.get(identity)
+        held = (run.data.tags.get(runs_hold.LOGGED_TAG, ""), self._statuses[run.info.run_id]) if run else ("", "")
+        content, tags = view.content(index, *held), {PARENT_TAG: parent.info.run_id}
+        if content is None:
+            assert run is not None
+            if run.data.tags.get(PARENT_TAG) == parent.info.run_id:
+                return False
+            content = Content(held[1])
+        if run and content.anew:
+            self._withdraw(run)
+        if run is None or content.anew:
+            tags[runs_hold.TRIAL_TAG] = identity
+            run = self._children[identity] = self._create(view, name, tags, content.start)
+        for file, key in content.masks.items():
+            try:
+                content.files[file] = self._read(key, MASKS)
+            except Exception as error:
+                self._say(f"The masks of `{name}` cannot be read for MLflow: {redact(str(error))}")
+        content.tags |= tags
+        self._update(run, content)
+        return True
+
+    def close(self, view: SweepView) -> None:
+        """Look at all runs again, as another driver may have written too, then end the parent run."""
+        parent = self._find(view)
+        self.open(view)
+        for index in range(len(view.ids)):
+            self.write(view, index)
+        content = view.closing()
+        content.points = [point for point in content.points if parent.data.metrics.get(point.key) != point.value]
+        self._update(parent, content)
+
+    def _open_experiment(self, uri: str, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            with suppress(MlflowException):  # another driver was faster
+                self._client.create_experiment(name, artifact_location(uri, name), EXPERIMENT_TAGS)
+            found = self._client.get_experiment_by_name(name)
+        assert found is not None, name
+        self._place(found.artifact_location)
+        return str(found.experiment_id)
+
+    def _find(self, view: SweepView) -> Run:
+        """Find the sweep's runs again; return the parent, which is created if there is none."""
+        self._parent, self._children = None, {}
+        for run in search(self._client, self._experiment, of_sweep(view.sweep.name)):
+            identity = run.data.tags.get(runs_hold.TRIAL_TAG)
+            self._statuses[run.info.run_id] = run.info.status
+            if identity is None and self._parent is None:
+                self._parent = run
+            elif identity is not None and identity not in self._children:
+                self._children[identity] = run
+            else:
+                self._withdraw(run)
+        if self._parent is None:
+            self._create(view, view.sweep.name, {}, None)
+            return self._find(view)  # another driver may have created one at the same moment
+        return self._parent
+
+    def _withdraw(self, run: Run) -> None:
+        from mlflow.exceptions import MlflowException
+
+        with suppress(MlflowException):  # another driver has done so
+            self._client.delete_run(run.info.run_id)
+
+    def _create(self, view: SweepView, name: str, tags: Mapping[str, str], start: float | None) -> Run:
+        user = "unknown"
+        with suppress(OSError, KeyError, ImportError):  # no entry in the password database, as in many containers
+            user = getpass.getuser()
+        tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), "mlflow.user": user, **tags}
+        run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, name)
+        self._statuses[run.info.run_id] = run.info.status
+        return run
+
+    def _update(self, run: Run, content: Content) -> None:
+        """Write files first and tags last: a run says that it holds a stage when all of the stage is there."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        id, held, failure = run.info.run_id, run.data, content.tags.get(runs_hold.FAILURE_TAG)
+        if failure is not None:  # before its file: where this tag is, the file is looked for
+            self._client.set_tag(id, runs_hold.FAILURE_TAG, failure)
+        elif runs_hold.FAILURE_TAG in held.tags:
+            content.files[runs_hold.FAILURE_FILE] = b""
+        self._write_files(run, content.files)
+        if note := content.tags.get(runs_hold.NOTE_TAG):
+            content.tags[runs_hold.NOTE_TAG] = self._linked(note, id)
+        points = [Metric(key, value, round(1000 * when), step) for key, value, when, step in content.points]
+        params = {key: value for key, value in content.params.items() if key not in held.params}
+        tags = {key: value for key, value in content.tags.items() if held.tags.get(key) != value}
+        self._client.log_batch(id, points[:-LAST_POINTS], [Param(*param) for param in params.items()])
+        self._client.log_batch(id, points[-LAST_POINTS:], tags=[RunTag(*tag) for tag in tags.items()])
+        held.params.update(params)
+        held.tags.update(tags)
+        if failure is None and held.tags.pop(runs_hold.FAILURE_TAG, None) is not None:
+            self._client.delete_tag(id, runs_hold.FAILURE_TAG)
+        if self._statuses[id] != content.status:
+            if content.status == "RUNNING":
+                self._client.update_run(id, content.status)
+            else:
+                self._client.set_terminated(id, content.status, round(1000 * (content.end or time.time())))
+            self._statuses[id] = content.status
+
+    def _write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Write files; an empty one is taken away, or is empty where MLflow's client cannot do so."""
+        if not files:
+            return
+        aside = tempfile.TemporaryDirectory() if self._folder is None else nullcontext()
+        with aside as folder:
+            for name, data in files.items():
+                path = self._place(run.info.artifact_uri, name) if folder is None else Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data) if data or folder else path.unlink(missing_ok=True)
+            if folder is not None:
+                self._client.log_artifacts(run.info.run_id, folder)
+
+    def _place(self, artifacts: str, name: str = "") -> Path:
+        """Return where a file of a run is; refuse one that a database from elsewhere puts outside of its own folder."""
+        folder = local_folder(artifacts) or Path("/")
+        if self._folder is not None and not (folder / name).resolve().is_relative_to(self._folder):
+            raise CannotKeep(
+                f"it keeps artifacts in {redact(artifacts)}, outside of {self._folder}; "
+                "name another experiment with `tracking.experiment` (`--experiment`)"
+            )
+        return folder / name
+
+    def _linked(self, note: str, run_id: str) -> str:
+        """Return a description whose links and pictures lead, in the interface, to saved views and this run's files."""
+        experiment = f"#/experiments/{self._experiment}/runs"
+        note = note.replace("](views/", f"]({experiment}?viewStateShareKey=")
+        note = note.replace("](comparison/", f"]({experiment}/{run_id}/artifacts/comparison/")
+        return note.replace("](masks/", f"](get-artifact?run_uuid={run_id}&path=masks/")
+
+
+def of_sweep(name: str) -> str:
+    """Return the condition that the runs of a sweep meet."""
+    return f"tags.`{runs_hold.SWEEP_TAG}` = '{runs_hold.sweep_tag(name)}'"
+
+
+def search(client: MlflowClient, experiment: str, condition: str) -> list[Run]:
+    """Return the runs that meet `condition`, the oldest first, in an order that is everyone's."""
+
+    def pages() -> Iterator[Run]:
+        token = None
+        while token != "":
+            page = client.search_runs([experiment], condition, max_results=1000, page_token=token)
+            yield from page
+            token = page.token or ""
+
+    return sorted(pages(), key=lambda run: (run.info.start_time, run.info.run_id))
