@@ -13,7 +13,7 @@ from commands import SWEEP, Command
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chaos", type=int, default=10, help="kills in tests/faults/test_chaos.py")
+    parser.addoption("--chaos", type=int, default=int(os.environ.get("CHAOS", "10")), help="kills (CHAOS)")
 
 
 @pytest.fixture

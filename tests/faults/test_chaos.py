@@ -1,4 +1,4 @@
-"""Workers and drivers are killed at random moments; the same command ends with exactly what nobody disturbed."""
+"""Workers, drivers and trackers are killed at random moments; the same command ends with what nobody disturbed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Kills:
 
     workers: int = 0
     drivers: int = 0
+    trackers: int = 0
 
     @property
     def total(self) -> int:
-        return self.workers + self.drivers
+        return self.workers + self.drivers + self.trackers
 
     @property
     def lost(self) -> int:
@@ -49,6 +50,8 @@ def test_killing_at_random_changes_nothing(
         folder, kills = tmp_path / f"sweep-{sweeps}", Kills()
         commands = [disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total)]
         while commands[-1].process.returncode != 0:
+            if commands[-1].process.returncode == 3:
+                assert "python -m orchestrator.sync faulty-" in commands[-1].stderr.splitlines()[-1]
             commands.append(disturbed(start(folder, *CHAOTIC, "cluster.num_cpus=2"), rng, kills, wanted - total))
         total += kills.total
 
@@ -62,21 +65,23 @@ def test_killing_at_random_changes_nothing(
 
 
 def disturbed(command: Command, rng: random.Random, kills: Kills, most: int) -> Command:
-    """Kill workers, and perhaps the driver, while the command runs; return it when it has ended."""
+    """Kill workers, trackers, and perhaps the driver, while the command runs; return it when it has ended."""
     driver_dies = rng.random() < 0.5
     while command.process.poll() is None:
         with suppress(TimeoutError, AssertionError):
             command.until(lambda: False, timeout=rng.uniform(0.2, 2.5))
-        workers = command.processes("ray::segment")
-        if kills.total >= most or not workers or command.process.poll() is not None:
+        workers, trackers = command.processes("ray::segment"), command.processes("orchestrator.views.tracking")
+        if kills.total >= most or not workers + trackers or command.process.poll() is not None:
             continue
         if driver_dies and rng.random() < 0.4:
             command.send(signal.SIGKILL)
             kills.drivers += 1
-        else:
-            with suppress(ProcessLookupError):
-                os.kill(rng.choice(sorted(workers)), signal.SIGKILL)
-                kills.workers += 1
+            continue
+        victim = rng.choice(sorted(workers) if workers and rng.random() < 0.6 else sorted(trackers or workers))
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+            kills.workers += victim in workers
+            kills.trackers += victim in trackers
     command.wait()
-    assert command.process.returncode in (0, 1, -signal.SIGKILL), command.stderr
+    assert command.process.returncode in (0, 1, 3, -signal.SIGKILL), command.stderr
     return command

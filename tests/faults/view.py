@@ -51,6 +51,7 @@ def assert_complete(folder: Path, runs: list[Run]) -> None:
     assert {run.status for run in runs} == {"FINISHED"}
     by_name = {run.tags["mlflow.runName"]: run for run in children}
     assert sorted(by_name) == sorted(trial.name for trial in plan.trials), "one run a trial"
+    assert not any("failure.txt" in run.artifacts for run in runs), "nothing stale"
     doubled = [(name, point) for name, run in by_name.items() for point, values in run.points.items() if values[1:]]
     assert not doubled
     for trial in plan.trials:
@@ -63,4 +64,6 @@ def assert_complete(folder: Path, runs: list[Run]) -> None:
         assert sum(key == "curve/val/loss" for key, _ in run.points) == curves
         assert {f"masks/round_{record.round}.npz" for record in chain[1:]} <= run.artifacts
     (parent,) = [run for run in runs if run not in children]
+    assert all(len(values) == 1 for values in parent.points.values()), "every point of the parent once"
+    assert parent.points["trials/finished", 0] == [len(plan.trials)]
     assert "comparison/report.html" in parent.artifacts

@@ -100,8 +100,12 @@ class MlflowRuns:
         self.open(view)
         for index in range(len(view.ids)):
             self.write(view, index)
-        content = view.closing()
-        content.points = [point for point in content.points if parent.data.metrics.get(point.key) != point.value]
+        content, held = view.closing(), parent.data.metrics
+        content.points = [
+            point._replace(time=time.time()) if point.key in held else point  # of two the later one is shown
+            for point in content.points
+            if held.get(point.key) != point.value
+        ]
         self._update(parent, content)
 
     def _open_experiment(self, uri: str, name: str) -> str:

@@ -142,7 +142,7 @@ class ViewWriter:
         refused = isinstance(error, ImportError | ArgumentError) or getattr(error, "error_code", None) in _REFUSED
         self._troubles += 1
         if isinstance(error, CannotKeep):
-            raise CannotKeep(f"{self._name} cannot be used: {reason}.") from error
+            raise CannotKeep(f"{self._name} cannot be used: {error}.") from error
         if connecting and not passing and (refused or self._database):
             remedy = f"move {self._database} away, or {ELSEWHERE}" if self._database else ELSEWHERE
             raise CannotKeep(f"{self._name} cannot be used: {reason}; {remedy}.") from error

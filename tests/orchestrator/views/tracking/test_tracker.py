@@ -288,3 +288,108 @@ def test_events_before_start_and_without_trials_do_no_harm(kept: Kept) -> None:
 
     assert kept.parent().status == "FINISHED"
     assert kept.children() == {}
+
+
+def test_the_parent_has_each_point_once_though_the_sweep_failed_first_and_was_repaired_later(kept: Kept) -> None:
+    plan = make_plan(methods=("l1_unstructured",), seeds=(0, 1))
+    lost = plan.trials[0].stages[-1]
+    report = {"comparison/metrics.json": b'{"summary/dense_accuracy": 0.5}'}
+    records = make_records(plan)
+    repaired = {**records, lost: make_record(plan, lost, EPOCH + 1000)}
+    for status, known in (("failed", {k: r for k, r in records.items() if k != lost}), ("finished", records)):
+        finish(kept, plan, known, status, report)
+    expected = kept.parent().points
+    assert {key: [value for _, value, _ in points] for key, points in expected.items()} == {
+        "trials/finished": [4.0],
+        "summary/dense_accuracy": [0.5],
+    }
+
+    finish(kept, plan, repaired, "finished", report)
+    assert kept.parent().points == expected
+    finish(kept, plan, repaired, "finished", {"comparison/metrics.json": b'{"summary/dense_accuracy": 0.25}'})
+    last = max(kept.parent().points["summary/dense_accuracy"], key=lambda point: point[2])
+    assert last[1] == 0.25, "a figure that has changed, as with another margin, is shown"
+
+
+def finish(kept: Kept, plan: Plan, records: Any, status: Any, report: dict[str, bytes]) -> None:
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, records)
+    for key in plan.stages.keys() - records.keys():
+        tracker.record(failed(key))
+    tracker.finish(status, report)
+    assert tracker.complete, tracker.said
+
+
+def test_a_writer_killed_while_it_told_of_a_failure_leaves_no_stale_file(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.views.tracking.runs import MlflowRuns
+
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,))
+    records = make_records(plan)
+    last, write_files = plan.trials[0].stages[-1], MlflowRuns._write_files
+
+    class Killed(BaseException):
+        """As it ends the writer's thread."""
+
+    def write_and_die(self: MlflowRuns, run: Any, files: dict[str, bytes]) -> None:
+        write_files(self, run, files)
+        if "failure.txt" in files:
+            raise Killed
+
+    monkeypatch.setattr(MlflowRuns, "_write_files", write_and_die)
+    monkeypatch.setattr("threading.excepthook", lambda _: None)
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {key: record for key, record in records.items() if key != last})
+    tracker.record(failed(last))
+    tracker.finish("failed", {})
+    monkeypatch.undo()
+    assert not tracker.complete
+    assert "failure.txt" in next(iter(kept.children().values())).files
+
+    run_sweep(kept, plan, without=frozenset(plan.stages))
+
+    (run,) = kept.children().values()
+    assert "failure.txt" not in run.files
+    assert "pruning.failure" not in run.tags
+
+
+@pytest.mark.parametrize("place", ["outside", "mlruns/pruning/../../..", "linked", "s3://bucket/there"])
+def test_a_database_from_elsewhere_has_nothing_written_outside_of_its_own_folder(
+    kept: Kept, place: str, tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "mlruns").mkdir()
+    (tmp_path / "mlruns" / "linked").symlink_to(tmp_path / "outside")
+    artifacts = {"linked": f"file://{tmp_path}/mlruns/linked", "s3://bucket/there": place}
+    MlflowClient(kept.uri).create_experiment("pruning", artifacts.get(place, f"file://{tmp_path}/{place}"))
+    before = set(tmp_path.rglob("*"))
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), make_plan(seeds=(0,)), {})
+    tracker.finish("killed", {})
+
+    assert not tracker.complete
+    (told,) = tracker.said
+    assert f"outside of {tmp_path}/mlruns; name another experiment with `tracking.experiment`" in told
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_run_whose_artifacts_lie_outside_is_refused_too(kept: Kept, tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,))
+    run_sweep(kept, plan, without=frozenset(list(plan.stages)[:1]))
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database, database:
+        database.execute("update runs set artifact_uri = ?", (f"file://{tmp_path}/outside",))
+    tracker = kept.tracker()
+    tracker.start(sweep_info(), plan, {})
+    for record in make_records(plan, start=EPOCH + 1000).values():
+        tracker.record(finished(record))
+    tracker.finish("failed", {"comparison/table.csv": b"a,b\n"})
+
+    assert not tracker.complete
+    assert "outside of" in tracker.said[-1]
+    assert not (tmp_path / "outside").exists()
