@@ -96,6 +96,11 @@ class StageRecord:
         return self.measurements.get("seconds", 0.0)
 
     @property
+    def ended(self) -> float:
+        """Unix seconds."""
+        return self.started + self.seconds
+
+    @property
     def prunable_parameters(self) -> int:
         """Entries of all prunable parameters."""
         return sum(self.tensor_sizes.values())
@@ -104,6 +109,24 @@ class StageRecord:
     def remaining_parameters(self) -> int:
         """All parameters less the masked entries."""
         return self.parameters - round(self.sparsity * self.prunable_parameters)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Everything of the stage that is one number, by the names that views show."""
+        found: dict[str, float | None] = {
+            **self.after,
+            **{f"{name}_before": value for name, value in self.before.items()},
+            "sparsity/overall": self.sparsity,
+            "sparsity/requested": self.requested_sparsity,
+            **{f"sparsity/{name}": value for name, value in self.tensor_sparsity.items()},
+            "parameters/remaining": self.remaining_parameters,
+            "parameters/compression": self.parameters / max(1, self.remaining_parameters),
+            "macs/remaining": self.macs_remaining,
+            "macs/speedup": self.macs / self.macs_remaining if self.macs_remaining > 0 else None,
+            "seconds": self.seconds,
+            "steps": self.steps,
+        }
+        return {name: float(value) for name, value in found.items() if value is not None}
 
     def result(self) -> dict[str, Any]:
         """Return what must be bit-equal wherever and however often the stage ran: all but its circumstances."""

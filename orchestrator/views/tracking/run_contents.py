@@ -31,7 +31,6 @@ COMMAND_TAG, NOTE_TAG = "pruning.command", "mlflow.note.content"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
 MASKS_PICTURE, FAILURE_FILE = "masks/summary.svg", "failure.txt"
 FIRST = ("test/accuracy", "val/accuracy")
-"""Metrics written first: MLflow lists them so, and plots the first one where nobody has chosen."""
 _ODD = re.compile(r"[^/\w.\- ]")
 
 
@@ -77,27 +76,13 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
 
 
 def points_of(record: StageRecord, offset: int) -> Iterator[Point]:
-    """Yield a stage's figures with step = round, the same keys for every trial of one network, then its training curve.
+    """Yield a stage's figures with step = round, then its training curve from step `offset` on.
 
-    The curve's steps are counted on from the `offset` steps of earlier stages.
+    Accuracies come first: MLflow lists metrics so, and plots the first one where nobody has chosen.
     """
-    values: dict[str, float | None] = {
-        **{name: record.after[name] for name in FIRST if name in record.after},
-        **record.after,
-        **{f"{name}_before": value for name, value in record.before.items()},
-        "sparsity/overall": record.sparsity,
-        **{f"sparsity/{name}": value for name, value in record.tensor_sparsity.items()},
-        "parameters/remaining": record.remaining_parameters,
-        "parameters/compression": record.parameters / max(1, record.remaining_parameters),
-        "macs/remaining": record.macs_remaining,
-        "seconds": record.seconds,
-        "steps": record.steps,
-        "macs/speedup": record.macs / record.macs_remaining if record.macs_remaining > 0 else None,
-        "sparsity/requested": record.requested_sparsity,
-    }
-    for name, value in values.items():
-        if value is not None:
-            yield Point(_ODD.sub("_", name), float(value), record.started + record.seconds, record.round)
+    figures = {name: record.figures[name] for name in FIRST if name in record.figures} | record.figures
+    for name, value in figures.items():
+        yield Point(_ODD.sub("_", name), value, record.ended, record.round)
     for point in record.curve:
         for name, value in point.metrics.items():
             yield Point(_ODD.sub("_", f"curve/{name}"), float(value), point.time, offset + point.step)
@@ -156,21 +141,18 @@ class SweepView:
         """Return what the parent run holds from the start."""
         differ = varying(self._settings)
         first = self._settings[0] if self._settings else {}
-        content = Content()
-        self._describe(content, {name: value for name, value in first.items() if name not in differ})
+        content = self._described(
+            {name: value for name, value in first.items() if name not in differ}, self.sweep.config
+        )
         content.tags |= {AXES_TAG: ", ".join(self.axes), NOTE_TAG: self._note()}
         content.tags[PLAN_TAG] = digest(canonical_json(self.ids))[:16]
         content.files["plan.json"] = _json(self.plan.to_json())
-        content.files["config.yaml"] = as_yaml(redact_tree(self.sweep.config))
         content.files["environment.json"] = _json(self.sweep.environment)
         return content
 
     def closing(self) -> Content:
-        """Return what the parent run holds at the end.
-
-        Only a finished sweep has its headline figures: a point cannot be taken back when another goes on.
-        """
-        ends = [record.started + record.seconds for record in self._records.values()]
+        """Return what the parent run holds at the end; no figures before all is done, as no point can be taken back."""
+        ends = [record.ended for record in self._records.values()]
         end = max([*ends, *(time for _, _, time in self._failures.values())], default=0.0)
         content = Content(self.outcome, files=dict(self._report), end=end or None)
         if self.outcome == "FINISHED":
@@ -181,21 +163,17 @@ class SweepView:
         return content
 
     def content(self, index: int, logged: str = "", status: str = "") -> Content | None:
-        """Return what the run of trial `index` lacks, None for nothing.
-
-        `logged` is the tag by which it says which stages it holds already.
-        """
+        """Return what the run of trial `index` lacks; `logged` is the tag that says which stages it holds already."""
         trial, chain = self.plan.trials[index], self.chain(index)
         ending, failure, time = self._ending(index)
         if logged == logged_tag(chain) and status == ending:
             return None
         held = int(logged.partition(" ")[0] or 0)
-        content = Content(ending, anew=bool(logged) and held <= len(chain) and logged != logged_tag(chain[:held]))
-        if not logged or content.anew:
-            held = 0
-            self._describe(content, self._settings[index])
+        content, anew = Content(), bool(logged) and held <= len(chain) and logged != logged_tag(chain[:held])
+        if not logged or anew:
+            held, content = 0, self._described(self._settings[index], trial.config)
             content.tags[OVERRIDES_TAG] = redact(" ".join(trial.overrides))
-            content.files["config.yaml"] = as_yaml(redact_tree(trial.config))
+        content.status, content.anew = ending, anew
         if held <= len(chain):  # else the store has lost records; the run keeps its own until they are made again
             content.tags[LOGGED_TAG] = logged_tag(chain)
         offset = 0
@@ -206,7 +184,7 @@ class SweepView:
                 if record.kind == "round":
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
-            content.start, content.end = content.start or record.started, record.started + record.seconds
+            content.start, content.end = content.start or record.started, record.ended
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
             content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"
@@ -216,8 +194,8 @@ class SweepView:
             content.tags[WARNINGS_TAG] = "\n".join(warnings)
         if failure is not None:
             content.end, content.tags[FAILURE_TAG] = time, redact(failure.message)
-            places = [f"{what}: {where}" for what, where in (("host", failure.host), ("log", failure.log)) if where]
-            content.files[FAILURE_FILE] = redact("\n".join([failure.message, *places, "", failure.traceback])).encode()
+            told = f"{failure.message}\nhost: {failure.host}\nlog: {failure.log}\n\n{failure.traceback}"
+            content.files[FAILURE_FILE] = redact(told).encode()
         return content
 
     def chain(self, index: int) -> list[StageRecord]:
@@ -232,21 +210,20 @@ class SweepView:
         status = "RUNNING" if self.outcome == "RUNNING" else "KILLED"
         return next((self._failures[key] for key in stages if key in self._failures), (status, None, 0.0))
 
-    def _describe(self, content: Content, settings: Mapping[str, str]) -> None:
-        """Add settings as parameters, those of classes that go by a name as tags, and the tags of every run."""
-        content.params["sweep"] = content.tags["sweep"] = self.sweep.name
-        content.tags |= {"mlflow.source.name": "python -m orchestrator", "mlflow.source.type": "LOCAL"}
-        content.tags[COMMAND_TAG] = redact(self.sweep.command)
+    def _described(self, settings: Mapping[str, str], config: Mapping[str, Any]) -> Content:
+        """Return settings as parameters, those of classes that go by a name as tags, and what every run holds."""
+        tags = {"sweep": self.sweep.name, COMMAND_TAG: redact(self.sweep.command)}
+        tags |= {"mlflow.source.name": "python -m orchestrator", "mlflow.source.type": "LOCAL"}
         if commit := self.sweep.environment.get("git_commit"):
-            content.tags["mlflow.source.git.commit"] = commit
-        for name, value in settings.items():
-            named = settings.get(name_of(name), "null") != "null" and name not in self.axes
-            (content.tags if named else content.params)[name] = value
+            tags["mlflow.source.git.commit"] = commit
+        named = {name for name in settings if settings.get(name_of(name), "null") != "null" and name not in self.axes}
+        params = {name: value for name, value in settings.items() if name not in named} | {"sweep": self.sweep.name}
+        tags |= {name: settings[name] for name in named}
+        return Content(params=params, tags=tags, files={"config.yaml": as_yaml(redact_tree(config))})
 
     def _note(self, results: str = "") -> str:
-        views = " · ".join(
-            f"[{label}](views/{sweep_tag(self.sweep.name)}-{view})" for view, label in links(self.axes).items()
-        )
+        tag = sweep_tag(self.sweep.name)
+        views = " · ".join(f"[{label}](views/{tag}-{view})" for view, label in links(self.axes).items())
         trials, stages = len(self.plan.trials), len(self.plan.stages)
         what = f"**{as_markdown(self.sweep.name)}**: {trials} trials, {stages} stages."
         command = redact(self.sweep.command).replace("\n", "\n    ")

@@ -26,15 +26,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-ReadFile = Callable[[str, str], bytes]
-"""(stage key, file name) -> content, from the store."""
-PARENT_TAG = "mlflow.parentRunId"
-SAVED_VIEW_TAG = "mlflow.sharedViewState."
-"""How the interface names a saved view among an experiment's tags."""
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""Makes the interface open on runs and their charts, not on traces of language models."""
-LAST_POINTS = 800
-"""With the tags these make a batch that MLflow takes at once."""
+ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, from the store
+PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
+SAVED_VIEW_TAG = "mlflow.sharedViewState."  # how the interface names a saved view among an experiment's tags
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on runs, not on traces
+LAST_POINTS = 800  # with the tags these make a batch that MLflow takes at once
 
 
 class MlflowRuns:
@@ -94,8 +90,8 @@ class MlflowRuns:
         self._update(run, content)
         return True
 
-    def close(self, view: SweepView) -> None:
-        """Look at all runs again, as another driver may have written too, then end the parent run."""
+    def close(self, view: SweepView) -> bool:
+        """Look at all runs again, as another driver may have written too, then end the parent run; return True."""
         parent = self._find(view)
         self.open(view)
         for index in range(len(view.ids)):
@@ -107,6 +103,7 @@ class MlflowRuns:
             if held.get(point.key) != point.value
         ]
         self._update(parent, content)
+        return True
 
     def _open_experiment(self, uri: str, name: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -147,7 +144,7 @@ class MlflowRuns:
         user = "unknown"
         with suppress(OSError, KeyError, ImportError):  # no entry in the password database, as in many containers
             user = getpass.getuser()
-        tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), "mlflow.user": user, **tags}
+        tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), USER_TAG: user, **tags}
         run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, name)
         self._statuses[run.info.run_id] = run.info.status
         return run

@@ -23,18 +23,15 @@ from orchestrator.core.errors import CannotKeep, OrchestratorError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MIGRATING = 5.0
-"""Seconds without a change after which nobody is at work any more on a database that is half made."""
-LOCK_SECONDS = 20.0
-"""How long another process may hold the database: as long as MLflow waits, and longer than the migrations take."""
+MIGRATING = 5.0  # seconds without a change after which nobody is at work any more on a database that is half made
+LOCK_SECONDS = 20.0  # that another process may hold the database: as MLflow waits, and longer than migrations take
 _PASSING = {getattr(sqlite3, f"SQLITE_{name}") for name in ("BUSY", "LOCKED", "FULL", "IOERR", "NOMEM")}
-_MANNERS = {
+_MANNERS = {  # by default a client waits for minutes on a server that is away, and writes into the terminal
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
-"""By default a client waits for minutes on a server that is away, and writes into the terminal."""
 
 
 def client_of(uri: str) -> MlflowClient:

@@ -26,19 +26,13 @@ from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.run_contents import SweepView
 from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
-OPENING, CLOSING = -2, -1
-"""Stand for the parent run among the indices of trials: when it is opened, when it is closed."""
-REFUSALS = 3
-"""Attempts in a row that MLflow refuses, after which the rest is left out."""
-SETTLING = 0.5
-"""Seconds in which further events are awaited: to write many costs little more than to write one."""
-LONGEST_PAUSE = 30.0
-"""Seconds between two attempts while MLflow is away."""
-PATIENCE = 20.0
-"""Seconds in which nothing could be written at the end, after which the rest is left to `orchestrator.sync`."""
+OPENING, CLOSING = -2, -1  # stand for the parent run among the indices of trials
+REFUSALS = 3  # attempts in a row that MLflow refuses, after which the rest is left out
+SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
+LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
+PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
+NICENESS = 5  # of the process: the view may lag behind a little, the trials may not
 ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING_URI"
-NICENESS = 5
-"""Of the process: the view may lag behind a little, the trials may not."""
 _REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
 Requests = queue.SimpleQueue[tuple[Any, ...]]
@@ -94,11 +88,8 @@ class ViewWriter:
                 self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
 
     def _look(self, runs: MlflowRuns, view: SweepView, index: int) -> None:
-        written = True
-        if index == CLOSING:
-            runs.close(view)
-        else:
-            written = runs.open(view) if index == OPENING else runs.write(view, index)
+        look = {OPENING: runs.open, CLOSING: runs.close}.get(index, partial(runs.write, index=index))
+        written = look(view)
         del self._todo[index]
         if written:
             self._wrote(len(self._todo))
@@ -136,20 +127,18 @@ class ViewWriter:
         """Note a trouble; raise `CannotKeep` where trying again cannot help."""
         from sqlalchemy.exc import ArgumentError  # of a URI that names no kind of database
 
-        connecting, self._runs = self._runs is None, None
+        connecting, self._runs, self._troubles = self._runs is None, None, self._troubles + 1
         reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(".")
         passing = isinstance(error, OrchestratorError) or view_database.may_pass(error)
         refused = isinstance(error, ImportError | ArgumentError) or getattr(error, "error_code", None) in _REFUSED
-        self._troubles += 1
         if isinstance(error, CannotKeep):
             raise CannotKeep(f"{self._name} cannot be used: {error}.") from error
         if connecting and not passing and (refused or self._database):
             remedy = f"move {self._database} away, or {ELSEWHERE}" if self._database else ELSEWHERE
             raise CannotKeep(f"{self._name} cannot be used: {reason}; {remedy}.") from error
-        if refused and not passing:
-            if self._closed and self._troubles >= REFUSALS:
-                raise CannotKeep(f"{self._name} does not take a run of this sweep: {reason}.") from error
-        elif not self._told:
+        if refused and not passing and self._closed and self._troubles >= REFUSALS:
+            raise CannotKeep(f"{self._name} does not take a run of this sweep: {reason}.") from error
+        if (passing or not refused) and not self._told:
             self._told = True
             self._say(f"{self._name} cannot be written now ({reason}); the store keeps all, and it is tried again.")
         if self._closed and time.monotonic() > self._progress + PATIENCE:
