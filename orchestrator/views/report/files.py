@@ -22,6 +22,7 @@ from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import drawing, figure_data, tables
 from orchestrator.views.report.page import page
+from orchestrator.views.report.texts import markdown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -164,15 +165,13 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
     for title, points in tables.sections(comparison):
         lines += [
-            f"**{tables.markdown(title)}**",
+            f"**{markdown(title)}**",
             "",
             "| method | " + " | ".join(column.name for column in tables.NARROW) + " |",
             "|---" * (1 + len(tables.NARROW)) + "|",
         ]
         for point in points[:30]:
-            lines.append(
-                f"| {tables.markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |"
-            )
+            lines.append(f"| {markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)

@@ -6,10 +6,8 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -261,11 +259,6 @@ def _csv(names: Sequence[str], rows: Any) -> bytes:
 def _cell(value: Any) -> Any:
     """Return a CSV cell; a text that a spreadsheet would compute begins with an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def markdown(text: str) -> str:
-    """Return a text of foreign origin as Markdown that shows it: no markup, HTML or link of its own, one line."""
-    return re.sub(r"[\\`*\[\]|]", r"\\\g<0>", escape(" ".join(shown(text).split()), quote=False))
 
 
 def _finite(value: Any) -> Any:

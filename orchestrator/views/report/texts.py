@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Any
 
-_MARKUP = re.compile(r"[&<>\[\]()!*`|\\\n]")
+from orchestrator.core.redact import shown
 
 
 def as_yaml(data: Any) -> bytes:
@@ -16,6 +17,6 @@ def as_yaml(data: Any) -> bytes:
     return str(yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True)).encode()
 
 
-def as_markdown(name: str) -> str:
-    """Return `name` so that Markdown shows it as it is: neither markup nor HTML."""
-    return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", name)
+def markdown(text: str) -> str:
+    """Return a text of foreign origin as Markdown that shows it: no markup, HTML or link of its own, one line."""
+    return re.sub(r"[\\`*\[\]|]", r"\\\g<0>", escape(" ".join(shown(text).split()), quote=False))

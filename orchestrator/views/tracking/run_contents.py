@@ -22,7 +22,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.views.report.mask_picture import mask_picture
-from orchestrator.views.report.texts import as_markdown, as_yaml
+from orchestrator.views.report.texts import as_yaml, markdown
 from orchestrator.views.tracking.saved_views import links, saved_views
 
 SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.logged"
@@ -193,9 +193,9 @@ class SweepView:
         if warnings := [f"round {record.round}: {text}" for record in chain for text in record.warnings]:
             content.tags[WARNINGS_TAG] = "\n".join(warnings)
         if failure is not None:
-            content.end, content.tags[FAILURE_TAG] = time, redact(failure.message)
+            content.end, content.tags[FAILURE_TAG] = time, failure.message
             told = f"{failure.message}\nhost: {failure.host}\nlog: {failure.log}\n\n{failure.traceback}"
-            content.files[FAILURE_FILE] = redact(told).encode()
+            content.files[FAILURE_FILE] = told.encode()
         return content
 
     def chain(self, index: int) -> list[StageRecord]:
@@ -212,7 +212,7 @@ class SweepView:
 
     def _described(self, settings: Mapping[str, str], config: Mapping[str, Any]) -> Content:
         """Return settings as parameters, those of classes that go by a name as tags, and what every run holds."""
-        tags = {"sweep": self.sweep.name, COMMAND_TAG: redact(self.sweep.command)}
+        tags = {"sweep": self.sweep.name, COMMAND_TAG: self.sweep.command}
         tags |= {"mlflow.source.name": "python -m orchestrator", "mlflow.source.type": "LOCAL"}
         if commit := self.sweep.environment.get("git_commit"):
             tags["mlflow.source.git.commit"] = commit
@@ -225,8 +225,8 @@ class SweepView:
         tag = sweep_tag(self.sweep.name)
         views = " · ".join(f"[{label}](views/{tag}-{view})" for view, label in links(self.axes).items())
         trials, stages = len(self.plan.trials), len(self.plan.stages)
-        what = f"**{as_markdown(self.sweep.name)}**: {trials} trials, {stages} stages."
-        command = redact(self.sweep.command).replace("\n", "\n    ")
+        what = f"**{markdown(self.sweep.name)}**: {trials} trials, {stages} stages."
+        command = self.sweep.command.replace("\n", "\n    ")
         lines = [f"In this interface: {views}" if views else "", results, what, "Run it again, or resume it, with"]
         return "\n\n".join([*filter(None, lines), f"    {command}\n"])
 

@@ -4,6 +4,7 @@ import pytest
 from factories import make_plan, make_records
 
 from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.redact import shown
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.sweep.sync_views import behind
 
@@ -48,7 +49,7 @@ def test_the_command_repeats_what_differs_from_the_defaults_but_no_secret() -> N
     store = {"uri": "s3://bucket/a b", "options": {"endpoint_url": "http://host:1", "secret": "hunter2"}}
     text = behind(["one-1", "two-2"], store, uri="http://me:hunter2@host", experiment="mine", kind="mlflow")
 
-    assert text.splitlines()[-1].strip() == (
+    assert shown(text).splitlines()[-1].strip() == (  # as every message is
         "python -m orchestrator.sync one-1 two-2 --store 's3://bucket/a b' --option endpoint_url=http://host:1 "
         "--option secret=*** --uri http://me:***@host --experiment mine"
     )
