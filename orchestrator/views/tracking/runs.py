@@ -30,7 +30,7 @@ ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, fro
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
 SAVED_VIEW_TAG = "mlflow.sharedViewState."  # how the interface names a saved view among an experiment's tags
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on runs, not on traces
-LAST_POINTS = 800  # with the tags these make a batch that MLflow takes at once
+MOST_POINTS, MOST_PARAMS = 800, 100  # that MLflow takes at once, with the tags
 
 
 class MlflowRuns:
@@ -162,11 +162,13 @@ class MlflowRuns:
         if note := content.tags.get(runs_hold.NOTE_TAG):
             content.tags[runs_hold.NOTE_TAG] = self._linked(note, id)
         points = [Metric(key, value, round(1000 * when), step) for key, value, when, step in content.points]
-        params = {key: value for key, value in content.params.items() if key not in held.params}
+        params = [Param(key, value) for key, value in content.params.items() if key not in held.params]
         tags = {key: value for key, value in content.tags.items() if held.tags.get(key) != value}
-        self._client.log_batch(id, points[:-LAST_POINTS], [Param(*param) for param in params.items()])
-        self._client.log_batch(id, points[-LAST_POINTS:], tags=[RunTag(*tag) for tag in tags.items()])
-        held.params.update(params)
+        if len(points) > MOST_POINTS or len(params) > MOST_PARAMS:
+            self._client.log_batch(id, points[:-MOST_POINTS], params)
+            points, params = points[-MOST_POINTS:], []
+        self._client.log_batch(id, points, params, [RunTag(*tag) for tag in tags.items()])
+        held.params.update(content.params)
         held.tags.update(tags)
         if failure is None and held.tags.pop(runs_hold.FAILURE_TAG, None) is not None:
             self._client.delete_tag(id, runs_hold.FAILURE_TAG)
