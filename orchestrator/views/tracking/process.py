@@ -20,7 +20,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
 RESTARTS = 3
-SILENCE, KILLED_LIMIT = 45.0, 5.0
+SILENCE, KILLED_LIMIT = 60.0, 5.0
 """Seconds without a word after which a view that is finished is given up; seconds that an interrupted sweep waits."""
 
 
