@@ -55,12 +55,12 @@ class FakeRuns:
             self.write(view, index)
         self.write(view, CLOSING)
 
-    def run(self) -> None:
+    def run(self, status: str = "finished") -> None:
         """Tell of a whole sweep, then write it."""
         self.requests.put(("start", sweep_info(), PLAN, {}))
         for record in make_records(PLAN).values():
             self.requests.put(("record", finished(record)))
-        self.requests.put(("finish", "finished", {}))
+        self.requests.put(("finish", status, {}))
         self.writer().write()
 
     def writer(self) -> ViewWriter:
@@ -131,13 +131,14 @@ def test_what_stays_away_is_given_up(make: Callable[..., FakeRuns], monkeypatch:
     assert time.monotonic() - begun < 3.0
 
 
+@pytest.mark.parametrize("status", ["finished", "killed"])
 def test_a_slow_server_is_waited_for_as_long_as_it_moves(
-    make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch
+    status: str, make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_writer, "PATIENCE", 0.3)
     runs = make(lambda index: time.sleep(0.1))
 
-    runs.run()
+    runs.run(status)  # of an interrupted sweep, too: only its driver does not wait
     assert runs.writes == EVERYTHING
 
 
