@@ -55,6 +55,7 @@ def main() -> None:
         except OrchestratorError as error:  # Hydra would print its own story of what a job raises
             sys.exit(_say(str(error), error.exit_status))
 
+    sys.argv[1:] = _ordered(sys.argv[1:])
     schema.register()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
@@ -69,11 +70,27 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        from orchestrator.config.compose import explain, is_refusal
+        from orchestrator.config.refusals import explain_command, is_refusal
 
         if not is_refusal(error):
             sys.exit(_say(traceback.format_exc(), 1))
-        sys.exit(_say(explain(error, CONF, sys.argv[1:]), 2))
+        sys.exit(_say(explain_command(error, CONF, sys.argv[1:]), 2))
+
+
+def _ordered(arguments: list[str]) -> list[str]:
+    """Return a command line with its settings before its options, as argparse wants them; end for an unknown option."""
+    from hydra._internal.utils import get_args_parser
+
+    found, rest = get_args_parser().parse_known_args(arguments)
+    if odd := next((each for each in rest if each.startswith("-")), None):
+        setting = odd.lstrip("-").replace("-", "_")
+        setting = f"{'+' * (setting.partition('=')[0] == 'sweep')}{setting}{'' if '=' in setting else '=...'}"
+        text = (
+            f"`{odd}` is not an option; settings have no dashes and an equals sign: {setting}, say. --help lists both."
+        )
+        sys.exit(_say(text, 2))
+    settings = [*found.overrides, *rest]
+    return [*settings, *(each for each in arguments if each not in settings)]
 
 
 def _say(text: str, status: int) -> int:

@@ -95,6 +95,8 @@ def _seeds(points: Sequence[Point]) -> Answer:
 
 def _panels(comparison: Comparison) -> Answer:
     count = len(comparison.panels)
+    if not count:
+        return "n/a", "nothing has finished"
     listed = ", ".join(f"{model} on {data}" for model, data in comparison.panels)
     return ("pass" if count >= LEAST_PANELS else "fail"), f"{count}: {listed}"
 

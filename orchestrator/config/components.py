@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.rules import Rule, is_int, is_number, key, one_of, violations, whole, within
-from orchestrator.config.well_formed import INFINITIES
+from orchestrator.config.well_formed import INFINITIES, mistyped
 
 NORMS = (*INFINITIES, "fro", "nuc")
 
@@ -57,7 +57,7 @@ class Train:
     """`_target_` and arguments; a `T_max`, `total_steps` or `total_iters` that is null becomes the number of steps."""
     scheduler_interval: str = key("step", one_of("step", "epoch"))
     """The scheduler advances after each `step` or each `epoch`; ReduceLROnPlateau after each evaluation."""
-    loss: dict[str, Any] | None = key(None, _OPTIONAL_TARGET)
+    loss: Any = key(None, _OPTIONAL_TARGET)
     """`_target_` and arguments of a callable (outputs, labels) -> loss; null is cross-entropy."""
     precision: str = key("fp32", one_of("fp32", "bf16", "fp16"))
     """fp32, or autocast to bf16 or fp16; fp16 scales the loss and needs CUDA."""
@@ -77,6 +77,12 @@ class Train:
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
         """Yield what is wrong with the learning rate of one of torch's optimizers, and with the length."""
+        for part in ("optimizer", "scheduler", "loss"):
+            if isinstance(node := values.get(part), Mapping) and "depends" in node:
+                yield (
+                    f"`{where}.{part}.depends` (={node['depends']}) must be given as `{where}.depends`, which "
+                    "is for all parts of a training."
+                )
         optimizer, epochs, steps = (values.get(name) for name in ("optimizer", "epochs", "steps"))
         rated = isinstance(optimizer, Mapping) and str(optimizer.get("_target_")).startswith("torch.optim.")
         lr = optimizer.get("lr") if rated and optimizer else None
@@ -293,4 +299,4 @@ def part_violations(group: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that a model, data set or method breaks; the user's own has few."""
     own: Mapping[str, type] = {"model": Component, "data": DataSet, "method": Method}
     schema = BUILT_IN[group].get(str(node.get("kind")), own[group])
-    yield from violations(group, schema, node, closed=False)
+    yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

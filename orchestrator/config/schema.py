@@ -36,6 +36,10 @@ _SPARSITY = Rule(
     "lie in [0, 1): it is the fraction of prunable weights that are zero in the end; pass 0.9 to keep a tenth of them",
 )
 MARGIN = Rule(lambda margin: 0.0 <= margin < 1.0, "lie in [0, 1): it is a fraction; pass 0.01 for one point")
+_ADDRESS = Rule(
+    lambda uri: "://" in uri or uri.startswith("databricks"),
+    "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
+).or_null(", or null")
 _PATTERNS = Rule(bool, "hold a pattern, or nothing is pruned; pass ['*'] to take every one")
 
 
@@ -81,7 +85,7 @@ class Tracking:
     """Where the view of the sweep goes: `mlflow` or `none`."""
 
     kind: str = key("mlflow", one_of("mlflow", "none"))
-    uri: str | None = None
+    uri: str | None = key(None, _ADDRESS)
     experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))
 
 
@@ -158,6 +162,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         *well_formed.missing(Config, config),
         *well_formed.unknown(Config, config, groups=("sweep",)),
         *well_formed.odd_values(config),
+        *well_formed.mistyped(Config, config),
     ]
     if malformed:
         yield from malformed
@@ -165,7 +170,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     yield from broken("", Config, config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    if not is_identity(config["method"]):
+    if not (isinstance(config["method"], Mapping) and is_identity(config["method"])):
         yield from _given_once(config["schedule"])
     for group in components.BUILT_IN:
         yield from _built_violations(group, config[group])

@@ -7,10 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 INFINITIES = ("inf", "-inf")
 """How an infinity is written where one makes sense: JSON has none."""
+_TYPES: Mapping[Any, tuple[str, str]] = {
+    bool: ("true or false", "values true or false"),
+    int: ("an integer", "integers, as in [64,32]"),
+    float: ("a number", "numbers, as in [0.5]"),
+    str: ("text", "text, as in ['conv1.*']"),
+    NoneType: ("null", "nulls"),
+}
+"""Type -> one of it, and many."""
 
 
 def missing(schema: type, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -35,11 +44,59 @@ def unknown(schema: type, config: Mapping[str, Any], groups: Sequence[str]) -> I
             yield f"`{key}` (={config[key]}) is not a key of the configuration and nothing in it refers to it; {hint}"
 
 
+def mistyped(schema: Any, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield a sentence for each value whose type is not that of its key: OmegaConf lets through what interpolates."""
+    nodes = keys(schema)
+    for name, (types, items) in _types_of_fields(schema).items():
+        if name not in config:
+            continue
+        value = config[name]
+        inside = (value.values() if type(value) is dict else value) if items and type(value) in (dict, list) else ()
+        if type(value) not in types or any(type(item) not in items for item in inside):
+            yield f"`{prefix}{name}` (={value}) must be {described(hints(schema)[name])}."
+        elif (nested := nodes[name]) is not None:
+            yield from mistyped(nested, value, f"{prefix}{name}.")
+
+
 @cache
-def keys(schema: type) -> Mapping[str, type | None]:
+def _types_of_fields(schema: Any) -> Mapping[str, tuple[frozenset[type], frozenset[type]]]:
+    """Field name -> the types of its value and, where it is a list or a mapping, of what that holds; none: any."""
+    found = {}
+    for name, kind in hints(schema).items():
+        kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        items = [get_args(each)[-1] for each in kinds if get_origin(each) in (list, dict)]
+        if kind is not Any:
+            found[name] = _types(kinds), _types([each for each in items if each is not Any])
+    return found
+
+
+def _types(kinds: Sequence[Any]) -> frozenset[type]:
+    plain = [dict if is_dataclass(kind) else get_origin(kind) or kind for kind in kinds]
+    return frozenset(plain) | ({int} if float in plain else set())
+
+
+def described(kind: Any) -> str:
+    """Return what a value of a type is called, "a number, or null"."""
+    inner = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return ", or ".join(map(described, inner))
+    if get_origin(kind) is list:
+        return f"a list of {_TYPES[inner[0]][1]}"
+    if kind not in _TYPES and not inner:
+        return f"a mapping of the keys {', '.join(hints(kind))}"
+    return "a mapping, as in {key: value}" if get_origin(kind) is dict else _TYPES[kind][0]
+
+
+@cache
+def hints(schema: Any) -> Mapping[str, Any]:
+    """Field name -> its type."""
+    return get_type_hints(schema)
+
+
+@cache
+def keys(schema: Any) -> Mapping[str, Any]:
     """Field name -> its dataclass, None for a plain value."""
-    types = get_type_hints(schema)
-    return {name: kind if isinstance(kind, type) and is_dataclass(kind) else None for name, kind in types.items()}
+    return {name: kind if is_dataclass(kind) else None for name, kind in hints(schema).items()}
 
 
 def _is_ordinary(value: Any) -> bool:

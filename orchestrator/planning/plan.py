@@ -39,9 +39,9 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     names = _names(jobs)
     seen: dict[str, list[str]] = {}
     for job, name in zip(map(_normal, jobs), names, strict=True):
-        reasons = [job.error] if job.config is None else _violations(job.config, seen)
+        reasons = str(job.error).splitlines() if job.config is None else _violations(job.config, seen)
         for reason in reasons:
-            wrong.setdefault(str(reason), []).append(name)
+            wrong.setdefault(reason, []).append(name)
         if not reasons and job.config is not None:
             chain = list(_chain(job.config))
             for spec in chain:
@@ -51,7 +51,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
             overrides = tuple(map(redact_argument, job.overrides))
             trials.append(TrialSpec(name, overrides, job.config, keys, keys[0], identities[keys[-1]]))
     if wrong:
-        raise ConfigError(refusal(wrong, len(jobs)))
+        raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
     return Plan(stages, tuple(trials))
 
 
@@ -156,10 +156,10 @@ def _word(override: str) -> str:
     return value if "." not in key and key != "seed" else f"{key.rpartition('.')[2]}={value}"
 
 
-def refusal(wrong: Mapping[str, Sequence[str]], total: int) -> str:
-    """Say why nothing was started: each reason of `wrong` once, with the names of the trials concerned."""
+def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:
+    """Give the `verdict` on trials, and each reason of `wrong` once with the names of the trials concerned."""
     refused = {name for names in wrong.values() for name in names}
-    lines = [f"{len(refused)} of {total} trial(s) cannot be planned; nothing was started."]
+    lines = [f"{len(refused)} of {total} trial(s) {verdict}."]
     for reason, names in list(wrong.items())[:LISTED]:
         lines.append(f"  {reason}")
         if total > 1:

@@ -21,8 +21,8 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
     lines = [
         f"sweep     {name}",
         f"trials    {len(plan.trials)}",
-        f"stages    {len(plan.stages)} unique of {asked} asked for: {dense} dense trainings, "
-        f"{len(plan.stages) - dense} rounds; {asked - len(plan.stages)} shared",
+        f"stages    {len(plan.stages)} unique of {asked} asked for, {asked - len(plan.stages)} shared; "
+        f"dense trainings: {dense}, rounds: {len(plan.stages) - dense}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store {first['store']['uri']}",
         f"each      {_resources(first)}",
@@ -69,7 +69,7 @@ def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
 
 def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator[str]:
     for key, asked in zip(trial.stages[1:], round_targets(trial.config), strict=True):
-        text = f"{asked['target']:.4f}" if "target" in asked else f"amount {asked['amount']}"
+        text = f"{asked['target']:.2%}" if "target" in asked else f"amount {asked['amount']}"
         yield f"{text}{_marks(plan, key, finished)}"
 
 

@@ -169,7 +169,10 @@ class LocalBackend:
         aside = self._full(f"tmp/{uuid.uuid4().hex}")
         with explained(self.root, f"write {path}", OSError):  # what else a writer raises is not the store's
             try:
-                os.makedirs(os.path.dirname(aside), exist_ok=True)
+                try:
+                    os.makedirs(os.path.dirname(aside), exist_ok=True)
+                except FileNotFoundError as error:  # as /proc says that nothing can be made there
+                    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM)) from error
                 os.makedirs(os.path.dirname(self._full(path)), exist_ok=True)
                 yield aside
             except FileExistsError as error:

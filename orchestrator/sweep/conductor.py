@@ -60,7 +60,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
     Raises:
         ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
     """
-    try:
+    with _nothing_started():
         plan = make_plan(jobs)
         config = _sweep_wide(plan)
         impossible = [*submission.violations(config), beyond_this_machine(Cluster(**config["cluster"]))]
@@ -75,20 +75,27 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
                 preflight(here, store, plan, finished, info.environment, own_only=True)
             say(preview(info.name, plan, finished))
             return Outcome(plan, {}, ran=False)
-    except OrchestratorError as error:
-        error.exit_status = ConfigError.exit_status  # whatever it is, nothing was started
-        raise
     return _run(plan, info, store, config)
+
+
+@contextmanager
+def _nothing_started() -> Iterator[None]:
+    """Let whatever is wrong end with the status of a refusal."""
+    try:
+        yield
+    except OrchestratorError as error:
+        error.exit_status = ConfigError.exit_status
+        raise
 
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
     console = Console()
     with Interruptible() as interrupt, ExitStack() as stack:
-        outcome = Outcome(plan, store.resumable(plan))
+        with _nothing_started():
+            outcome = Outcome(plan, store.resumable(plan))
         progress = Progress(plan, dict(outcome.records), console=console)
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:
-            progress.opening(info.name, _places(config, store, info.name))
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
@@ -130,19 +137,24 @@ def _train(
     """Run what is not durable yet, and tell the views of it; `later` waits for what may end beside the report."""
     tracker, progress = views
     todo = outcome.plan.without(set(outcome.records))
+    places = _places(config, store, info.name)
     if not todo.stages:
+        progress.opening(info.name, places)
         tracker.start(info, outcome.plan, outcome.records)
         return
     with ExitStack() as stack:
         leases, held = store.leases(), stack.enter_context(ExitStack())  # until the executor has ended
         executor = _executor(config["cluster"], store, info.name, leases)
+        progress.say(_starting(config["cluster"]))
         executor.prestart()
-        stack.enter_context(_running(executor, outcome, later))
-        preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
-        held.enter_context(leases)
-        store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
-        retention.limit(store, outcome.plan)
-        todo = _still_missing(outcome, todo, store)
+        with _nothing_started():
+            stack.enter_context(_running(executor, outcome, later))
+            preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
+            held.enter_context(leases)
+            store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
+            retention.limit(store, outcome.plan)
+            todo = _still_missing(outcome, todo, store)
+        progress.opening(info.name, places)
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
@@ -189,6 +201,14 @@ def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: Ex
 
 def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Leases) -> RayExecutor | InlineExecutor:
     return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs", claims=leases)
+
+
+def _starting(cluster: Mapping[str, Any]) -> str:
+    """Say what takes the seconds in which nothing is to be seen."""
+    if cluster["kind"] == "inline":
+        return "Importing torch, then trying what is new on a few examples."
+    ray = f"Connecting to Ray at {cluster['address']}" if cluster["address"] else "Starting Ray"
+    return f"{ray} and importing torch, some 10 s; then trying what is new on a few examples."
 
 
 def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], None]) -> AbstractContextManager[Tracker]:

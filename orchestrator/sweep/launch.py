@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.compose import compose_jobs, plain
+from orchestrator.config.refusals import is_refusal
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run
@@ -38,9 +40,16 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 
 def run_single(config: DictConfig) -> None:
     """Run the one trial that Hydra composed where there are no axes; raise if it did not finish."""
-    hydra = HydraConfig.get()
-    job = Job(tuple(hydra.overrides.task), plain(config))
-    failure = run([job], preset=_preset(OmegaConf.create({"hydra": hydra}))).incomplete()
+    master = OmegaConf.create({"hydra": HydraConfig.get()})
+    typed = OmegaConf.to_container(master.hydra.overrides.task)
+    overrides = tuple(map(str, typed if isinstance(typed, list) else ()))
+    try:
+        job = Job(overrides, plain(config))
+    except Exception as error:  # of what only resolving shows: say so as of the jobs of a sweep
+        if not is_refusal(error):
+            raise
+        (job,) = compose_jobs(GlobalHydra.instance().config_loader(), master, [overrides])
+    failure = run([job], preset=_preset(master)).incomplete()
     if failure is not None:
         raise failure
 

@@ -41,7 +41,7 @@ def preflight(
     passed = store.preflights() if found else set()
     left = [each for each in found if each.key not in passed]
     wrong: dict[str, list[str]] = {}
-    unmatched = []
+    unmatched, misfits = [], []
     for index, outcome in executor.preflight([each.specs for each in left]):
         each = left[index]
         if not isinstance(outcome, Failure):
@@ -49,13 +49,19 @@ def preflight(
             if len(each.specs) > 1:
                 unmatched.append(set(outcome.unmatched))
         elif not outcome.transient:
-            frames = "".join(f"\n      {line}" for line in own_frames(outcome.traceback))
-            wrong.setdefault(f"{outcome.message}{frames}", []).extend(each.trials)
+            misfits.append((each, outcome))
+    told: set[str] = set()  # trials whose dense network does not work: their rounds say it again
+    for each, outcome in sorted(misfits, key=lambda misfit: len(misfit[0].specs)):
+        if len(each.specs) > 1 and told.issuperset(each.trials):
+            continue
+        told.update(each.trials if len(each.specs) == 1 else ())
+        frames = "".join(f"\n      {line}" for line in own_frames(outcome.traceback))
+        wrong.setdefault(f"{outcome.message}{frames}", []).extend(each.trials)
     if len(left) == len(found) and not wrong:  # of several networks, a pattern may be for one
         for key, pattern in sorted(set.intersection(*unmatched) if unmatched else ()):
             sentence = f"`prune.{key}` (={pattern!r}) matches no parameter of the network; check the spelling or leave"
             wrong[f"{sentence} it out."] = [trial.name for trial in plan.trials]
     if wrong:
-        raise ConfigError(refusal(wrong, len(plan.trials)))
+        raise ConfigError(refusal(wrong, len(plan.trials), "cannot run; nothing was trained"))
     if left and not own_only:
         store.save_preflights(each.key for each in left if each.key in passed)

@@ -48,7 +48,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         pass
     except OrchestratorError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Misfit(_sentence(dense, spec, stage, error)) from error
     yield Passed(unmatched)
 
@@ -130,7 +130,7 @@ class _OneBatch:
         yield next(iter(self.batches))
 
 
-def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: Exception) -> str:
+def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: BaseException) -> str:
     """Say that a stage failed in a place that has no sentence of its own: in the user's code, or between two parts."""
     said = " ".join(str(error).split()) or "no more is said"
     model, data = (_name(dense.fields[part]) for part in ("model", "data"))

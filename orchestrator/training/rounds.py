@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from hydra.utils import get_class
+from hydra.utils import get_object
 from torch import Tensor, nn
 
 import pruning
@@ -142,12 +142,13 @@ def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
     if config.get("kind"):
         return pruning.METHODS[config["kind"]]
     try:
-        method = get_class(config["_target_"])
-    except Exception as error:  # not a class, or its module raises
+        method = get_object(config["_target_"])
+    except (Exception, SystemExit) as error:  # its module raises
         raise TargetError(failure("method", config, error)) from error
-    if not issubclass(method, BasePruningMethod):
+    if not (isinstance(method, type) and issubclass(method, BasePruningMethod)):
         raise OrchestratorError(
-            f"`method._target_` (={config['_target_']}) must be a pruning.BasePruningMethod; derive it from that class."
+            f"`method._target_` (={config['_target_']}) must be a class derived from "
+            f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', no function'}."
         )
     return method
 

@@ -42,7 +42,7 @@ def create(
         if kinds and node.get("kind"):
             return kinds[node["kind"]](*arguments, **named)
         return instantiate({"_target_": node["_target_"], **named}, *arguments, _convert_="all")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         cause = (isinstance(error, InstantiationException) and error.__cause__) or error
         if isinstance(cause, OrchestratorError):
             raise cause from None

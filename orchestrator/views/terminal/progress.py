@@ -211,7 +211,7 @@ class Progress:
             target = spec.fields.get("target")
             figure = "" if target is None else f"to {100 * target:.1f}%"
             if parent is not None:
-                figure += f" from {100 * parent.sparsity:.1f}%, accuracy {accuracy(parent)}"
+                figure += f" from {100 * parent.sparsity:.1f}%, {accuracy(parent)}"
             yield self._name(key), figure.strip(), duration(now - begun)
         if len(self._tally.running) > RUNNING_SHOWN:
             yield f"and {len(self._tally.running) - RUNNING_SHOWN} more", "", ""
@@ -234,14 +234,14 @@ def counted(number: int, noun: str) -> str:
 
 def figures(record: StageRecord) -> str:
     """A finished stage in a few words."""
-    text = f"accuracy {accuracy(record)}"
+    text = accuracy(record)
     return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
 
 
 def accuracy(record: StageRecord) -> str:
     """Validation accuracy in percent: while a sweep runs, nobody should steer by the test split."""
     found = record.after.get("val/accuracy")
-    return "?" if found is None else f"{100 * found:.2f}%"
+    return f"validation accuracy {'?' if found is None else f'{100 * found:.2f}%'}"
 
 
 def duration(seconds: float) -> str:

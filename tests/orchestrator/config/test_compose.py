@@ -174,7 +174,7 @@ def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -
 
     assert good.error is None
     assert wrong_type.error is not None
-    assert wrong_type.error.startswith("`seed` (=x) has the wrong type")
+    assert wrong_type.error.startswith("`seed` (=x) must be an integer")
     assert unknown.config is None
 
 

@@ -1,0 +1,248 @@
+"""What is told of settings that Hydra refuses: argument, value, rule and remedy, and of all of them at once.
+
+Hydra and OmegaConf stop at the first mistake. What they refuse is left out here and the rest composed again, until it
+composes: so every mistake is told, and which keys there are is known from what the other settings choose.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from hydra import initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestrator.config.well_formed import described, hints
+
+Compose = Callable[[list[str]], DictConfig]
+"""Composes a configuration from settings; raises what Hydra raises."""
+
+PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
+TRAININGS = ("train", "finetune")
+REMOVED = "~"
+"""What stands for the value of a key that is taken away."""
+_NAMED = re.compile(
+    r"(?:Could not (?:override|delete) |already at |delete from config\. |delete from config\. The value of |"
+    r"Ambiguous value for argument |Sweep parameters )'\+*(?P<quoted>[^'=]+)|"
+    r"(?:Error merging override|^Override) [+~]*(?P<line>[^= ]+)=|Multiple values for (?P<group>[^ ]+)\. |"
+    r"Could not find '(?P<option>.+)/[^/']+'|full_key: (?P<full>[^\s\[]+)"
+)
+"""How Hydra and OmegaConf name the setting that they refuse."""
+_REASONS = (
+    (
+        r"Ambiguous value|requires --multirun",
+        "has several values, and a trial has one: add -m to try each of them, or brackets for a list",
+    ),
+    (r"item is already at|Multiple values for", "is there already: leave out the +"),
+    (r"config group '\S+' does not exist", "chooses of a group that is not there: check the spelling"),
+    (r"must be a string or a list", "must be the name of a choice, as in model=cnn"),
+    (r"Missing mandatory value", "has no value: give it one"),
+)
+"""What Hydra says -> the rule and the remedy."""
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether Hydra, OmegaConf or the YAML parser raised it: not all that they raise of a wrong input is their own."""
+    module = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+    return isinstance(error, HydraException | OmegaConfBaseException) or module.split(".")[0] in PARSERS
+
+
+@lru_cache(maxsize=65536)
+def parse(override: str) -> Override:
+    """Parse one setting; equal texts are parsed once."""
+    return OverridesParser.create().parse_override(override)
+
+
+def explain_command(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
+    """Return what is wrong with a command line, of which Hydra says `error`."""
+    found = get_args_parser().parse_args([*arguments])
+    if found.config_dir and not Path(found.config_dir).is_dir():
+        return f"`--config-dir` (={found.config_dir}) must be a directory, and there is none; check where you are."
+    own = [f"hydra.searchpath=[file://{Path(found.config_dir).absolute()}]"] if found.config_dir else []
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        first = {each: value for each in found.overrides if (value := _first(each)) is not None}
+
+        def compose(settings: list[str]) -> DictConfig:
+            chosen = [first[each] for each in settings if each in first]
+            return loader.load_configuration("config", [*own, *chosen], RunMode.RUN)
+
+        return explain(error, compose, found.overrides, loader.list_groups(""))
+
+
+def _first(setting: str) -> str | None:
+    """Return a setting with the first of its values where it is an axis; None where it has none to be had here."""
+    try:
+        parsed = parse(setting)
+        if not parsed.is_sweep_override():
+            return setting
+        return f"{setting.partition('=')[0]}={next(iter(parsed.sweep_string_iterator()))}"
+    except HydraException:
+        return setting
+    except (ValueError, StopIteration, NotImplementedError):
+        return None
+
+
+def explain(error: BaseException, compose: Compose, settings: Sequence[str], groups: Collection[str]) -> str:
+    """Return a sentence for each of `settings` that is refused; `error` is what `compose` raised of them."""
+    left, refused = [*settings], list[tuple[str, BaseException]]()
+    tree: DictConfig | None = None
+    while tree is None:
+        key = _key(error, left, groups)
+        refused.append((key, error))
+        rest = [each for each in left if not _belongs(each, key)]
+        if rest == left:
+            break
+        left = rest
+        try:
+            tree = compose(left)
+        except Exception as following:
+            if not is_refusal(following):
+                raise
+            error = following
+    given = {
+        _key_of(each): REMOVED
+        if each.startswith("~")
+        else each.partition("=")[2].replace("\\{", "{").replace("\\}", "}")
+        for each in reversed(settings)  # in which Hydra escapes the braces of an axis
+    }
+    known = compose([]) if tree is None else tree
+    if len(refused) > 1 and "Ambiguous" in str(
+        refused[0][1]
+    ):  # as Hydra says, too, where it cannot read that -m is meant
+        del refused[0]
+    return "\n".join(dict.fromkeys(_sentence(key, each, given, known) for key, each in refused))
+
+
+def _key_of(setting: str) -> str:
+    return setting.lstrip("+~").partition("=")[0]
+
+
+def _belongs(setting: str, key: str) -> bool:
+    """Whether a setting is that of `key`, or of what a choice with that key would have."""
+    return _key_of(setting) == key or _key_of(setting).startswith(f"{key}.")
+
+
+def _key(error: BaseException, settings: Sequence[str], groups: Collection[str]) -> str:
+    """Return the key of the setting that an error is about, empty where none is."""
+    if isinstance(error, OverrideParseException):
+        return _key_of(error.override)
+    named, file = _NAMED.search(_said(error)), re.search(r"^In '(.+)/[^/']+'", _said(error))
+    found = next(filter(None, named.groups()), "") if named else ""
+    keys = [_key_of(each) for each in settings]
+    if named is None and "must be a string or a list" in str(error):  # which one it does not say
+        chosen = [parse(each) for each in settings if _key_of(each) in groups]
+        found = next((each.key_or_group for each in chosen if not isinstance(each.value(), str | list)), "")
+    if not found and "nterpolation" in str(error):
+        found = next((_key_of(each) for each in settings if "${" in each), "")
+    if found in keys:
+        return found
+    above = [key for key in keys if found.startswith((f"{key}.", f"{key}[")) or (file and file[1] == key)]
+    return max(above, key=len, default=found)
+
+
+def _said(error: BaseException) -> str:
+    """Return what Hydra and OmegaConf say, in a line and without their traces."""
+    said = [str(error).strip()]
+    if error.__cause__ is not None:
+        said.append(str(error.__cause__).strip())
+    lines = [line.strip() for part in said for line in part.splitlines()]
+    return " ".join(dict.fromkeys(line for line in lines if line and not line.startswith(("object_type", "See https"))))
+
+
+def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig) -> str:
+    if isinstance(error, OverrideParseException):
+        return (
+            f"`{error.override}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
+            "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
+        )
+    text, value = _said(error), given.get(key, "")
+    if of_a_choice := _of_a_choice(key, value, text):
+        return of_a_choice
+    if value == REMOVED:
+        return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
+    if text.startswith("Could not override"):
+        return _unknown(key, given, tree)
+    start = f"`{key}` (={value})" if key in given else f"`{key}`"
+    for pattern, reason in _REASONS:
+        if re.search(pattern, text):
+            return f"{start} {reason}."
+    first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
+    if re.search(r"[Ii]nterpolation|resolver", text):
+        return f"{start} cannot be resolved: {first}; check what stands in ${{...}}."
+    where, _, leaf = key.rpartition(".")
+    schema = OmegaConf.get_type(OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree)
+    if text.startswith("Error merging") and is_dataclass(schema) and leaf in hints(schema):
+        return f"{start} must be {described(hints(schema)[leaf])}."
+    return f"{start} cannot be taken: {first}." if key else text
+
+
+def _of_a_choice(key: str, value: str, text: str) -> str:
+    """Say what is wrong with the choice of an option of a group, or with its file; empty where that is not it."""
+    where, _, part = key.rpartition(".")
+    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and not value.startswith("{"):
+        ways = " or ".join(f"`{part}@{each}.{part}={value or '...'}`" for each in ([where] if where else TRAININGS))
+        return f"`{part}` is a part of `train` and of `finetune`; pick a ready one with {ways}."
+    if option := re.search(
+        r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
+    ):
+        listed = ", ".join(option[3].split())
+        return f"`{option[1]}` (={option[2]}) must be one of {listed}; add your own with --config-dir."
+    if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
+        rule = " A preset begins with `# @package _global_`." if file[1].startswith("sweep/") else ""
+        return f"{file[1]}.yaml cannot be composed: {file[2].rstrip('.')}.{rule}"
+    if "No match in the defaults list" in text:
+        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
+    return ""
+
+
+def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
+    """Say that there is no such key, which there are, and how to add one where that would be accepted."""
+    value, (group, _, leaf) = given.get(key, ""), key.rpartition(".")
+    start, known = f"`{key}` (={value})", list(_leaves(tree))
+    if key in known:
+        return f"{start} is a key of some of the choices of `{key.partition('.')[0]}`; write ++{key}={value}."
+    if any(name.startswith(f"{key}.") for name in known):
+        return f"{start} has keys that are not there, and a mapping is merged into what is there: write +{key}={value}."
+    siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    in_group = [f"{group}.{name}" for name in get_close_matches(leaf, [s.rpartition(".")[2] for s in siblings], n=1)]
+    node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
+    takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
+    takes_all = takes_all or f"{group}._target_" in given
+    close = in_group if takes_all else same_leaf or in_group or get_close_matches(key, known, n=3, cutoff=0.7)
+    parts = [f"{start} is not a key of the configuration;"]
+    if close:
+        parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
+    if siblings:
+        parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
+    elif not close:
+        parts.append(f"its top-level keys are {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}.")
+    if takes_all:
+        parts.append(f"If your `{group}` takes it, add it with +{key}={value}.")
+    elif any(f"${{{key}}}" in other for other in given.values()):
+        parts.append(f"A variable of your own is added with +{key}={value}.")
+    return " ".join(parts)
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, config):
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):
+            yield from () if f"{prefix}{key}" == "hydra" else _leaves(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

@@ -1,0 +1,157 @@
+"""Every mistake of a command line is answered with argument, value, rule and remedy, and with exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from orchestrator import __main__ as command_line
+from orchestrator.execution import interrupts
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Ask]:
+    """Type a command line in a directory with a model, a data set, a method and a preset of one's own."""
+    own = {
+        "data/mydigits.yaml": "_target_: theirs.digits\nsize: 100\n",
+        "model/mynet.yaml": "_target_: theirs.Net\nwidth: 8\n",
+        "method/mymethod.yaml": "_target_: theirs.Largest\n",
+        "sweep/mysweep.yaml": "# @package _global_\ndefaults: [override /model: mynet]\nhydra: {mode: MULTIRUN}\n",
+        "sweep/unheaded.yaml": "defaults: [override /model: mynet]\n",
+        "model/broken.yaml": "_target_: theirs.Net\nwidth: ${no.such}\n",
+    }
+    for name, text in own.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    (tmp_path / "theirs.py").write_text("def digits(size): ...\ndef Net(width): ...\nclass Largest: ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+
+    def typed(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments, "dry_run=true"])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+        assert ended.value.code == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "theirs.py"], "nothing was started"
+        return capsys.readouterr().err
+
+    yield typed
+    GlobalHydra.instance().clear()
+
+
+OWN = ("--config-dir", "mine")
+
+
+TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
+    (): {
+        "schedule.sparsty=0.5": "`schedule.sparsty` (=0.5) is not a key of the configuration; did you mean `schedule.",
+        "method.amount=0.2": "`method.amount` (=0.2) is not a key of the configuration; did you mean `schedule.am",
+        "schdule.rounds=2": "did you mean `schedule.rounds`?",
+        "epochs=3": "`epochs` (=3) is not a key of the configuration; did you mean `train.epochs` or `finetune.ep",
+        "foo=1": "A variable of your own is added with +foo=1.",
+        "finetune.epochs='${foo}'": "",
+        "sweep=random_amounts": "`sweep` (=random_amounts) is a choice that is added: write +sweep=random_amounts.",
+        "+tracking=none": "`tracking` (=none) is there already: leave out the +.",
+        "model=1.5": "`model` (=1.5) must be the name of a choice",
+        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist; add your own with",
+        "~foos": "`~foos` takes away what is not there",
+        "~train.epochs": "`~train.epochs` takes away what is not there, or what every trial needs",
+        "train.optimizer=adam": "pick a ready one with `optimizer@train.optimizer=adam`",
+        "scheduler=step": "`scheduler` is a part of `train` and of `finetune`; pick a ready one with `scheduler@tr",
+        "train.loss._target_=torch.nn.MSELoss": "add it with +train.loss._target_=torch.nn.MSELoss.",
+        "train.scheduler={gamma: 1}": "merged into what is there: write +train.scheduler={gamma: 1}.",
+        "schedule.kind=[1]": "`schedule.kind` (=[1]) must be text.",
+        "finetune.steps=x": "`finetune.steps` (=x) must be an integer, or null.",
+        "prune.exclude=conv1.*": "`prune.exclude` (=conv1.*) must be a list of text, as in ['conv1.*'].",
+        "seed=0,": "`seed=0,` cannot be read: a setting is key=value, several values have commas and no spaces",
+        "1": "`1` cannot be read: a setting is key=value",
+    },
+    (*OWN, "+sweep=mysweep", "data=mydigits", "method=mymethod"): {
+        "data.val_fraction=0.3": "`data` has the keys _target_, size. If your `data` takes it, add it with +data.val",
+        "model.wdth=8": "did you mean `model.width`? `model` has the keys _target_, width.",
+        "method.scope=global": "add it with +method.scope=global.",
+    },
+    ("method._target_=theirs.Largest",): {"method.n=1": "add it with +method.n=1."},
+    ("-m", "method=ln_structured,random_structured"): {
+        "+model.input_shape=3": "`model.input_shape` (=3) must be a list of integers, as in [64,32], or null.",
+        "model.channels.0=x": "`model.channels.0` (=x) cannot be taken: Value 'x' of type 'str' could not be converted",
+        "method.dm=1": "did you mean `method.dim`?",
+    },
+    ("-m", "method=ln_structured,identity"): {
+        "method.dim=1": "`method.dim` (=1) is a key of some of the choices of `method`; write ++method.dim=1.",
+    },
+}
+"""Command line -> what is wrong in it, too, and its answer."""
+
+
+@pytest.mark.parametrize("line", TOGETHER)
+def test_all_mistakes_that_hydra_sees_are_answered_at_once(ask: Ask, line: tuple[str, ...]) -> None:
+    told = ask(*line, *TOGETHER[line])
+
+    assert [answer for answer in TOGETHER[line].values() if answer not in told] == [], told
+    assert told.count("\n") == len(list(filter(None, TOGETHER[line].values())))
+
+
+def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
+    assert "method.dim" not in ask("method=foo", "method.dim=1")
+
+
+RULES = {
+    "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, options, uri.",
+    "+widht=1": "`widht` (=1) is not a key of the configuration and nothing in it refers to it",
+    "prune.include=[[1]]": "`prune.include` (=[[1]]) must be a list of text, as in ['conv1.*'].",
+    "prune.exclude=${seed}": "`prune.exclude` (=0) must be a list of text",
+    "prune.parameters=${oc.decode:'3'}": "`prune.parameters` (=3) must be a list of text",
+    "schedule=${model.hidden}": "`schedule` (=${model.hidden}) cannot be resolved: ",
+    "prune=${model.hidden}": "`prune` (=[]) must be a mapping of the keys types, parameters, include",
+    "cluster.resources=${model.classes}": "`cluster.resources` (=None) must be a mapping, as in {key: value}.",
+    "method=${seed}": "`method`",
+    "tracking.uri=/nowhere/m.db": "`tracking.uri` (=/nowhere/m.db) must be an address; pass http://host:5000 for",
+    "+train.optimizer.depends=[x]": "`train.optimizer.depends` (=['x']) must be given as `train.depends`",
+}
+"""What Hydra takes, and what is said of it."""
+
+
+@pytest.mark.parametrize("setting", RULES)
+def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, setting: str) -> None:
+    assert RULES[setting] in ask(setting)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*OWN, "model=broken"], "`model` (=broken) cannot be resolved: Interpolation key 'no.such' not found; check"),
+        (["--config-dir", "nowhere", "seed=1"], "`--config-dir` (=nowhere) must be a directory"),
+        ([*OWN, "+sweep=unheaded"], "sweep/unheaded.yaml cannot be composed: Could not override 'model@sweep.model'."),
+        (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts; add your own with --config-dir"),
+        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values, and a trial has one: add"),
+        (["seed=???"], "`seed` (=???) has no value: give it one."),
+        (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
+        (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
+        (["--dry-run"], "`--dry-run` is not an option; settings have no dashes and an equals sign: dry_run=..."),
+        (["--sweep=random_amounts"], "an equals sign: +sweep=random_amounts"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_do(ask: Ask, arguments: list[str], said: str) -> None:
+    assert said in ask(*arguments)
+
+
+def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
+    assert ask("-m", "sed=range(50)").count("is not a key") == 1
+
+
+def test_settings_and_options_stand_in_any_order(ask: Ask) -> None:
+    assert "2 of 2 trial(s) cannot be planned" in ask("schedule.rounds=0", "-m", "seed=0,1", *OWN, "model=mynet")
+
+
+def test_a_loss_of_ones_own_is_a_mapping(ask: Ask) -> None:
+    told = ask("train.loss={_target_: torch.nn.NoLoss}", "++finetune.loss={_target_: theirs.no_loss, width: 3}")
+
+    assert "`finetune.loss._target_` (=theirs.no_loss) is not defined" in told
