@@ -187,21 +187,27 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     where, _, leaf = key.rpartition(".")
     schema = OmegaConf.get_type(OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree)
     if text.startswith("Error merging") and is_dataclass(schema) and leaf in hints(schema):
-        return f"{start} must be {described(hints(schema)[leaf])}."
+        rule, listed = described(hints(schema)[leaf]), value.startswith("[")
+        if listed == rule.startswith("a list"):
+            return f"{start} must be {rule}."
+        return f"{start} must be {rule}; " + (
+            f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
+        )
     return f"{start} cannot be taken: {first}." if key else text
 
 
 def _of_a_choice(key: str, value: str, text: str) -> str:
     """Say what is wrong with the choice of an option of a group, or with its file; empty where that is not it."""
-    where, _, part = key.rpartition(".")
-    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and not value.startswith("{"):
-        ways = " or ".join(f"`{part}@{each}.{part}={value or '...'}`" for each in ([where] if where else TRAININGS))
-        return f"`{part}` is a part of `train` and of `finetune`; pick a ready one with {ways}."
     if option := re.search(
         r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
     ):
         listed = ", ".join(option[3].split())
         return f"`{option[1]}` (={option[2]}) must be one of {listed}; add your own with --config-dir."
+    where, _, part = key.rpartition(".")
+    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and not value.startswith("{"):
+        name = f"{{}}.{part}._target_={value}" if "." in value else f"{part}@{{}}.{part}={value}"
+        ways = " or ".join(f"`{name.format(each)}`" for each in ([where] if where else TRAININGS))
+        return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
     if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
         rule = " A preset begins with `# @package _global_`." if file[1].startswith("sweep/") else ""
         return f"{file[1]}.yaml cannot be composed: {file[2].rstrip('.')}.{rule}"
@@ -230,7 +236,7 @@ def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
         parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
     if siblings:
         parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
-    elif not close:
+    elif not close and not takes_all:
         parts.append(f"its top-level keys are {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}.")
     if takes_all:
         parts.append(f"If your `{group}` takes it, add it with +{key}={value}.")

@@ -69,7 +69,9 @@ class StageRecord:
     started_from: str = ""
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left."""
+    """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left, and
+    `rounding`, by how much whole entries or channels may keep the sparsity from the requested one.
+    """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took. Never part of the result."""
     warnings: tuple[str, ...] = ()

@@ -127,8 +127,8 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
     target = fields.get("target")
     if target is not None:
-        slack = _slack(chosen, fields)
-        pruned, total = masks.sparsity() * _entries(chosen), _entries(chosen)
+        total = _entries(chosen)
+        pruned, slack = masks.sparsity() * total, rounding(chosen, fields) * total
         if abs(pruned - target * total) > slack + 1e-6 * total:
             raise LawBroken(
                 f"achieved sparsity {masks.sparsity():.6f} is not the requested {target:.6f} "
@@ -185,14 +185,17 @@ def _global_amount(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> Any
     return max(0, round(fields["target"] * _entries(chosen)) - (_entries(chosen) - alive))
 
 
-def _slack(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> float:
+def rounding(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> float:
+    """Return by how much rounding to whole entries, or channels, may move the overall sparsity."""
     config = fields["method"]
     if config.get("scope", "layer") == "global":
-        return 0.5
-    if _method(config).PRUNING_TYPE != "structured":
-        return 0.5 * len(chosen)
-    dim = int(config.get("dim", 0))
-    return sum(0.5 * _mask(parameter).numel() / _mask(parameter).shape[dim] for parameter in chosen)
+        slack = 0.5
+    elif _method(config).PRUNING_TYPE != "structured":
+        slack = 0.5 * len(chosen)
+    else:
+        dim = int(config.get("dim", 0))
+        slack = sum(0.5 * _mask(parameter).numel() / _mask(parameter).shape[dim] for parameter in chosen)
+    return slack / _entries(chosen)
 
 
 def _entries(chosen: Sequence[Prunable]) -> int:

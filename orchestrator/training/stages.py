@@ -98,11 +98,11 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a stage's own work: of pruning also the metrics before fine-tuning, and the tensors left empty."""
+    """What came of a stage's own work: of pruning also the metrics before fine-tuning, and a record's `details`."""
 
     fit: loop.FitResult
     before: Mapping[str, float] = field(default_factory=dict)
-    dead: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Stage:
@@ -145,10 +145,13 @@ class Stage:
             best_step=done.fit.best_step,
             started=started,
             started_from=network.digest,
-            details={"dead_tensors": list(done.dead)} if KINDS[spec.kind].prunes else {},
+            details=done.details,
             measurements={"seconds": time.perf_counter() - clock},
             warnings=(
-                *(f"every weight of {name} is pruned: nothing passes through it" for name in done.dead),
+                *(
+                    f"every weight of {name} is pruned: nothing passes through it"
+                    for name in done.details.get("dead_tensors", ())
+                ),
                 *(f"{name} is {value}" for name, value in after.items() if not math.isfinite(value)),
             ),
             device=str(self._device),
@@ -180,7 +183,8 @@ class Stage:
             fit = self._fit(keeper)
             keeper.release()
         dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
-        return Trained(fit, _prefixed("val", before), dead)
+        details = {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)}
+        return Trained(fit, _prefixed("val", before), details)
 
     def _fit(self, keeper: MaskKeeper | None = None) -> loop.FitResult:
         return loop.fit(

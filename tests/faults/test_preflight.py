@@ -12,6 +12,7 @@ from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
+from orchestrator.core.errors import StoreError
 from orchestrator.core.specs import Job
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.sweep import conductor
@@ -33,6 +34,7 @@ class Words(nn.Module):
         if depth != 1: raise TypeError('too deep')
         self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, 2)
     def forward(self, tokens): return self.head(self.embedding(tokens).flatten(1))
+def leaves(**_): raise SystemExit('no weights here')
 class Half(pruning.BasePruningMethod):
     PRUNING_TYPE = 'unstructured'
     def __init__(self, amount, flavour, **_):
@@ -118,6 +120,35 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     assert 'their_words.py", line' in text, "where in their code"
     assert max(steps) <= preflight.FEW
     assert len(steps) <= 5
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["model=mlp"], "`model` (=mlp) with `data` (=their_words.words) and `train` could not run on a batch"),
+        (
+            ["model._target_=their_words.leaves"],
+            "(=their_words.leaves) could not be created: SystemExit: no weights he",
+        ),
+        ([*half("sweet"), "method._target_=their_words.leaves"], "must be a class derived from pruning.BasePruningMet"),
+    ],
+)
+def test_a_misfit_is_told_once_and_before_a_report_is_announced(
+    run: Run, line: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(line)
+
+    assert str(caught.value).count("\n  `") == 1
+    assert said in str(caught.value)
+    assert capsys.readouterr().out == "Importing torch, then trying what is new on a few examples.\n"
+
+
+def test_a_store_that_cannot_be_is_refused_with_the_status_of_a_refusal(run: Run) -> None:
+    with pytest.raises(StoreError, match=r"`store.uri` \(=/proc/nothere\): could not write .* permission") as caught:
+        run(["store.uri=/proc/nothere"])
+
+    assert caught.value.exit_status == 2
 
 
 def test_what_passed_is_not_tried_again(run: Run, tried: list[int]) -> None:

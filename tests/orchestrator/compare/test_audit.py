@@ -82,6 +82,17 @@ def test_a_broken_law_fails_and_names_the_round(word: str, changes: dict[str, ob
     assert f"{plan.trials[0].name}, round 1" in found.reason
 
 
+def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:
+    plan, records = broken(sparsity=0.1875, requested_sparsity=0.2063, details={"rounding": 1 / 32})
+    found = one(plan, records, "achieved")
+
+    assert (found.verdict, found.reason) == ("pass", "largest difference 1.880%, where whole channels allow 3.125%")
+    assert (
+        one(*broken(sparsity=0.1, requested_sparsity=0.2063, details={"rounding": 1 / 32}), "achieved").verdict
+        == "fail"
+    )
+
+
 def test_a_missing_trial_unpairs_the_seeds() -> None:
     plan = make_plan()
     records = make_records(plan)
@@ -100,6 +111,7 @@ def test_without_pruning_most_rules_do_not_apply() -> None:
     verdicts = {finding.verdict for finding in audit(plan, records, compare_trials(plan, records))}
 
     assert "n/a" in verdicts
+    assert one(plan, {}, "pairs").reason == "nothing has finished"
     assert all(finding.reason for finding in audit(plan, {}, compare_trials(plan, {})))
 
 

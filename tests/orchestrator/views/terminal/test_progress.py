@@ -47,7 +47,7 @@ def test_without_a_terminal_every_event_is_one_plain_line() -> None:
     told = [line for line in lines if line.startswith("  ") and ("started" in line or "finished" in line)]
     assert len(told) == len(events)
     assert "dense, seed 0 (shared by 4 trials)" in told[0]
-    assert f"accuracy {records[plan.trials[0].stages[0]].after['val/accuracy']:.2%}" in told[1]
+    assert f"validation accuracy {records[plan.trials[0].stages[0]].after['val/accuracy']:.2%}" in told[1]
     assert "[1/9" in told[1]
     assert "sparsity 50.00%" in next(
         line for line in told if "sparsity=0.5 seed=0, round 2/2" in line and "fin" in line
@@ -119,7 +119,10 @@ def test_the_live_display_shows_what_runs() -> None:
 
     assert "1/3 stages" in text
     assert "0 trials waiting, 1 running, 0 done, 0 failed; in use: 1 CPU" in text
-    assert f"round 1/2  to 68.4% from 0.0%, accuracy {make_record(plan, dense).after['val/accuracy']:.2%}" in text
+    assert (
+        f"round 1/2  to 68.4% from 0.0%, validation accuracy {make_record(plan, dense).after['val/accuracy']:.2%}"
+        in text
+    )
     assert "1:10" in text
 
 
