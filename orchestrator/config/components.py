@@ -79,10 +79,7 @@ class Train:
         """Yield what is wrong with the learning rate of one of torch's optimizers, and with the length."""
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(node := values.get(part), Mapping) and "depends" in node:
-                yield (
-                    f"`{where}.{part}.depends` (={node['depends']}) must be given as `{where}.depends`, which "
-                    "is for all parts of a training."
-                )
+                yield f"`{where}.{part}.depends` (={node['depends']}) is not read there; give it as `{where}.depends`."
         optimizer, epochs, steps = (values.get(name) for name in ("optimizer", "epochs", "steps"))
         rated = isinstance(optimizer, Mapping) and str(optimizer.get("_target_")).startswith("torch.optim.")
         lr = optimizer.get("lr") if rated and optimizer else None

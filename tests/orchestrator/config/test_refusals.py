@@ -115,7 +115,7 @@ RULES = {
     "cluster.resources=${model.classes}": "`cluster.resources` (=None) must be a mapping, as in {key: value}.",
     "method=${seed}": "`method`",
     "tracking.uri=/nowhere/m.db": "`tracking.uri` (=/nowhere/m.db) must be an address; pass http://host:5000 for",
-    "+train.optimizer.depends=[x]": "`train.optimizer.depends` (=['x']) must be given as `train.depends`",
+    "+train.optimizer.depends=[x]": "`train.optimizer.depends` (=['x']) is not read there; give it as `train.depends`",
 }
 """What Hydra takes, and what is said of it."""
 
