@@ -25,7 +25,7 @@ from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
 from pruning.masks import files as mask_files
 
-MANY = int(os.environ.get("DAMAGED_STORES", "1000"))
+MANY = int(os.environ.get("DAMAGED_STORES", "200"))
 GROWTH = 600e6
 """Bytes by which this process may grow beside the 400 MB that it has."""
 ODD: tuple[Any, ...] = (
