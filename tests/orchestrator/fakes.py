@@ -128,7 +128,7 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
             "imported": _imported(spec.fields.get("script", {}).get("import")),
         },
         spec=spec.to_json(),
-        files={WEIGHTS: FileInfo("", 0)},
+        files={WEIGHTS: FileInfo("0" * 64, 0)},
     )
 
 

@@ -64,7 +64,7 @@ def lookalike(start: Start, program: str, *arguments: str) -> subprocess.Popen[s
 
 @pytest.mark.parametrize("end", ["", "leave", "killed"])
 def test_the_folder_is_this_users_alone_and_goes_with_what_works_in_it(base: Path, start: Start, end: str) -> None:
-    driver = start("python", "-c", DRIVER, end)
+    driver = start(sys.executable, "-c", DRIVER, end)
     assert driver.stdin is not None
     assert driver.stdout is not None
     folder = Path(driver.stdout.readline().strip())
@@ -72,9 +72,12 @@ def test_the_folder_is_this_users_alone_and_goes_with_what_works_in_it(base: Pat
     assert folder.parent == private
     assert private.stat().st_mode & 0o777 == 0o700
     (folder / "agent.out").write_text("")
-    agent = start("sh", "-c", f"exec >{folder}/agent.out; read forever", executable="/bin/sh")
-    other = start("sh", "-c", f"read forever <{folder}/agent.out; read forever", executable="/bin/sh")
-    time.sleep(0.3)
+    waiting = "echo waits >&3; read forever"
+    agent = start("sh", "-c", f"exec 3>&1 >{folder}/agent.out; {waiting}", executable="/bin/sh")
+    other = start("sh", "-c", f"exec 3>&1 4<{folder}/agent.out; {waiting}", executable="/bin/sh")
+    for process in (agent, other):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
     assert private.exists()
 
     if end == "killed":
@@ -133,10 +136,12 @@ def test_a_token_that_is_missing_is_said() -> None:
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "RAY_AUTH_MODE", "token"
+    )  # which ray keeps from its import on, and other tests start theirs with
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(embedded_ray, "lasting", dict)
     monkeypatch.setenv("RAY_TMPDIR", "/gone")
     with (
         pytest.raises(ClusterError, match=r"Ray could not be started on this machine: .*No such file"),
