@@ -246,9 +246,9 @@ def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in map(str, config):
-        node = config._get_node(key)
+    for key in config:
+        node, name = config._get_node(key), prefix + str(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):
-            yield from () if f"{prefix}{key}" == "hydra" else _leaves(node, f"{prefix}{key}.")
+            yield from () if name == "hydra" else _leaves(node, f"{name}.")
         else:
-            yield f"{prefix}{key}"
+            yield name
