@@ -132,11 +132,11 @@ def damaged(folder: Path, draw: random.Random) -> None:
         present = sorted(path for path in folder.rglob("*") if not path.is_symlink())
         files = [path for path in present if path.is_file() and path.stat().st_size < 2**20]
         sealed = [path for path in files if path.suffix == ".json" and path.name != "store.json"]
-        masks = [path for path in files if path.name == MASKS]
+        masks = [path for path in files if path.name == MASKS and path.with_name("record.json") in sealed]
         try:
             match draw.randrange(6):
                 case 0 | 1 | 2:
-                    resealed(draw.choice([*sealed, folder / "sweeps" / "mine.json"]), draw)
+                    resealed(draw.choice(sealed), draw)
                 case 3:
                     forged_masks(draw.choice(masks), draw)
                 case _:
