@@ -204,9 +204,11 @@ def _of_a_choice(key: str, value: str, text: str) -> str:
         listed = ", ".join(option[3].split())
         return f"`{option[1]}` (={option[2]}) must be one of {listed}; add your own with --config-dir."
     where, _, part = key.rpartition(".")
-    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and not value.startswith("{"):
-        name = f"{{}}.{part}._target_={value}" if "." in value else f"{part}@{{}}.{part}={value}"
-        ways = " or ".join(f"`{name.format(each)}`" for each in ([where] if where else TRAININGS))
+    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
+        ways = " or ".join(
+            f"`{each}.{part}._target_={value}`" if "." in value else f"`{part}@{each}.{part}={value}`"
+            for each in ([where] if where else TRAININGS)
+        )
         return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
     if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
         rule = " A preset begins with `# @package _global_`." if file[1].startswith("sweep/") else ""

@@ -190,6 +190,7 @@ def hydra() -> tuple[Hydra, DictConfig]:
 @example(line=["prune.parameters=${oc.decode:'3'}"])
 @example(line=["prune=${model.hidden}"])
 @example(line=["store.options=${model.classes}"])
+@example(line=["+train.optimizer=${now:%Y.%m}"])
 @example(line=["sed=1", "++data.table={1:2,a:3}"])
 def test_a_configuration_plans_or_is_refused_in_a_sentence(line: list[str]) -> None:
     loader, master = hydra()[0].config_loader, hydra()[1]

@@ -105,7 +105,7 @@ def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
 
 
 RULES = {
-    "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, options, uri.",
+    "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, max_bytes, o",
     "+widht=1": "`widht` (=1) is not a key of the configuration and nothing in it refers to it",
     "prune.include=[[1]]": "`prune.include` (=[[1]]) must be a list of text, as in ['conv1.*'].",
     "prune.exclude=${seed}": "`prune.exclude` (=0) must be a list of text",

@@ -150,7 +150,7 @@ def test_every_broken_rule_is_said_at_once() -> None:
     ("node", "words"),
     [
         ({"val_fraction": 0.0}, "`data.val_fraction` (=0.0) must lie in (0, 1)"),
-        ({"val_fraction": "half"}, "`data.val_fraction` (=half) must lie in (0, 1)"),
+        ({"val_fraction": "half"}, "`data.val_fraction` (=half) must be a number, or null."),
         ({"val_size": 0}, "`data.val_size` (=0) must be an integer of at least 1"),
         ({"val_size": 3, "val_fraction": 0.5}, "are both given"),
     ],
