@@ -43,7 +43,7 @@ _NAMED = re.compile(
 _REASONS = (
     (
         r"Ambiguous value|requires --multirun",
-        "has several values, and a trial has one: add -m to try each of them, or brackets for a list",
+        "has several values: add -m to try each of them, or brackets where the key takes a list",
     ),
     (r"item is already at|Multiple values for", "is there already: leave out the +"),
     (r"config group '\S+' does not exist", "chooses of a group that is not there: check the spelling"),
@@ -211,8 +211,10 @@ def _of_a_choice(key: str, value: str, text: str) -> str:
         )
         return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
     if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
-        rule = " A preset begins with `# @package _global_`." if file[1].startswith("sweep/") else ""
-        return f"{file[1]}.yaml cannot be composed: {file[2].rstrip('.')}.{rule}"
+        said = file[2].removeprefix("ConfigKeyError raised while composing config: ").rstrip(".")
+        outside = file[1].startswith("sweep/") and "Key 'sweep' not in 'Config'" in said
+        rule = " A preset begins with `# @package _global_`." if outside else ""
+        return f"{file[1]}.yaml cannot be composed: {said}.{rule}"
     if "No match in the defaults list" in text:
         return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     return ""

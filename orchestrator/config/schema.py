@@ -219,10 +219,9 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
     kinds = components.BUILT_IN[group]
     kind, target = (node.get("kind"), node.get("_target_")) if isinstance(node, Mapping) else (None, None)
     if kind and target:
-        yield (
-            f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: add "
-            f"`{group}.kind=null` to build your own."
-        )
+        file = f"put your own into a file, DIR/{group}/NAME.yaml, and pass --config-dir DIR {group}=NAME."
+        remedy = f"add `{group}.kind=null` to build your own." if group == "method" else file
+        yield f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: {remedy}"
     elif target:
         name = str(target).rpartition(".")[2].lower().replace("_", "")
         if str(target).split(".")[0] in sources.OURS:

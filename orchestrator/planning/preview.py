@@ -24,13 +24,13 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
         f"stages    {len(plan.stages)} unique of {asked} asked for, {asked - len(plan.stages)} shared; "
         f"dense trainings: {dense}, rounds: {len(plan.stages) - dense}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
-        f"{sum(key in finished for key in plan.stages)} already in the store {first['store']['uri']}",
+        f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
         *_table(plan, finished),
         "",
-        "Nothing was run: this is dry_run=true.",
+        "Nothing was run: this is dry_run=true. Whether built-in parts fit each other is tried when a sweep starts.",
     ]
     return "\n".join(lines)
 
@@ -45,7 +45,7 @@ def _resources(config: Mapping[str, Any]) -> str:
     gpus = f", {cluster['gpus_per_trial']:g} GPU" if cluster["gpus_per_trial"] else ""
     memory = f", {cluster['memory_per_trial']} memory" if cluster["memory_per_trial"] else ""
     return (
-        f"{cluster['cpus_per_trial']:g} CPU{gpus}{memory}, {threads(config)} thread(s), {device_kind(config)}, {where}"
+        f"{cluster['cpus_per_trial']:g} CPU{gpus}{memory}, threads: {threads(config)}, {device_kind(config)}, {where}"
     )
 
 

@@ -74,12 +74,12 @@ def _delete(store: Store, options: argparse.Namespace) -> int:
     print(f"{options.sweep}: the sweep, and {len(keys)} stages with {readable(size)} that no other sweep needs")
     if not options.yes:
         try:
-            answer = input("Delete them? They cannot be had back but by training. MLflow stays as it is. [y/N] ")
+            answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ")
         except EOFError:
             raise OrchestratorError("nobody is there to ask; pass --yes to delete") from None
         if answer.strip().lower() not in ("y", "yes"):
             print("nothing was deleted")
-            return 1
+            return 0
     saved_sweep.delete(store, options.sweep)
     print("deleted")
     return 0
@@ -108,7 +108,7 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
-        print(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
+        say(f"{'would remove' if options.dry_run else 'removed'} quarantine/{name}")
     return _warn(pruned)
 
 

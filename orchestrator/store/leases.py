@@ -13,7 +13,6 @@ stopped for longer than a lease lasts and then goes on.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any, Self
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import component
+from orchestrator.core.plain_data import Count, Seconds, parse_json, read_as
 from orchestrator.store.backends import Backend
 
 LEASE_SECONDS = 60.0
@@ -70,7 +70,7 @@ class Leases:
 
     def acquire(self, key: str) -> bool:
         """Take the lease of a stage and say whether it is ours now; look in the store before using it."""
-        path = _stage_path(key)
+        path, dead = _stage_path(key), set[str]()
         while not self._backend.create(path, self.owner.encode()):
             holder = self._named(path)
             if holder == self.owner:
@@ -79,18 +79,18 @@ class Leases:
                 if self._alive(holder):
                     return False
                 self._bury(holder)
-                path = f"{_stage_path(key)}@{holder}"
+                path = self._taken_over(key, holder, dead)
         with self._lock:
             self._held[key] = path
         return True
 
     def holder(self, key: str) -> str | None:
         """Return the living owner of a stage's lease, or None."""
-        path = _stage_path(key)
+        path, dead = _stage_path(key), set[str]()
         while (holder := self._named(path)) is not None:
             if self._alive(holder):
                 return holder
-            path = f"{_stage_path(key)}@{holder}"
+            path = self._taken_over(key, holder, dead)
         return None
 
     def release(self, key: str) -> None:
@@ -138,6 +138,13 @@ class Leases:
             return None
         return name if _OWNER.fullmatch(name) else digest(name)
 
+    def _taken_over(self, key: str, holder: str, dead: set[str]) -> str:
+        """Return the file that says who took a stage over from `holder`, who joins the `dead`."""
+        if holder in dead:
+            raise StoreError(f"the leases of {key} go round in a circle: remove {_stage_path(key)}*")
+        dead.add(holder)
+        return f"{_stage_path(key)}@{holder}"
+
     def _alive(self, owner: str) -> bool:
         """Look at an owner's heartbeat, at most ten times in the life of a lease."""
         if owner == self.owner:
@@ -155,15 +162,14 @@ class Leases:
     def _heartbeat(self, owner: str) -> dict[str, Any] | None:
         """Return an owner's last heartbeat; one that cannot be read is empty, one that is not there is None."""
         try:
-            beat = json.loads(self._backend.read(_owner_path(owner)))
+            beat: dict[str, Any] = parse_json(self._backend.read(_owner_path(owner)))
+            read_as(Seconds, beat["beat"])
+            read_as(Count, beat["pid"])
         except FileNotFoundError:
             return None
-        except (ValueError, StoreError):
+        except (ValueError, LookupError, TypeError, StoreError):
             return {}
-        whole = (
-            isinstance(beat, dict) and isinstance(beat.get("beat"), float | int) and isinstance(beat.get("pid"), int)
-        )
-        return beat if whole else {}
+        return beat
 
     def _stopped(self, owner: str, beat: dict[str, Any], now: float) -> bool:
         """Whether the process is gone, its last beat too old, or none was seen or could be read for as long.

@@ -197,5 +197,5 @@ def _category(path: str) -> str:
         if top in ("tmp", "probes", "leases"):
             return "running or leftover"
         return top if top in ("sweeps", "quarantine", "preflights") else "other"
-    name = path.rsplit("/", 1)[1]
+    name = path.rpartition("/")[2]
     return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")

@@ -109,7 +109,9 @@ class Store:
             StoreError: it is damaged or of another layout, cannot be read, or is not there
         """
         if not self.backend.names("") and exists:
-            raise StoreError(f"{self._name} is not there, or empty; pass the `store.uri` of the sweep")
+            raise StoreError(
+                f"{self._name} is not there, or empty; pass that of the sweep (`--store URI` to a command)"
+            )
         return self
 
     @cached_property

@@ -86,7 +86,10 @@ def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str) -> lis
     for name in names:
         matches = [name] if name in known else [other for other in known if other.startswith(name)]
         if len(matches) != 1:
-            fault = f"is how several begin: {', '.join(matches)}" if matches else "is not there"
-            raise OrchestratorError(f"`SWEEP` (={name!r}) {fault}; {where} holds: {', '.join(known) or 'none'}")
+            if matches:
+                raise OrchestratorError(
+                    f"`SWEEP` (={name!r}) fits several, {', '.join(matches)}; give more of the name"
+                )
+            raise OrchestratorError(f"`SWEEP` (={name!r}) is not there; {where} holds: {', '.join(known) or 'none'}")
         chosen += matches
     return chosen

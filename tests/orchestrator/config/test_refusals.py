@@ -105,7 +105,7 @@ def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
 
 
 RULES = {
-    "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, max_bytes, o",
+    "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, max_bytes, options, uri.",
     "+widht=1": "`widht` (=1) is not a key of the configuration and nothing in it refers to it",
     "prune.include=[[1]]": "`prune.include` (=[[1]]) must be a list of text, as in ['conv1.*'].",
     "prune.exclude=${seed}": "`prune.exclude` (=0) must be a list of text",
@@ -133,7 +133,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, setting: str) -> 
         ([*OWN, "+sweep=unheaded"], "sweep/unheaded.yaml cannot be composed: Could not override 'model@sweep.model'."),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
         (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts; add your own with --config-dir"),
-        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values, and a trial has one: add"),
+        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
         (["seed=???"], "`seed` (=???) has no value: give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),

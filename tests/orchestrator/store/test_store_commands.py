@@ -81,7 +81,7 @@ def test_a_store_that_is_not_there_is_a_mistake(command: Command, tmp_path: Path
     status, out, err = command(*arguments, "--store", str(tmp_path / "none"))
 
     assert (status, out) == (2, "")
-    assert f"`store.uri` (={tmp_path / 'none'}) is not there, or empty; pass the `store.uri` of the sweep" in err
+    assert f"`store.uri` (={tmp_path / 'none'}) is not there, or empty; pass that of the sweep" in err
     assert not (tmp_path / "none").exists()
 
 
@@ -167,7 +167,7 @@ def test_deleting_takes_what_no_other_sweep_needs(
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
 
     status, out, _ = command("delete", "whole")
-    assert (status, store.sweeps()) == (1, ["start", "whole"])
+    assert (status, store.sweeps()) == (0, ["start", "whole"])
     assert "whole: the sweep, and 1 stages with" in out
     assert "nothing was deleted" in out
     assert len(store.stages.known()) == 3

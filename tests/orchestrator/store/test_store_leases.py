@@ -306,3 +306,27 @@ def test_processes_share_stages_without_overlap(tmp_path: Path) -> None:
         driver_process.communicate("end\n", timeout=30)
     assert sorted(held) == list(range(200))
     assert Store(str(tmp_path)).backend.names("leases/stages") == []
+
+
+def test_leases_that_go_round_in_a_circle_are_told(store: Store) -> None:
+    leases = driver(store, "driver", Clock())
+    for path in (f"leases/stages/{KEY}", f"leases/stages/{KEY}@evil"):
+        store.backend.write(path, b"evil")
+
+    for ask in (leases.holder, leases.acquire):
+        with pytest.raises(StoreError, match="go round in a circle: remove leases/stages/"):
+            ask(KEY)
+
+
+@pytest.mark.parametrize(
+    "beat", [b"[" * 100_000, b'{"beat": 1%s, "pid": 1}' % (b"0" * 400), b'{"beat": NaN, "pid": 1}', b"[]"]
+)
+def test_a_heartbeat_that_is_none_lapses(store: Store, beat: bytes) -> None:
+    clock = Clock()
+    leases = driver(store, "driver", clock)
+    store.backend.write(f"leases/stages/{KEY}", b"evil")
+    store.backend.write("leases/owners/evil.json", beat)
+
+    assert leases.holder(KEY) == "evil"
+    clock.now += 61
+    assert leases.holder(KEY) is None
