@@ -303,11 +303,14 @@ def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]
 
 def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
     made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
-    seconds = []
-    for _ in range(3):  # what else the machine does shares its caches with us
+    ratios = []
+    for _ in range(3):  # each beside as many copies of a configuration: what else the machine does slows both down
         start = time.process_time()
         plan = make_plan(jobs(*made))
-        seconds.append(time.process_time() - start)
+        planned = time.process_time()
+        for _ in made:
+            copy.deepcopy(made[0])
+        ratios.append((planned - start) / (time.process_time() - planned))
 
     assert len(plan.trials) == 1000
-    assert min(seconds) < 1.0
+    assert min(ratios) < 12, "1,000 copies take a twelfth of a second on the machine that this was set on"
