@@ -54,7 +54,7 @@ def test_the_search_is_told_each_trials_objective(tmp_path: Path) -> None:
 
     assert result.returncode == 0, result.stdout + result.stderr
     best = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
-    reached = {float(found) / 100 for found in re.findall(r"sparsity (\d+\.\d\d)%, accuracy", result.stdout)}
+    reached = {float(found) / 100 for found in re.findall(r"sparsity (\d+\.\d\d)%, validation accuracy", result.stdout)}
     assert best["name"] == "optuna"
     assert any(abs(best["best_value"] - each) < 1e-4 for each in reached | {0.0})
     assert best["best_value"] <= best["best_params"]["schedule.sparsity"] + 1e-4
