@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 HIDDEN = "***"
@@ -78,7 +79,7 @@ _USERINFO = re.compile(
     r"(?P<secret>:(?:[^\s/?#]{0,500}|[^\s'\"`<>]{0,500}))?@",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(r"""(?<![\w/:.@+-])(?P<user>[\w.+-]{1,100}):(?!/)[^\s/'"`:@]{1,200}@(?=[\w\[])""")
+_LOGIN = re.compile(r"""(?<![\w/:.@+-])(?P<user>[\w.+-]{1,100}):(?!/)[^\s'"`:@]{1,200}@(?=[\w\[])""")
 _HEADER = re.compile(
     r"""\b((?:cookie|authorization)[ \t]*:[ \t]*)[^\s"'][^\n"'`]*|\b(bearer[ \t]+)[^\s"'`]{8,}""", re.IGNORECASE
 )
@@ -107,13 +108,15 @@ def redact(text: str) -> str:
     return _without_values(_OPTION.sub(_without_value, _QUERY.sub(_without_value, text)))
 
 
-def redact_tree(value: Any) -> Any:
-    """Return plain data with every string redacted, and all that lies under a key that `is_secret` as `***`."""
+def redact_tree(value: Any, path: str = "") -> Any:
+    """Return plain data with every string redacted, and all that lies under a path that is a secret's as `***`."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if item and item is not True and is_secret(str(key)) else redact_tree(item)
+            key: HIDDEN
+            if item and item is not True and _is_secret_path(f"{path}.{key}")
+            else redact_tree(item, str(key))
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -167,8 +170,11 @@ def is_secret(name: str) -> bool:
     return _SECRET_AT_THE_END.fullmatch(last) is not None and others[-1] not in _ORDINARY
 
 
+@lru_cache(maxsize=4096)
 def _is_secret_path(name: str) -> bool:
-    return any(map(is_secret, name.split(".")))
+    """Whether a part of a dotted name is a secret's, or two that follow each other, as in `api.key`."""
+    parts = name.split(".")
+    return any(map(is_secret, parts)) or any(is_secret("_".join(pair)) for pair in pairwise(parts))
 
 
 def _without_userinfo(match: re.Match[str]) -> str:

@@ -33,6 +33,9 @@ from orchestrator.store.store import Store
         ("mysql://u:p/q@h/db", "mysql://u:***@h/db"),
         ("mysql://u:p?q#r@h/db", "mysql://u:***@h/db"),
         ("refused: u:p@h", "refused: u:***@h"),
+        ("refused: u:p/q@h", "refused: u:***@h"),
+        ("C:/data/x@2 at 12:30, image a:b", "C:/data/x@2 at 12:30, image a:b"),
+        ("+model.api.key=S seed=0", "+model.api.key=*** seed=0"),
         ('{"password": "S", "user": "me"}', '{"password": "***", "user": "me"}'),
         ('{"password":"S","user":"me"}', '{"password":"***","user":"me"}'),
         (r'said "{\"password\": \"S\", \"a\": 1}"', r'said "{\"password\": ***, \"a\": 1}"'),
@@ -125,6 +128,7 @@ def test_a_config_keeps_its_shape() -> None:
         "passwords": ["S"],
         "class_token": True,
         "auth": False,
+        "api": {"key": "S", "keys": 3},
     }
     assert redact_tree(config) == {
         "tracking": {"uri": "http://u:***@h", "token": "***", "password": None},
@@ -133,6 +137,7 @@ def test_a_config_keeps_its_shape() -> None:
         "passwords": "***",
         "class_token": True,
         "auth": False,
+        "api": {"key": "***", "keys": "***"},
     }
 
 
