@@ -74,7 +74,11 @@ class Jobs:
     def submit(self, name: str, *overrides: str, wait: bool = True) -> tuple[int, str]:
         entrypoint = [sys.executable, "-m", "orchestrator", *overrides]
         options = ["--submission-id", name, "--working-dir", ".", *([] if wait else ["--no-wait"])]
-        return self("submit", *options, "--", *entrypoint)
+        until = time.monotonic() + 120
+        while "No available agent" in (answer := self("submit", *options, "--", *entrypoint))[1]:  # it starts last
+            assert time.monotonic() < until, answer
+            time.sleep(2)
+        return answer
 
     def info(self, name: str) -> dict[str, Any]:
         request = urllib.request.Request(

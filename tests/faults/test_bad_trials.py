@@ -51,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["method=ln_structured", "prune.parameters=[bias]"], "fc1.bias has no such channels"),
         (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels that are matrices"),
         (["method={_target_: torch.optim.SGD, kind: null}"], "must be a class derived from pruning.BasePruningMethod"),
-        (["method={_target_: torch.manual_seed, kind: null}"], "`method._target_` (=torch.manual_seed) must be a class derived from"),
+        (["method={_target_: torch.manual_seed, kind: null}"], "(=torch.manual_seed) must be a class derived from"),
         (["+train.optimizer.speed=9"], "unexpected keyword argument 'speed'"),
         (["data.mean=[0.1,0.2]"], "`data.mean`"),
         (["model=lenet5"], "with at least 16 pixels"),
