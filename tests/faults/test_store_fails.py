@@ -119,7 +119,7 @@ def test_a_file_too_large_for_the_limit_is_said_by_the_command(
     folder = tmp_path / "sweep"
     limited = start(folder, *SWEEP, "cluster=inline", "tracking=none", limit=4000)
 
-    assert limited.wait() == 1
+    assert limited.wait() == 2, "nothing had started"
     assert "the file is larger than this process may write" in limited.stderr
     assert "Traceback" not in limited.stderr
     assert start(folder, *SWEEP, "cluster=inline", "tracking=none").wait() == 0
