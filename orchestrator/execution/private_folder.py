@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,8 @@ PATIENCE = 10.0
 def private_folder() -> Iterator[str]:
     """Give the path of a new folder, in RAY_TMPDIR or the temporary directory, or in /tmp where those are too long.
 
-    Once it is left, or this process is gone, what of Ray still writes its output there is killed, and it is removed.
+    Once it is left, or this process is gone, what of Ray still has a file there open for writing is killed, and the
+    folder is removed.
     """
     from orchestrator.execution.interrupts import SPARED  # not for the program
 
@@ -52,15 +54,23 @@ def private_folder() -> Iterator[str]:
 
 def main(folder: str) -> None:
     """Wait for the end of the driver, which is that of standard input, then clear `folder`."""
+    driver = os.getppid()  # may have its own log open there still
     sys.stdin.buffer.read()
     deadline = time.monotonic() + PATIENCE
     while os.path.exists(folder) and time.monotonic() < deadline:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if os.readlink(process / "fd/1").startswith(f"{folder}/"):
+                if int(process.name) != driver and any(
+                    _writes(opened, f"{folder}/") for opened in (process / "fd").iterdir()
+                ):
                     os.kill(int(process.name), signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)
+
+
+def _writes(opened: Path, below: str) -> bool:
+    """Whether a process has opened a file below a folder for writing, as an entry of its /proc/PID/fd tells."""
+    return os.readlink(opened).startswith(below) and bool(opened.lstat().st_mode & stat.S_IWUSR)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ def _obey(script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
     end = time.monotonic() + script.get("sleep", 0.0)
     while time.monotonic() < end and not order.cancelled():
         time.sleep(0.005)
+    while "until" in script and not Path(script["until"]).exists():
+        time.sleep(0.05)
     if script.get("hang"):
         time.sleep(60)
     if script.get("die") and starts <= script["die"]:

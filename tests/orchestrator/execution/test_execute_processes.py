@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import DirectoryStore
@@ -28,7 +29,8 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.execution.ray_executor import RayExecutor
 
 given = json.loads(sys.argv[1])
-plan = plan_of(*(chain(f"t{i}", {"sleep": given["sleep"]}, {"sleep": given["sleep"]}) for i in range(given["trials"])))
+script = given["script"]
+plan = plan_of(*(chain(f"t{i}", script, script) for i in range(given["trials"])))
 root = Path(given["root"])
 with RayExecutor(Cluster(**given["cluster"]), DirectoryStore(root), work=run_script, logs=root / "logs") as executor:
     if given.get("cancel_after"):
@@ -62,7 +64,7 @@ def environment(root: Path) -> dict[str, str]:
 
 def start_driver(root: Path, environment: dict[str, str], **given: object) -> subprocess.Popen[str]:
     (root / "store").mkdir(exist_ok=True)
-    argument = json.dumps({"root": str(root / "store"), "sleep": 0.5, "trials": 6, **given})
+    argument = json.dumps({"root": str(root / "store"), "script": {"sleep": 0.5}, "trials": 6, **given})
     command = [sys.executable, "-c", DRIVER, argument]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=root)
 
@@ -95,30 +97,34 @@ def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, st
     join = f"--address=127.0.0.2:{port}"
     nodes = [_start_node(root, environment, *head, "--include-dashboard=false")]
     kinds = []
-    both = [0, 0]  # events at which two trials ran at once, so on two nodes of one CPU each: before the loss, after it
+    joined = False
+    both = 0  # events at which two trials ran at once, so on two nodes of one CPU each, since the loss of one
     try:
         _wait_until_up(nodes[0], root / "nodes.log", 1)
         nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.3"))
         _wait_until_up(nodes[1], root / "nodes.log", 2)
         cluster = {"address": f"127.0.0.2:{port}", "backoff": 0.1, "cpus_per_trial": 1.0}
+        script = {"until": str(root / "go"), "sleep": 2.0}  # no trial ends before a node is lost
         running: set[str] = set()
-        with start_driver(root, environment, cluster=cluster, trials=8, sleep=2.0) as driver:
+        with start_driver(root, environment, cluster=cluster, trials=8, script=script) as driver:
             assert driver.stdout is not None
             for line in driver.stdout:
                 kind, name, *_ = json.loads(line)
                 kinds.append(kind)
                 (running.add if kind == "started" else running.discard)(name)
-                both[len(nodes) - 2] += len(running) == 2
-                if both[0] == 2:
+                both += joined and len(running) == 2
+                if len(running) == 2 and not joined:
+                    _wait_for(lambda: len([*(root / "store").glob("*.starts")]) == 2, driver)
                     _kill(nodes[1])
                     running.clear()
                     nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.4"))
-                    both[0] += 1
+                    joined = True
+                    (root / "go").touch()
         assert driver.returncode == 0
     finally:
         for node in nodes:
             _kill(node)
-    assert both[1] > 2, "the node that joined is used"
+    assert both > 2, "the node that joined is used"
     assert (kinds.count("finished"), kinds.count("retried"), kinds.count("failed")) == (16, 1, 0)
     starts = [len(path.read_text()) for path in (root / "store").glob("*.starts")]
     assert sorted(starts) == [1] * 15 + [2]
@@ -126,7 +132,7 @@ def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, st
 
 @pytest.mark.parametrize("how", ["to its end", "cancelled", "interrupts ignored"])
 def test_nothing_is_left_running(how: str, root: Path, environment: dict[str, str]) -> None:
-    given: dict[str, object] = {"cluster": {"num_cpus": 2}, "sleep": 0.1 if how == "to its end" else 30.0}
+    given: dict[str, object] = {"cluster": {"num_cpus": 2}, "script": {"sleep": 0.1 if how == "to its end" else 30.0}}
     ignored = signal.signal(signal.SIGINT, signal.SIG_IGN) if how == "interrupts ignored" else None
     try:
         driver = start_driver(root, environment, **given, cancel_after=None if how == "to its end" else 1.0)
@@ -173,8 +179,13 @@ def _start_node(root: Path, environment: dict[str, str], *arguments: str) -> sub
 
 
 def _wait_until_up(node: subprocess.Popen[bytes], log: Path, count: int) -> None:
-    while log.read_text().count("Ray runtime started") < count:
-        assert node.poll() is None, log.read_text()
+    _wait_for(lambda: log.read_text().count("Ray runtime started") == count, node)
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
+    """Wait until it holds, as long as the process that is to bring it about lives."""
+    while not condition():
+        assert process.poll() is None
         time.sleep(0.1)
 
 
