@@ -16,49 +16,10 @@ _SECRET_AT_THE_END = re.compile(
     r"pass|pw|\w*pwd|\w*token|tokens|auth|bearer|cookies?|sig|signature|(?:api|access|account|private)keys?"
 )
 _SECRET_KEYS = frozenset({"api", "access", "account", "auth", "encryption", "private", "signing"})
-_ORDINARY = frozenset(
-    [
-        "add",
-        "band",
-        "backward",
-        "bos",
-        "class",
-        "cls",
-        "conv",
-        "distillation",
-        "end",
-        "eos",
-        "first",
-        "forward",
-        "high",
-        "image",
-        "img",
-        "low",
-        "mask",
-        "max",
-        "min",
-        "multi",
-        "n",
-        "new",
-        "num",
-        "one",
-        "pad",
-        "per",
-        "prompt",
-        "query",
-        "register",
-        "second",
-        "sep",
-        "single",
-        "special",
-        "start",
-        "stop",
-        "text",
-        "total",
-        "two",
-        "unk",
-        "vocab",
-    ]
+_ORDINARY = re.compile(
+    r"add|band|backward|bos|class|cls|conv|distillation|end|eos|first|forward|high|image|img|low|mask|max|"
+    r"min|multi|n|new|num|one|pad|per|prompt|query|register|second|sep|single|special|start|stop|text|"
+    r"total|two|unk|vocab"
 )
 """Words before `token`, `tokens`, `pass`, `pw` of which none is a secret: `cls_token`, `max_tokens`, `high_pass`."""
 
@@ -112,7 +73,7 @@ def redact_tree(value: Any, path: str = "") -> Any:
     """Return plain data with every string redacted, and all that lies under a path that is a secret's as `***`."""
     if isinstance(value, str):
         return redact(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {
             key: HIDDEN
             if item and item is not True and _is_secret_path(f"{path}.{key}")
@@ -167,7 +128,7 @@ def is_secret(name: str) -> bool:
         *others, last = others
     if last in ("key", "keys"):
         return others[-1] in _SECRET_KEYS
-    return _SECRET_AT_THE_END.fullmatch(last) is not None and others[-1] not in _ORDINARY
+    return _SECRET_AT_THE_END.fullmatch(last) is not None and not _ORDINARY.fullmatch(others[-1])
 
 
 @lru_cache(maxsize=4096)
