@@ -150,11 +150,8 @@ def _dead(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
 def _test_once(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     faults = []
     for key, record in known.items():
-        if any(
-            name.startswith("test/")
-            for metrics in (record.before, *(point.metrics for point in record.curve))
-            for name in metrics
-        ):
+        trained_by = set(record.before).union(*(point.metrics for point in record.curve))
+        if any(name.startswith("test/") for name in trained_by):
             faults.append(f"{_name(plan, key)} evaluates on test while it trains")
         elif not math.isfinite(record.after.get("val/accuracy", math.nan)):
             faults.append(f"{_name(plan, key)} has no validation accuracy")

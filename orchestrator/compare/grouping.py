@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.settings import as_typed, name_of, settings_of, varying
-from orchestrator.core.canonical import canonical_json
+from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
@@ -54,7 +54,8 @@ def positions(plan: Plan) -> tuple[Position, ...]:
     Trials are on one line when everything that their results depend on is equal, but the seed and the sparsity (or
     amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
     """
-    trials = [_identified(plan, trial) for trial in plan.trials]
+    described = _described(plan)
+    trials = [_identified(plan, trial, described) for trial in plan.trials]
     line_labels: dict[tuple[tuple[str, str], str], str] = {}
     dense_labels: dict[tuple[tuple[str, str], str], str] = {}
     for panel in dict.fromkeys(trial.panel for trial in trials):
@@ -63,12 +64,12 @@ def positions(plan: Plan) -> tuple[Position, ...]:
         for trial in trials:
             if trial.panel == panel:
                 lines.setdefault(trial.line, trial.settings)
-                own = {name: value for name, value in trial.settings.items() if name.startswith(_DENSE)}
-                networks.setdefault(trial.dense, own)
+                networks.setdefault(trial.dense, trial.settings)
         methods = [_name(settings, "method", "trial") for settings in lines.values()]
         labels = _labels(methods, list(lines.values()))
         line_labels |= {(panel, line): label for line, label in zip(lines, labels, strict=True)}
-        labels = _labels(["dense"] * len(networks), list(networks.values()))
+        own = [{k: v for k, v in settings.items() if k.startswith(_DENSE)} for settings in networks.values()]
+        labels = _labels(["dense"] * len(networks), own)
         dense_labels |= {(panel, network): label for network, label in zip(networks, labels, strict=True)}
     return tuple(
         Position(
@@ -85,20 +86,28 @@ def positions(plan: Plan) -> tuple[Position, ...]:
     )
 
 
-def _identified(plan: Plan, trial: TrialSpec) -> _Trial:
+def _described(plan: Plan) -> dict[str, str]:
+    """Return a digest of each stage that begins a trial: of all its fields but those that move or repeat one."""
+    found: dict[str, str] = {}
+    for key in (key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
+        if key not in found:
+            spec = plan.stages[key]
+            fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
+            found[key] = digest(canonical_json([spec.kind, fields]))
+    return found
+
+
+def _identified(plan: Plan, trial: TrialSpec, described: Mapping[str, str]) -> _Trial:
     """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
     dense = plan.stages[trial.dense]
     settings = settings_of(trial.config) | {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
     labels = {k: v for k, v in settings.items() if k.startswith("schedule.") or k.endswith(".name")}
     shown = {name: as_typed(value) for name, value in labels.items() if name not in POINT_SETTINGS}
-    stages = [
-        [plan.stages[key].kind, {k: v for k, v in plan.stages[key].fields.items() if k not in _MOVING}]
-        for key in dict.fromkeys((trial.dense, *trial.stages[:2]))
-    ]
+    stages = [described[key] for key in dict.fromkeys((trial.dense, *trial.stages[:2]))]
     return _Trial(
         panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
-        line=canonical_json([shown, stages]),
-        dense=canonical_json({k: v for k, v in dense.fields.items() if k != "seed"}),
+        line=digest(canonical_json([shown, stages])),
+        dense=described[trial.dense],
         settings=settings,
     )
 

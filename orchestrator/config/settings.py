@@ -1,9 +1,10 @@
-"""A trial's resolved config as flat, dotted settings: flatten, leave out circumstances, find a sweep's axes."""
+"""A trial's resolved config as flat, dotted settings: leave out circumstances, find a sweep's axes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.config.components import BUILT_IN
@@ -13,19 +14,28 @@ CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", 
 """Top-level keys that say where and why a trial runs, not what it is."""
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a nested mapping as (`group.key`, value); a list is a leaf, an empty mapping has none."""
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{name}.")
-        else:
-            yield name, value
-
-
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what defines a trial as flat settings: its config without the circumstances, secrets redacted."""
-    return dict(flatten(redact_tree({key: value for key, value in config.items() if key not in CIRCUMSTANCES})))
+    return dict(_flat({key: value for key, value in config.items() if key not in CIRCUMSTANCES}))
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of a nested dict as (`group.key`, value); a list is a leaf, an empty dict has none."""
+    found = []
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found += _flat(value, f"{name}.")
+        elif isinstance(value, list):
+            found.append((name, redact_tree({name: value})[name]))
+        else:
+            found.append((name, _redacted(name, value)))
+    return found
+
+
+@lru_cache(maxsize=2**16, typed=True)
+def _redacted(name: str, value: Any) -> Any:
+    return redact_tree({name: value})[name]
 
 
 def name_of(setting: str) -> str:

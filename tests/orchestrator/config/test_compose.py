@@ -191,4 +191,4 @@ def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None
         ratios.append((planned - start) / (time.process_time() - planned))
 
     assert len(plan.trials) == 2000
-    assert min(ratios) < 12, "2,000 copies take a sixth of a second on the machine that this was set on"
+    assert min(ratios) < 20, "2,000 copies take a sixth of a second on the machine that this was set on"

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from factories import config
 
-from orchestrator.config.settings import as_typed, flatten, settings_of, varying
+from orchestrator.config.settings import as_typed, settings_of, varying
 
 
 def test_leaves_get_dotted_names() -> None:
-    assert dict(flatten({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None, "empty": {}})) == {
+    assert settings_of({"a": {"b": 1, "c": {"d": [1, 2]}}, "e": None, "empty": {}}) == {
         "a.b": 1,
         "a.c.d": [1, 2],
         "e": None,
@@ -23,9 +23,14 @@ def test_settings_leave_out_where_a_trial_runs() -> None:
 
 
 def test_settings_hold_no_secrets() -> None:
-    settings = settings_of({"data": {"token": "abc", "root": "https://me:abc@host/x"}})
+    data = {"token": "abc", "tokens": ["abc"], "password": {"of": "abc"}, "root": "https://me:abc@host/x"}
+    settings = settings_of({"data": data, "model": {"api": {"key": "abc"}, "urls": ["https://me:abc@host/x"]}})
 
     assert "abc" not in repr(settings)
+
+
+def test_settings_tell_numbers_of_one_value_apart() -> None:
+    assert [as_typed(settings_of({"a": value})["a"]) for value in (1, True, 1.0)] == ["1", "true", "1.0"]
 
 
 def test_values_read_as_one_would_type_them() -> None:
