@@ -1,10 +1,10 @@
-"""What came of a stage: its record and what that is made of. Plain data, standard library only."""
+"""What came of a stage: its record and what that is made of. Plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
@@ -32,6 +32,14 @@ class FileInfo:
 
     sha256: Sha256
     bytes: Count
+
+
+@dataclass(frozen=True)
+class _Details:
+    """What code reads of any record's details."""
+
+    rounding: Fraction = 0.0
+    dead_tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class StageRecord:
     """`StageSpec.to_json()` of what was run, so that a store can be read without the config that made it."""
     version: int = RECORD_VERSION
 
-    CIRCUMSTANCES = ("measurements", "started", "device", "host", "attempt", "environment", "files")
+    CIRCUMSTANCES: ClassVar = ("measurements", "started", "device", "host", "attempt", "environment", "files")
 
     @property
     def inputs(self) -> Mapping[str, str]:
@@ -156,7 +164,8 @@ class StageRecord:
                 f"`kind` (={quoted(data.get('kind'))}) one of {', '.join(KINDS)}; use the release that wrote it, or "
                 "another `store.uri`"
             )
-        record: Self = read_as(cls, data)
+        record = read_as(cls, data)
+        read_as(_Details, record.details)
         if record.spec:
             StageSpec.from_json(record.spec)
         most = sum(record.tensor_sizes.values()) // 4 + 4096 * (1 + len(record.tensor_sizes))

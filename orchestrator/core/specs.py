@@ -1,4 +1,4 @@
-"""What is to be done: stages, trials, and the plan of a sweep. Plain data, standard library only.
+"""What is to be done: stages, trials, and the plan of a sweep. Plain data.
 
 All of it survives a round trip through JSON unchanged, so a worker, the store, the tracker and the comparison all
 speak of the same thing.
@@ -75,7 +75,7 @@ class StageSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild the spec that `to_json` wrote; raise ValueError for one that cannot be."""
-        spec: Self = read_as(cls, {**data, "location": {}})
+        spec = read_as(cls, {**data, "location": {}})
         read_as(_Fields, spec.fields)
         if spec.kind not in KINDS:
             raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {quoted(spec.kind)}")

@@ -141,10 +141,10 @@ def test_a_store_of_another_format_is_refused(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
     for content, said in [
         (b'{"format": 2}', r"store\.json is of format 2, and this release reads 1; use the release"),
-        (b"[]", r"store\.json is damaged: must be an object.*write \{\"format\":1\} to it"),
+        (b"[]", r"store\.json is damaged: Expected `object`.*write \{\"format\":1\} to it"),
         (b"\xff", r"store\.json is damaged"),
         (b"[" * 10_000, r"store\.json is damaged: it is nested too deeply"),
-        (b'{"format": %s}' % (b"9" * 4000), r"store\.json is damaged: an integer has 4000 digits"),
+        (b'{"format": %s}' % (b"9" * 5000), r"store\.json is damaged: .*out of range"),
     ]:
         store.backend.write("store.json", content)
         with pytest.raises(StoreError, match=said):

@@ -299,13 +299,11 @@ def test_a_sweep_of_a_thousand_trials_is_looked_up_in_seconds(
             (folder / name).hardlink_to(tmp_path / name)
 
     def looked_up() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         assert len(fresh(store).resumable(Plan(stages, ()))) == 4000
-        return time.perf_counter() - start
+        return time.process_time() - start
 
-    seconds = [looked_up()]
-    while min(seconds) >= 5 and len(seconds) < 3:  # another process may have had the machine
-        seconds.append(looked_up())
+    seconds = [looked_up() for _ in range(2)]
     with capsys.disabled():
         print(f"\n4,000 stages looked up in {min(seconds):.2f} s", end=" ")
     assert min(seconds) < 5
