@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from orchestrator.config.settings import as_typed, name_of, settings_of, varying
+from orchestrator.config.settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 
@@ -55,7 +56,8 @@ def positions(plan: Plan) -> tuple[Position, ...]:
     amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
     """
     described = _described(plan)
-    trials = [_identified(plan, trial, described) for trial in plan.trials]
+    each = zip(plan.trials, settings_of_each([trial.config for trial in plan.trials]), strict=True)
+    trials = [_identified(plan, trial, settings, described) for trial, settings in each]
     line_labels: dict[tuple[tuple[str, str], str], str] = {}
     dense_labels: dict[tuple[tuple[str, str], str], str] = {}
     for panel in dict.fromkeys(trial.panel for trial in trials):
@@ -89,20 +91,22 @@ def positions(plan: Plan) -> tuple[Position, ...]:
 def _described(plan: Plan) -> dict[str, str]:
     """Return a digest of each stage that begins a trial: of all its fields but those that move or repeat one."""
     found: dict[str, str] = {}
-    for key in (key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
-        if key not in found:
-            spec = plan.stages[key]
-            fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
-            found[key] = digest(canonical_json([spec.kind, fields]))
+    parts: dict[int, str] = {}
+    for key in dict.fromkeys(key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
+        spec = plan.stages[key]
+        fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
+        for value in fields.values():
+            if id(value) not in parts:
+                parts[id(value)] = canonical_json(value)
+        found[key] = digest(canonical_json([spec.kind, {name: parts[id(value)] for name, value in fields.items()}]))
     return found
 
 
-def _identified(plan: Plan, trial: TrialSpec, described: Mapping[str, str]) -> _Trial:
+def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], described: Mapping[str, str]) -> _Trial:
     """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
     dense = plan.stages[trial.dense]
-    settings = settings_of(trial.config) | {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
-    labels = {k: v for k, v in settings.items() if k.startswith("schedule.") or k.endswith(".name")}
-    shown = {name: as_typed(value) for name, value in labels.items() if name not in POINT_SETTINGS}
+    settings |= {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
+    shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
     stages = [described[key] for key in dict.fromkeys((trial.dense, *trial.stages[:2]))]
     return _Trial(
         panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
@@ -110,6 +114,12 @@ def _identified(plan: Plan, trial: TrialSpec, described: Mapping[str, str]) -> _
         dense=described[trial.dense],
         settings=settings,
     )
+
+
+@cache
+def _is_shown(setting: str) -> bool:
+    """Whether a setting is part of a line though no key may depend on it."""
+    return setting not in POINT_SETTINGS and (setting.startswith("schedule.") or setting.endswith(".name"))
 
 
 def _name(settings: Mapping[str, Any], group: str, default: str = "") -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.config.components import BUILT_IN
@@ -16,26 +15,34 @@ CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what defines a trial as flat settings: its config without the circumstances, secrets redacted."""
-    return dict(_flat({key: value for key, value in config.items() if key not in CIRCUMSTANCES}))
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of a nested dict as (`group.key`, value); a list is a leaf, an empty dict has none."""
-    found = []
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            found += _flat(value, f"{name}.")
-        elif isinstance(value, list):
-            found.append((name, redact_tree({name: value})[name]))
-        else:
-            found.append((name, _redacted(name, value)))
+    (found,) = settings_of_each([config])
     return found
 
 
-@lru_cache(maxsize=2**16, typed=True)
-def _redacted(name: str, value: Any) -> Any:
-    return redact_tree({name: value})[name]
+def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the flat settings of trials; a part that is one object in many of them is flattened once."""
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    every = []
+    for config in configs:
+        found: dict[str, Any] = {}
+        for key, value in config.items():
+            if key in CIRCUMSTANCES:
+                continue
+            if (key, id(value)) not in known:
+                known[key, id(value)] = dict(_flat({key: value}))
+            found |= known[key, id(value)]
+        every.append(found)
+    return every
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested dict as (`group.key`, value); a list is a leaf, an empty dict has none."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, redact_tree({name: value})[name]
 
 
 def name_of(setting: str) -> str:

@@ -81,7 +81,7 @@ def redact_tree(value: Any, path: str = "") -> Any:
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [redact_tree(item) for item in value]
+        return [redact_tree(item, path) for item in value]
     return value
 
 

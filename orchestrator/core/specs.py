@@ -7,7 +7,7 @@ speak of the same thing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -184,10 +184,23 @@ class Plan:
         return spec.parent == parent and self.needs(key) == (parent,) and not KINDS[spec.kind].own_task
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `from_json`."""
+        """Return plain data for `from_json`: what many have in common, such as a model's configuration, stands once."""
+        known: dict[str, dict[str, int]] = {}
+        parts: dict[str, list[Any]] = {}
+
+        def shared(values: Mapping[str, Any]) -> dict[str, Any]:
+            found = dict(values)
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    place = known.setdefault(name, {}).setdefault(repr(value), len(known[name]))
+                    found[name] = {"part": place}
+                    parts.setdefault(name, []).extend([value] if place == len(parts[name]) else [])
+            return found
+
         return {
-            "stages": [[key, spec.to_json()] for key, spec in self.stages.items()],
-            "trials": [asdict(trial) for trial in self.trials],
+            "stages": [[key, {**spec.to_json(), "fields": shared(spec.fields)}] for key, spec in self.stages.items()],
+            "trials": [{**vars(trial), "config": shared(trial.config)} for trial in self.trials],
+            "parts": parts,
         }
 
     @classmethod
@@ -197,14 +210,20 @@ class Plan:
         Raises:
             ValueError: it names stages that it lacks, or that come later, or is no plan at all; the fault is named
         """
+
+        def whole(values: Mapping[str, Any]) -> dict[str, Any]:
+            parts = data["parts"]
+            return {k: parts[k][v["part"]] if isinstance(v, dict) else v for k, v in values.items()}
+
         stages: dict[Key, StageSpec] = {}
         try:
             for key, spec in data["stages"]:
-                stages[read_as(Key, key)] = read = StageSpec.from_json(spec)
+                read = StageSpec.from_json({**spec, "fields": whole(spec["fields"])})
+                stages[read_as(Key, key)] = read
                 if late := [needed for needed in read.inputs.values() if needed not in stages or needed == key]:
                     raise ValueError(f"stage {key} needs {late[0]}, which does not stand before it")
-            trials = tuple(read_as(TrialSpec, trial) for trial in data["trials"])
-        except (LookupError, TypeError) as error:
+            trials = tuple(read_as(TrialSpec, {**trial, "config": whole(trial["config"])}) for trial in data["trials"])
+        except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"it holds no plan ({error})") from None
         for trial in trials:
             if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages)):

@@ -19,7 +19,7 @@ from orchestrator.core.specs import Plan
 if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the layout changes; other layouts are refused."""
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from orchestrator.config.settings import as_typed, name_of, settings_of, varying
+from orchestrator.config.settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
@@ -104,7 +104,8 @@ class SweepView:
         self._failures: dict[str, tuple[str, Failure, float]] = {}
         self._attempts: dict[str, int] = {}
         self._report: Mapping[str, bytes] = {}
-        self._settings = [{k: as_typed(v) for k, v in settings_of(trial.config).items()} for trial in plan.trials]
+        settings = settings_of_each([trial.config for trial in plan.trials])
+        self._settings = [{name: as_typed(value) for name, value in each.items()} for each in settings]
         """Each trial's, as flat text: `schedule.sparsity` -> `0.9`."""
 
     def take(self, event: StageEvent) -> Sequence[int]:

@@ -201,6 +201,21 @@ def test_every_input_is_in_the_key_by_its_role_and_what_only_saves_work_is_not()
     assert StageSpec.from_json(json.loads(json.dumps(spec.to_json()))).to_json() == spec.to_json()
 
 
+def test_a_plan_survives_json_with_each_part_of_a_configuration_once(config: Callable[..., Any]) -> None:
+    plan = make_plan(
+        jobs(*(config(seed=seed, schedule__sparsity=sparsity) for seed in (0, 1) for sparsity in (0.5, 0.9)))
+    )
+
+    data = json.loads(json.dumps(plan.to_json()))
+    rebuilt = Plan.from_json(data)
+
+    assert rebuilt == plan
+    assert [*rebuilt.stages] == [*plan.stages]
+    assert [[*trial.config.items()] for trial in rebuilt.trials] == [[*trial.config.items()] for trial in plan.trials]
+    assert max(map(len, data["parts"].values())) == 2, "as trials have them, and as keys do"
+    assert rebuilt.trials[0].config["model"] is rebuilt.trials[3].config["model"]
+
+
 def test_an_identity_is_that_of_the_raw_settings_less_the_seed(config: Callable[..., Any]) -> None:
     def identities(**model: Any) -> list[str]:
         own = {"model": {"name": "mine", "_target_": "torch.nn.Linear", **model}}
