@@ -91,7 +91,7 @@ def _custom_mask(
         with drawing_from(method, generator):
             computed = method.compute_mask(scores, default_mask=torch.ones_like(orig))
         # A copy: what comes back may be cut from a larger tensor, which it would keep, or belong to someone else.
-        mask = torch.empty_like(orig.detach()).copy_(computed.detach())
+        mask = torch.empty_like(orig.detach()).copy_(_spread(method, computed, orig))
     else:
         scores = masked(orig, before) if importance_scores is None else importance_scores
         mask = prune_survivors(method, scores, before, generator).to(orig.dtype)
@@ -111,8 +111,20 @@ def prune_survivors(
         else:
             where = _survivors(method, default_mask)
             before = default_mask.detach().clone()  # not the mask in force: the index may be of slices
-            mask[where] = method.compute_mask(t[where], default_mask=before[where]).detach().to(mask.dtype)
+            computed = method.compute_mask(t[where], default_mask=before[where])
+            mask[where] = _spread(method, computed, before[where]).to(mask.dtype)
     return mask
+
+
+def _spread(method: Decides, computed: Tensor, like: Tensor) -> Tensor:
+    """Return a computed mask in the shape of `like`, which it may be broadcast to."""
+    try:
+        return computed.detach().expand_as(like)
+    except RuntimeError:
+        raise ValueError(
+            f"`compute_mask` of {type(method).__name__} must return a mask of the shape of what it was given, "
+            f"{tuple(like.shape)}, got {tuple(computed.shape)}."
+        ) from None
 
 
 def _survivors(method: Decides, mask: Tensor) -> Tensor | tuple[slice | Tensor, ...]:

@@ -51,6 +51,22 @@ def test_a_compute_mask_that_raises_leaves_the_module_alone(name: str) -> None:
     assert not dict(layer.named_buffers())
 
 
+@pytest.mark.parametrize("kind", ["unstructured", "global"])
+def test_a_mask_of_another_shape_is_refused_in_every_round(kind: str) -> None:
+    class Odd(pruning.BasePruningMethod):
+        PRUNING_TYPE = kind
+
+        def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+            return torch.ones(7)
+
+    layer = nn.Linear(5, 2)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"`compute_mask` of Odd must return a mask of the shape .*, got \(7,\)"):
+            Odd.apply(layer, "weight")
+        pruning.remove(layer, "weight") if pruning.is_pruned(layer) else None
+        pruning.random_unstructured(layer, "weight", 1)
+
+
 def test_errors_about_the_parameter() -> None:
     layer = nn.Linear(2, 2, bias=False)
     for name in ("nope", "bias", "training"):
