@@ -14,6 +14,7 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.retention import Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
+    CommandParser,
     add_store,
     chosen_sweeps,
     file_system,
@@ -129,7 +130,7 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.store", description="Look after a store.")
+    parser = CommandParser(prog="python -m orchestrator.store", description="Look after a store.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import NoReturn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.saved_sweep import summaries
@@ -13,6 +16,27 @@ from orchestrator.views.terminal.streams import say
 
 SHOWN = 100
 """Letters of a command in a list."""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose refusals fit on a line and say what was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong; exit with 2."""
+        found = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (\S+)", message)
+        word = found and (found[1] or found[2])
+        close = get_close_matches(word, self._words(), n=1) if word else []
+        meant = f"did you mean `{close[0]}`? " if close else ""
+        say(f"{message.replace(' (choose from', '; choose from').rstrip(')')}; {meant}--help lists all", amiss=True)
+        self.exit(2)
+
+    def _words(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action.choices, dict):  # commands, each with a parser of its own
+                for name, parser in action.choices.items():
+                    yield name
+                    yield from parser._words()
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +55,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 def sweeps_parser(name: str, description: str, none: str = "lists them") -> argparse.ArgumentParser:
     """Return the parser of a command that takes sweeps of a store."""
-    parser = argparse.ArgumentParser(prog=f"python -m orchestrator.{name}", description=description)
+    parser = CommandParser(prog=f"python -m orchestrator.{name}", description=description)
     parser.add_argument("sweeps", nargs="*", metavar="SWEEP", help=f"a sweep, or how its name begins; none: {none}")
     add_store(parser)
     return parser

@@ -238,3 +238,20 @@ def test_a_comparison_says_what_was_found_damaged(
         said = " ".join(capsys.readouterr().out.split())
         assert "1 of 2 trials did not finish" in said
         assert "it was damaged, and set aside in the store's quarantine/; run the sweep again to repeat it" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lst"], "invalid choice: 'lst'; choose from 'list', 'show', "),
+        (["lst"], "; did you mean `list`? --help lists all"),
+        (["prune", "--dryrun"], "unrecognized arguments: --dryrun; did you mean `--dry-run`? --help lists all"),
+        (["prune", "--keep", "alll"], "invalid choice: 'alll'; choose from 'needed', 'all'; --help lists all"),
+        ([], "the following arguments are required: command; --help lists all"),
+    ],
+)
+def test_a_mistyped_command_is_answered_in_a_line(command: Command, arguments: list[str], said: str) -> None:
+    status, out, told = command(*arguments)
+
+    assert (status, out, told.count("\n")) == (2, "", 1)
+    assert said in told
