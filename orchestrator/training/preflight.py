@@ -6,6 +6,7 @@ count of multiply-accumulates. What comes out is thrown away; no figure of it is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -76,11 +77,16 @@ class _Rehearsal(Stage):
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
-                f"`schedule.amount` (={amount}) over {spec.round} round(s) takes {amount * spec.round} entries, or "
+                f"`schedule.amount` (={amount}) over {spec.round} rounds takes {amount * spec.round} entries, or "
                 f"channels, of each tensor, but {', '.join(f'{name} has {size}' for name, size in short.items())}; "
                 "pass a smaller count, a float for a fraction, or leave them out with `prune.exclude`."
             )
         return unmatched
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of the data."""
+        return self._data.classes
 
     def batch(self) -> str:
         """Describe a batch as a step sees it."""
@@ -138,8 +144,11 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
     step = "could not be made"
     if stage is not None:
         step = f"could not run on a batch of {stage.batch()}"
+    said = f"{type(error).__name__}: {said.rstrip('.')}"
+    if stage is not None and re.search(r"Target \d+ is out of bounds", said):
+        said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
     return (
-        f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {type(error).__name__}: {said}; "
+        f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {said}; "
         f"change `model`, `data`, `prune` or `{train}` until they fit."
     )
 

@@ -29,10 +29,10 @@ def words(**_):
     labels = (tokens.sum(1) % 2).long()
     return (tokens[:80], labels[:80]), (tokens[80:], labels[80:])
 class Words(nn.Module):
-    def __init__(self, width=4, depth=1, **_):
+    def __init__(self, width=4, depth=1, outputs=2, **_):
         super().__init__()
         if depth != 1: raise TypeError('too deep')
-        self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, 2)
+        self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, outputs)
     def forward(self, tokens): return self.head(self.embedding(tokens).flatten(1))
 def leaves(**_): raise SystemExit('no weights here')
 class Half(pruning.BasePruningMethod):
@@ -113,7 +113,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         )
     text = str(caught.value)
 
-    assert text.startswith("3 of 4 trial(s) cannot run; nothing was trained.")
+    assert text.startswith("3 of 4 trials cannot run; nothing was trained.")
     assert text.count("cannot prune head.weight: ValueError: bitter") == 1
     assert "seed=0" in text
     assert "`model._target_` (=their_words.Words) could not be created: TypeError: too deep" in text
@@ -126,6 +126,10 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     ("line", "said"),
     [
         (["model=mlp"], "`model` (=mlp) with `data` (=their_words.words) and `train` could not run on a batch"),
+        (
+            ["+model.outputs=1"],
+            "the network gives fewer outputs than the 2 classes of the data; change `model`, `data`",
+        ),
         (
             ["model._target_=their_words.leaves"],
             "(=their_words.leaves) could not be created: SystemExit: no weights he",
