@@ -23,6 +23,7 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from orchestrator.config.well_formed import described, hints
 
@@ -99,6 +100,9 @@ def _first(setting: str) -> str | None:
 
 def explain(error: BaseException, compose: Compose, settings: Sequence[str], groups: Collection[str]) -> str:
     """Return a sentence for each of `settings` that is refused; `error` is what `compose` raised of them."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
+        return f"{mark.name}, line {mark.line + 1}, is no YAML ({said}); check indentation, brackets and quotes there."
     left, refused = [*settings], list[tuple[str, BaseException]]()
     tree: DictConfig | None = None
     while tree is None:
@@ -189,11 +193,20 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     if text.startswith("Error merging") and is_dataclass(schema) and leaf in hints(schema):
         rule, listed = described(hints(schema)[leaf]), value.startswith("[")
         if listed == rule.startswith("a list"):
-            return f"{start} must be {rule}."
+            return f"{start} must be {rule}{_as_meant(key, value)}."
         return f"{start} must be {rule}; " + (
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
+
+
+def _as_meant(key: str, value: str) -> str:
+    """Return how to write a number that was written as elsewhere: `90%`, `0..3`."""
+    if percent := re.fullmatch(r"([\d.]+)%", value):
+        return f"; write {float(percent[1]) / 100:g}"
+    if span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value):
+        return f"; try each with -m '{key}=range({span[1]},{int(span[2]) + 1})'"
+    return ""
 
 
 def _of_a_choice(key: str, value: str, text: str) -> str:
@@ -234,16 +247,18 @@ def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
-    close = in_group if takes_all else same_leaf or in_group or get_close_matches(key, known, n=3, cutoff=0.7)
+    tops = dict.fromkeys(name.partition(".")[0] for name in known)
+    near = get_close_matches(key, [*tops, *known], n=3, cutoff=0.7)
+    close = in_group if takes_all else same_leaf or in_group or near
     parts = [f"{start} is not a key of the configuration;"]
     if close:
         parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
     if siblings:
         parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
     elif not close and not takes_all:
-        parts.append(f"its top-level keys are {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}.")
+        parts.append(f"its top-level keys are {', '.join(tops)}.")
     if takes_all:
-        parts.append(f"If your `{group}` takes it, add it with +{key}={value}.")
+        parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes it, add it with +{key}={value}.")
     elif any(f"${{{key}}}" in other for other in given.values()):
         parts.append(f"A variable of your own is added with +{key}={value}.")
     return " ".join(parts)

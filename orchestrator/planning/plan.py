@@ -159,7 +159,7 @@ def _word(override: str) -> str:
 def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:
     """Give the `verdict` on trials, and each reason of `wrong` once with the names of the trials concerned."""
     refused = {name for names in wrong.values() for name in names}
-    lines = [f"{len(refused)} of {total} trial(s) {verdict}."]
+    lines = [f"{len(refused)} of {total} trials {verdict}."]
     for reason, names in list(wrong.items())[:LISTED]:
         lines.append(f"  {reason}")
         if total > 1:

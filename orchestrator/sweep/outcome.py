@@ -88,7 +88,7 @@ class Outcome:
         lines = []
         if missing:
             verb = "interrupted" if self.interrupted else "failed"
-            lines.append(f"{len(missing)} of {len(self.plan.trials)} trial(s) {verb}: {'; '.join(missing[:5])}")
+            lines.append(f"{len(missing)} of {len(self.plan.trials)} trials {verb}: {'; '.join(missing[:5])}")
             for key, failure in list(self.causes.items())[:SHOWN]:
                 lines += self._told(key, failure)
             if len(self.causes) > SHOWN:

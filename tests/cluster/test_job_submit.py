@@ -152,7 +152,7 @@ def test_a_failed_trial_is_the_jobs_exit_status(jobs: Jobs, tmp_path: Path) -> N
 
     assert status != 0
     assert jobs.info("failing")["driver_exit_code"] == 1
-    assert "2 of 2 trial(s) failed" in output
+    assert "2 of 2 trials failed" in output
     assert "Traceback" not in output
 
 

@@ -66,5 +66,5 @@ def test_a_failed_trial_ends_the_search(tmp_path: Path) -> None:
     result = search(tmp_path, "finetune.optimizer.lr=1e30")
 
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "2 of 2 trial(s) failed" in result.stderr
+    assert "2 of 2 trials failed" in result.stderr
     assert "Traceback" not in result.stderr

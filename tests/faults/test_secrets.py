@@ -50,7 +50,7 @@ def test_what_a_sweep_leaves_holds_no_secret(start: Callable[..., Command], tmp_
     command = start(folder, *PLANTED, "tracking=none", AWS_SECRET_ACCESS_KEY=SECRET)
 
     assert command.wait() == 1, command.stdout + command.stderr
-    assert "2 of 4 trial(s) failed" in command.stderr
+    assert "2 of 4 trials failed" in command.stderr
     assert "no login with *** at mysql://me:***@host/db" in command.stderr
     assert "password=***" in command.stdout
     assert holding_secrets(tmp_path) == []

@@ -25,6 +25,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "sweep/mysweep.yaml": "# @package _global_\ndefaults: [override /model: mynet]\nhydra: {mode: MULTIRUN}\n",
         "sweep/unheaded.yaml": "defaults: [override /model: mynet]\n",
         "model/broken.yaml": "_target_: theirs.Net\nwidth: ${no.such}\n",
+        "sweep/noyaml.yaml": "# @package _global_\nseed: [0, 1\n",
     }
     for name, text in own.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +70,9 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "train.scheduler={gamma: 1}": "merged into what is there: write +train.scheduler={gamma: 1}.",
         "schedule.kind=[1]": "`schedule.kind` (=[1]) must be text; try several with -m schedule.kind=1.",
         "finetune.steps=x": "`finetune.steps` (=x) must be an integer, or null.",
+        "schedule.sparsity=90%": "`schedule.sparsity` (=90%) must be a number, or null; write 0.9.",
+        "finetune.batch_size=1..3": "(=1..3) must be an integer; try each with -m 'finetune.batch_size=range(1,4)'.",
+        "modle=ok": "`modle` (=ok) is not a key of the configuration; did you mean `model`?",
         "prune.exclude=conv1.*": "`prune.exclude` (=conv1.*) must be a list of text, as in ['conv1.*']; pass prune.e",
         "finetune.optimizer=torch.optim.Adam": "choose it with `finetune.optimizer._target_=torch.optim.Adam`.",
         "seed=0,": "`seed=0,` cannot be read: a setting is key=value, several values have commas and no spaces",
@@ -132,6 +136,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, setting: str) -> 
         (["--config-dir", "nowhere", "seed=1"], "`--config-dir` (=nowhere) must be a directory"),
         ([*OWN, "+sweep=unheaded"], "sweep/unheaded.yaml cannot be composed: Could not override 'model@sweep.model'."),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
+        ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
         (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts; add your own with --config-dir"),
         (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
         (["seed=???"], "`seed` (=???) has no value: give it one."),
@@ -150,7 +155,7 @@ def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
 
 
 def test_settings_and_options_stand_in_any_order(ask: Ask) -> None:
-    assert "2 of 2 trial(s) cannot be planned" in ask("schedule.rounds=0", "-m", "seed=0,1", *OWN, "model=mynet")
+    assert "2 of 2 trials cannot be planned" in ask("schedule.rounds=0", "-m", "seed=0,1", *OWN, "model=mynet")
 
 
 def test_a_loss_of_ones_own_is_a_mapping(ask: Ask) -> None:

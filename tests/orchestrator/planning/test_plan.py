@@ -299,7 +299,7 @@ def test_every_wrong_trial_is_named_at_once(config: Callable[..., Any]) -> None:
         make_plan([*jobs(*bad), Job(("method=foo",), error="there is no method foo")])
 
     text = str(caught.value)
-    assert "3 of 4 trial(s) cannot be planned" in text
+    assert "3 of 4 trials cannot be planned" in text
     assert all(part in text for part in ("1.2", "rounds", "there is no method foo", "seed=0", "seed=2", "foo"))
     assert "seed=1" not in text
 
