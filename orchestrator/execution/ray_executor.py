@@ -23,6 +23,7 @@ from orchestrator.execution import embedded_ray
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
 from orchestrator.execution.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.inline import InlineExecutor
+from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, failure_of
 from orchestrator.execution.placement import Node, Watch, refusal, request, slots
 from orchestrator.execution.ray_tasks import Outdated, Tasks
@@ -207,12 +208,18 @@ class RayExecutor:
         if connected is not None and connected.exception() is None and connected.result():
             import ray
 
+            if self._address.own:
+                node: Any = ray._private.worker._global_node
+                kill = node.kill_all_processes
+                node.kill_all_processes = lambda **_: kill(
+                    check_alive=False
+                )  # it waits a second for each to take SIGTERM
             ray.shutdown()
         self._closed.set()
 
     def _hold(self, connected: Future[bool]) -> None:
         """Connect, and live as long as Ray shall: the kernel ends its processes with the thread that started them."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # here and in Ray's processes: it blocks only SIGINT
+        signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)  # here and in Ray's processes: it blocks only SIGINT
         try:
             with embedded_ray.connected(self._address, self._cluster, self._work) as new:
                 connected.set_result(new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.work_order import AttemptStart, Item, WorkOrder
 from orchestrator.execution.dispatch import Attempt
+from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of
 from orchestrator.execution.perform import perform
@@ -140,6 +142,7 @@ def _run(
     """Perform an order in a worker: the body of a Ray task."""
     import ray
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)  # processes that the user's code starts take them
     try:
         hold_planned(order.specs)
     except ProcessOutdated:

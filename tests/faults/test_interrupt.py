@@ -55,8 +55,8 @@ def test_an_interrupt_during_the_start_ends_without_a_traceback(start: Start, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "group"),
-    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
-    ids=["ctrl-c", "sigterm", "closed terminal"],
+    [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGHUP, True)],
+    ids=["ctrl-c", "sigterm", "sigterm to all", "closed terminal"],
 )
 def test_ray_and_mlflow_are_ended_in_order(start: Start, tmp_path: Path, number: signal.Signals, group: bool) -> None:
     folder = tmp_path / "sweep"
