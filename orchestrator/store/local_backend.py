@@ -124,18 +124,17 @@ class LocalBackend:
             shutil.rmtree(full) if os.path.isdir(full) else os.unlink(full)
 
     def entries(self) -> Iterator[Entry]:
-        def note(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):  # which another process has just moved or removed
-                raise error
-
-        with explained(self.root, "list its files"):
-            for folder, _, names in os.walk(self.root, onerror=note):
-                below = folder.removeprefix(self.root).lstrip("/")
-                for name in names:
-                    with suppress(FileNotFoundError):
-                        info = os.lstat(f"{folder}/{name}")
-                        if stat.S_ISREG(info.st_mode):
-                            yield Entry(f"{below}/{name}" if below else name, info.st_size, info.st_mtime)
+        pending = [""]
+        while pending:
+            below = pending.pop()
+            with suppress(FileNotFoundError), explained(self.root, f"list {below}"):
+                for found in list(os.scandir(f"{self.root}/{below}")):
+                    if found.is_dir(follow_symlinks=False):
+                        pending.append(f"{below}{found.name}/")
+                    elif found.is_file(follow_symlinks=False):
+                        with suppress(FileNotFoundError):
+                            info = found.stat(follow_symlinks=False)
+                            yield Entry(f"{below}{found.name}", info.st_size, info.st_mtime)
 
     def _full(self, path: str) -> str:
         """Return where a path of the store lies; raise StoreError for one that leads out, or through a link."""
