@@ -15,7 +15,9 @@ _SECRET_ANYWHERE = re.compile(r"\w*(?:password|passwd|passphrase|secret|credenti
 _SECRET_AT_THE_END = re.compile(
     r"pass|pw|\w*pwd|\w*token|tokens|auth|bearer|cookies?|sig|signature|(?:api|access|account|private)keys?"
 )
-_SECRET_KEYS = frozenset({"api", "access", "account", "auth", "encryption", "private", "signing"})
+_SECRET_KEYS = frozenset(
+    {"api", "access", "account", "auth", "encryption", "master", "openai", "private", "signing", "ssh", "wandb"}
+)
 _ORDINARY = re.compile(
     r"add|band|backward|bos|class|cls|conv|distillation|end|eos|first|forward|high|image|img|low|mask|max|"
     r"min|multi|n|new|num|one|pad|per|prompt|query|register|second|sep|single|special|start|stop|text|"
@@ -95,15 +97,19 @@ def redact_argument(argument: str) -> str:
 
 
 def secrets_in(value: Any, hidden: bool = False) -> Iterator[str]:
-    """Yield the texts in plain data that lie under a key that `is_secret`, but those too short to be told apart."""
+    """Yield what lies under a key that `is_secret`: texts, each of their lines, and numbers.
+
+    What is too short to be told from other text is left out.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from secrets_in(item, hidden or is_secret(str(key)))
     elif isinstance(value, list | tuple):
         for item in value:
             yield from secrets_in(item, hidden)
-    elif hidden and isinstance(value, str) and len(value) > 3:
-        yield value
+    elif hidden and isinstance(value, str | int) and not isinstance(value, bool):
+        least = 3 if isinstance(value, str) else 5
+        yield from (text for text in {str(value), *str(value).splitlines()} if len(text) > least)
 
 
 def without(text: str, secrets: Iterable[str]) -> str:

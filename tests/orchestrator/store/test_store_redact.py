@@ -96,7 +96,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
     ["password", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "secret", "api_key",
      "apiKey", "client-secret", "accessToken", "account_key", "PGPASSWORD", "pass", "pw", "authorization", "secrets",
      "passwords", "tokens", "cookie", "jwt", "model.api_key", "AWS_ACCESS_KEY_ID", "db_pass", "token_2",
-     "secret_value"],
+     "secret_value", "wandb_key"],
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
     assert is_secret(name)
@@ -154,13 +154,14 @@ def test_what_steers_a_terminal_is_written_out() -> None:
 
 
 def test_a_failure_quotes_no_secret_that_it_was_given() -> None:
-    given = [{"model": {"api_key": "S3cret", "login": {"pw": ["T0ken"]}, "pin": "open"}}]
+    given = [{"model": {"api_key": "S3cret", "login": {"pw": ["T0ken"], "pass": 8514720},
+                       "ssh_key": "-----\nAAAAB3\nNzaC1y\n", "pin": "open"}}]  # fmt: skip
     try:
-        raise ValueError("no login with S3cret, T0ken at mysql://u:p@h; pin open")
+        raise ValueError("no login with S3cret, T0ken, 8514720, 'AAAAB3\\nNzaC1y' at mysql://u:p@h; pin open")
     except ValueError as error:
         failure = failure_of(error, given=given)
 
-    assert failure.message == "ValueError: no login with ***, *** at mysql://u:***@h; pin open"
+    assert failure.message == "ValueError: no login with ***, ***, ***, '***\\n***' at mysql://u:***@h; pin open"
     assert "S3cret, T0ken" not in failure.traceback
 
 
