@@ -87,7 +87,7 @@ def list_store(store: Store) -> int:
     for each in found:
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.saved))
         trials = f"{each.finished}/{each.trials} trials"
-        command = " ".join(each.command.split())
+        command = " ".join(each.command.split()).removeprefix("python -m orchestrator ")  # where they differ
         command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
         say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {readable(each.bytes):>9}  {command}")
     if not found:

@@ -146,7 +146,7 @@ def test_sweeps_are_listed_and_shown(command: Command, store: Store, capsys: pyt
     assert "failed         0/1 trials" in lines["odd"]
     assert "\\x1b[2Jcommand" in lines["odd"]
     assert "\x1b" not in out
-    assert "python -m orchestrator +sweep=synthetic" in lines["whole"]
+    assert "  +sweep=synthetic" in lines["whole"]
     assert compare_main([]) == 0
     assert sorted(line.split()[0] for line in capsys.readouterr().out.splitlines()) == sorted(lines)
 
