@@ -181,12 +181,12 @@ def test_a_refused_job_carries_the_sentence_and_the_others_go_on(hydra: Hydra) -
 def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None:
     jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(40) for s in range(1, 100, 2)]
     (first,) = composed(hydra, jobs[:1])
-    ratios = []
-    for _ in range(3):  # each beside as many copies of a configuration: what else the machine does slows both down
+    ratios: list[float] = []
+    while min(ratios, default=20) >= 20 and len(ratios) < 3:  # once, where nothing else was at work
         start = time.process_time()
         plan = make_plan(composed(hydra, jobs))
         planned = time.process_time()
-        for _ in jobs:
+        for _ in jobs:  # as many copies of a configuration: what else the machine does slows both down
             copy.deepcopy(first.config)
         ratios.append((planned - start) / (time.process_time() - planned))
 
