@@ -208,12 +208,10 @@ class RayExecutor:
         if connected is not None and connected.exception() is None and connected.result():
             import ray
 
-            if self._address.own:
-                node: Any = ray._private.worker._global_node
-                kill = node.kill_all_processes
-                node.kill_all_processes = lambda **_: kill(
-                    check_alive=False
-                )  # it waits a second for each to take SIGTERM
+            node: Any = ray._private.worker._global_node
+            if self._address.own and node is not None:
+                kill = node.kill_all_processes  # which would wait a second for each of them to take SIGTERM
+                node.kill_all_processes = lambda **_: kill(check_alive=False)
             ray.shutdown()
         self._closed.set()
 
