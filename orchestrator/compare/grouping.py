@@ -91,7 +91,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
 def _described(plan: Plan) -> dict[str, str]:
     """Return a digest of each stage that begins a trial: of all its fields but those that move or repeat one."""
     found: dict[str, str] = {}
-    parts: dict[int, str] = {}
+    parts: dict[int, str] = {}  # by identity: stages of a plan that was read share the parts of their configurations
     for key in dict.fromkeys(key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
         spec = plan.stages[key]
         fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
@@ -118,7 +118,7 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
 
 @cache
 def _is_shown(setting: str) -> bool:
-    """Whether a setting is part of a line though no key may depend on it."""
+    """Whether a setting tells lines apart even where no stage depends on it: names, and how the schedule is given."""
     return setting not in POINT_SETTINGS and (setting.startswith("schedule.") or setting.endswith(".name"))
 
 

@@ -193,18 +193,18 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     if text.startswith("Error merging") and is_dataclass(schema) and leaf in hints(schema):
         rule, listed = described(hints(schema)[leaf]), value.startswith("[")
         if listed == rule.startswith("a list"):
-            return f"{start} must be {rule}{_as_meant(key, value)}."
+            return f"{start} must be {rule}{_as_meant(key, value, rule)}."
         return f"{start} must be {rule}; " + (
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
 
 
-def _as_meant(key: str, value: str) -> str:
-    """Return how to write a number that was written as elsewhere: `90%`, `0..3`."""
-    if percent := re.fullmatch(r"([\d.]+)%", value):
+def _as_meant(key: str, value: str, rule: str) -> str:
+    """Return how to write a number that was written as elsewhere: `90%` where it is any, `0..3` where it is whole."""
+    if rule.startswith("a number") and (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", value)):
         return f"; write {float(percent[1]) / 100:g}"
-    if span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value):
+    if rule.startswith("an integer") and (span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value)):
         return f"; try each with -m '{key}=range({span[1]},{int(span[2]) + 1})'"
     return ""
 

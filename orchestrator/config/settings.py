@@ -13,14 +13,11 @@ CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", 
 """Top-level keys that say where and why a trial runs, not what it is."""
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what defines a trial as flat settings: its config without the circumstances, secrets redacted."""
-    (found,) = settings_of_each([config])
-    return found
-
-
 def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the flat settings of trials; a part that is one object in many of them is flattened once."""
+    """Return what defines each trial as flat settings: its config without the circumstances, secrets redacted.
+
+    A part that is one object in many configs, as in a plan that was read, is flattened once.
+    """
     known: dict[tuple[str, int], dict[str, Any]] = {}
     every = []
     for config in configs:

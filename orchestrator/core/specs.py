@@ -192,9 +192,11 @@ class Plan:
             found = dict(values)
             for name, value in values.items():
                 if isinstance(value, Mapping):
-                    place = known.setdefault(name, {}).setdefault(repr(value), len(known[name]))
-                    found[name] = {"part": place}
-                    parts.setdefault(name, []).extend([value] if place == len(parts[name]) else [])
+                    places, text = known.setdefault(name, {}), repr(value)
+                    if text not in places:
+                        places[text] = len(places)
+                        parts.setdefault(name, []).append(value)
+                    found[name] = {"part": places[text]}
             return found
 
         return {

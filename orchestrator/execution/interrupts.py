@@ -14,9 +14,9 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 EXIT_INTERRUPTED = 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP)
 """What `timeout`, systemd, Slurm or a closed terminal send to all processes, though the driver is to end the others."""
+SIGNALS = (signal.SIGINT, *SENT_TO_ALL)
 
 STOPPING = "Stopping at the next batch; what finished is kept. Once more to leave at once."
 FINISHING = "All is done but the report, which is being written. Once more to leave at once."

@@ -83,7 +83,7 @@ class Stages:
         """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
         for name in files:
             _check_name(name)
-        self._sealed(Commit(record, ""))  # refused before anything is written
+        record = _parse(self._sealed(Commit(record, "")), record.key).record  # as it will be read, or refused by now
         for _ in range(5):
             standing = self.standing(record.key)
             if standing is None:

@@ -27,7 +27,8 @@ class CommandParser(argparse.ArgumentParser):
         word = found and (found[1] or found[2])
         close = get_close_matches(word, self._words(), n=1) if word else []
         meant = f"did you mean `{close[0]}`? " if close else ""
-        say(f"{message.replace(' (choose from', '; choose from').rstrip(')')}; {meant}--help lists all", amiss=True)
+        message = re.sub(r" \((choose from .*)\)$", r"; \1", message)
+        say(f"{message}; {meant}--help lists all", amiss=True)
         self.exit(2)
 
     def _words(self) -> Iterator[str]:

@@ -72,6 +72,8 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "finetune.steps=x": "`finetune.steps` (=x) must be an integer, or null.",
         "schedule.sparsity=90%": "`schedule.sparsity` (=90%) must be a number, or null; write 0.9.",
         "finetune.batch_size=1..3": "(=1..3) must be an integer; try each with -m 'finetune.batch_size=range(1,4)'.",
+        "finetune.clip_norm=1.2.3%": "`finetune.clip_norm` (=1.2.3%) must be a number, or null.",
+        "finetune.eval_every=50%": "`finetune.eval_every` (=50%) must be an integer, or null.",
         "modle=ok": "`modle` (=ok) is not a key of the configuration; did you mean `model`?",
         "prune.exclude=conv1.*": "`prune.exclude` (=conv1.*) must be a list of text, as in ['conv1.*']; pass prune.e",
         "finetune.optimizer=torch.optim.Adam": "choose it with `finetune.optimizer._target_=torch.optim.Adam`.",

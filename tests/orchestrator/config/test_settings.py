@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from factories import config
 
-from orchestrator.config.settings import as_typed, settings_of, varying
+from orchestrator.config.settings import as_typed, settings_of_each, varying
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    (found,) = settings_of_each([config])
+    return found
 
 
 def test_leaves_get_dotted_names() -> None:

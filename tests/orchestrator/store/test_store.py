@@ -305,3 +305,12 @@ def test_a_stage_is_not_finished_once_its_parent_is_of_other_weights(store: Stor
     assert again.weights_digest == "new"
     assert len(store.backend.names("quarantine")) == 1
     assert set(store.finished(keys)) == {dense.key, first.key}
+
+
+def test_dropped_weights_are_put_back_where_a_record_says_0_for_0_0(store: Store) -> None:
+    whole = record_of(KEY, sparsity=0, measurements={"seconds": 1})
+    store.commit(whole, FILES)
+    store.drop_weights([KEY])
+
+    assert store.commit(whole, FILES) == store.finished([KEY])[KEY]
+    assert store.backend.names("quarantine") == []

@@ -60,11 +60,11 @@ def test_a_mask_of_another_shape_is_refused_in_every_round(kind: str) -> None:
             return torch.ones(7)
 
     layer = nn.Linear(5, 2)
-    for _ in range(2):
+    for first in (True, False):
+        if not first:
+            pruning.random_unstructured(layer, "weight", 1)
         with pytest.raises(ValueError, match=r"`compute_mask` of Odd must return a mask of the shape .*, got \(7,\)"):
             Odd.apply(layer, "weight")
-        pruning.remove(layer, "weight") if pruning.is_pruned(layer) else None
-        pruning.random_unstructured(layer, "weight", 1)
 
 
 def test_errors_about_the_parameter() -> None:
