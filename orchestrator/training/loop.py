@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -101,9 +102,8 @@ class _Run:
     def __init__(self, model: nn.Module, data: Data, config: Train, seed: int, device: torch.device) -> None:
         _require_precision(config.precision, device)
         self.model, self.data, self.config, self.device = model, data, config, device
-        generator = torch.Generator().manual_seed(derive(seed, "order"))
         self.batches = data.train.batches(
-            config.batch_size, device=device, generator=generator, drop_last=config.drop_last
+            config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
         )
         self.epoch_length = len(self.batches)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
@@ -133,7 +133,7 @@ class _Run:
         every = self.config.eval_every or self.epoch_length
         stale = 0
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
-        for step, (inputs, labels) in zip(range(1, self.length + 1), _forever(self.batches), strict=False):
+        for step, (inputs, labels) in zip(range(1, self.length + 1), _from(self.batches, 0), strict=False):
             if cancelled():
                 raise Cancelled
             self._update(inputs, labels)
@@ -278,6 +278,9 @@ def _diverged(which: str, step: int, loss: float) -> Diverged:
     )
 
 
-def _forever(batches: Batches) -> Iterator[Batch]:
-    while True:
-        yield from batches
+def _from(batches: Batches, step: int) -> Iterator[Batch]:
+    """Yield the batches of all epochs after the first `step` ones."""
+    epoch, start = divmod(step, len(batches))
+    yield from batches.epoch(epoch, start)
+    for number in count(epoch + 1):
+        yield from batches.epoch(number)

@@ -117,10 +117,10 @@ class _Few:
         batch_size: int,
         *,
         device: torch.device,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        length = len(self.split.batches(batch_size, device=device, generator=generator, drop_last=drop_last))
+        length = len(self.split.batches(batch_size, device=device, seed=seed, drop_last=drop_last))
         return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), length)
 
 
@@ -134,6 +134,10 @@ class _OneBatch:
 
     def __iter__(self) -> Iterator[Batch]:
         yield next(iter(self.batches))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        del number, start
+        return iter(self)
 
 
 def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: BaseException) -> str:

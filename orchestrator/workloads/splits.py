@@ -12,18 +12,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
-from orchestrator.core.seeding import seeded
+from orchestrator.core.seeding import derive, seeded
 
 Batch = tuple[Tensor, Tensor]
 """Inputs (batch, ...) and labels (batch,), on the device."""
 
 
 class Batches(Protocol):
-    """One epoch each time it is iterated; `len` is the number of batches."""
+    """The batches of an epoch, the first one's where it is iterated; `len` is their number."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Batch]: ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of epoch `number` (from 0) from batch `start` on: the same ones wherever that is asked."""
+        ...
 
 
 class Split(Protocol):
@@ -38,10 +42,10 @@ class Split(Protocol):
         batch_size: int,
         *,
         device: torch.device,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
+        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored."""
         ...
 
 
@@ -100,11 +104,11 @@ class TensorSplit:
         batch_size: int,
         *,
         device: torch.device,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored."""
-        return _TensorBatches(self.to(device), batch_size, generator, drop_last)
+        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored."""
+        return _TensorBatches(self.to(device), batch_size, _Orders(len(self), seed), drop_last)
 
 
 @dataclass(frozen=True)
@@ -135,14 +139,15 @@ class LoaderSplit:
         batch_size: int,
         *,
         device: torch.device,
-        generator: torch.Generator | None = None,
+        seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation from `generator` each epoch, or as stored.
+        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored.
 
-        Worker processes, if any, live through all epochs; they and the loader are seeded from `generator`.
+        What the Dataset draws from global generators follows from `seed`, the epoch and the batch, in whichever process
+        it is read. Worker processes, if any, live through all epochs.
         """
-        return _LoaderBatches(self, batch_size, device, generator, drop_last)
+        return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last)
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -150,68 +155,107 @@ def _length(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
+class _Orders:
+    """The order of the examples in each epoch: permutations drawn from a generator one after another, or as stored."""
+
+    def __init__(self, length: int, seed: int | None) -> None:
+        self.length, self.seed = length, seed
+        self._drawn = 0
+        self._generator = torch.Generator()
+
+    def of(self, epoch: int) -> Tensor:
+        """Return the indices in the order of an epoch (int64, on the CPU, so that it is the same on every device)."""
+        if self.seed is None:
+            return torch.arange(self.length)
+        if not 0 < self._drawn <= epoch:
+            self._generator.manual_seed(self.seed)
+            self._drawn = 0
+        while self._drawn < epoch:
+            self._draw()
+        return self._draw()
+
+    def _draw(self) -> Tensor:
+        self._drawn += 1
+        return torch.randperm(self.length, generator=self._generator)
+
+
 class _TensorBatches:
-    def __init__(self, split: TensorSplit, size: int, generator: torch.Generator | None, drop_last: bool) -> None:
+    def __init__(self, split: TensorSplit, size: int, orders: _Orders, drop_last: bool) -> None:
         self.split = split
         self.size = size
-        self.generator = generator
+        self.orders = orders
         self.stop = len(split) // size * size if drop_last else len(split)
 
     def __len__(self) -> int:
         return -(-self.stop // self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        # Drawn on the CPU, so that the order is the same on every device.
-        order = _order(len(self.split), self.generator).to(self.split.device)
-        for start in range(0, self.stop, self.size):
-            yield self.split.take(order[start : min(start + self.size, self.stop)])
+        return self.epoch(0)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        order = self.orders.of(number).to(self.split.device)
+        for first in range(start * self.size, self.stop, self.size):
+            yield self.split.take(order[first : min(first + self.size, self.stop)])
 
 
 class _LoaderBatches:
-    def __init__(
-        self,
-        split: LoaderSplit,
-        size: int,
-        device: torch.device,
-        generator: torch.Generator | None,
-        drop_last: bool,
-    ) -> None:
+    def __init__(self, split: LoaderSplit, size: int, device: torch.device, orders: _Orders, drop_last: bool) -> None:
         self.device = device
-        # The loader draws its workers' seeds from a generator of its own: orders are those of a TensorSplit.
-        own = torch.Generator().manual_seed(0 if generator is None else generator.initial_seed())
+        self.reads = _Reads(orders, size, drop_last)
         self.loader: DataLoader[Any] = DataLoader(
-            split.dataset,
-            batch_size=size,
-            sampler=_Order(len(split), generator),
-            generator=own,
+            _Seeded(split.dataset, orders.seed or 0),
+            batch_sampler=self.reads,
+            generator=torch.Generator(),  # or else it draws from the global one
             num_workers=split.num_workers,
             persistent_workers=split.num_workers > 0,
             pin_memory=device.type == "cuda",
-            drop_last=drop_last,
         )
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return len(self.reads)
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        self.reads.epoch, self.reads.start = number, start
         for inputs, labels in self.loader:
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
 
-class _Order(Sampler[int]):
-    """Indices in the order of a new permutation each epoch, or as stored."""
+@dataclass(frozen=True)
+class _Read:
+    """The examples of one batch, and where it stands: what they draw follows from that and the seed."""
 
-    def __init__(self, length: int, generator: torch.Generator | None) -> None:
-        self.length = length
-        self.generator = generator
+    place: str
+    indices: list[int]
+
+
+class _Reads(Sampler[Any]):
+    """The batches of `epoch` from `start` on."""
+
+    def __init__(self, orders: _Orders, size: int, drop_last: bool) -> None:
+        self.orders, self.size = orders, size
+        self.stop = orders.length // size * size if drop_last else orders.length
+        self.epoch = self.start = 0
 
     def __len__(self) -> int:
-        return self.length
+        return -(-self.stop // self.size)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(_order(self.length, self.generator).tolist())
+    def __iter__(self) -> Iterator[Any]:
+        order, epoch = self.orders.of(self.epoch)[: self.stop].tolist(), self.epoch
+        for number in range(self.start, len(self)):
+            yield _Read(f"{epoch}/{number}", order[number * self.size : (number + 1) * self.size])
 
 
-def _order(length: int, generator: torch.Generator | None) -> Tensor:
-    """Return the indices of a new permutation, or as stored."""
-    return torch.arange(length) if generator is None else torch.randperm(length, generator=generator)
+class _Seeded(Dataset[Any]):
+    """Reads the batches of a Dataset, each with the global generators seeded for it, in whichever process."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitems__(self, read: _Read) -> list[Any]:
+        with seeded(derive(self.seed, read.place)):
+            if together := getattr(self.dataset, "__getitems__", None):
+                return list(together(read.indices))
+            return [self.dataset[index] for index in read.indices]

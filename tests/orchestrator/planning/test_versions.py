@@ -175,7 +175,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
     training = closure(SHARED["training"], left_out=rounds)
     root = dict(kinds())
 
-    assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._order", f"{TRAINING}.loop._Run"} <= set(training)
+    assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._Orders", f"{TRAINING}.loop._Run"} <= set(training)
     assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weights.plain_state"} <= set(training)
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
     assert any(name.endswith(".global_unstructured") for name in rounds)

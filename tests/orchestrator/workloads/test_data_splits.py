@@ -38,11 +38,10 @@ def splits() -> list[Split]:
 
 
 def epochs(split: Split, count: int = 2, seed: int | None = 3, **options: Any) -> list[list[list[int]]]:
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    batches = split.batches(4, device=CPU, generator=generator, **options)
+    batches = split.batches(4, device=CPU, seed=seed, **options)
     found = []
-    for _ in range(count):
-        epoch = list(batches)
+    for number in range(count):
+        epoch = list(batches.epoch(number))
         assert len(epoch) == len(batches)
         assert all(torch.equal(x.flatten().long(), y) for x, y in epoch)
         found.append([y.tolist() for _, y in epoch])
@@ -62,7 +61,7 @@ def test_an_epoch_has_every_example_once_in_an_order_of_its_own(split: Split) ->
 
 
 @pytest.mark.parametrize("split", splits(), ids=KINDS)
-def test_without_a_generator_the_order_is_the_stored_one(split: Split) -> None:
+def test_without_a_seed_the_order_is_the_stored_one(split: Split) -> None:
     assert epochs(split, count=1, seed=None) == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]]
 
 
@@ -93,10 +92,27 @@ def test_worker_processes_change_no_order_and_draw_from_the_seed() -> None:
     noise: list[list[float]] = []
     for seed in (1, 1, 2):
         torch.manual_seed(len(noise))
-        batches = LoaderSplit(Augmented(), 2).batches(4, device=CPU, generator=torch.Generator().manual_seed(seed))
-        noise.append(torch.cat([x for _ in range(2) for x, _ in batches]).flatten().tolist())
+        batches = LoaderSplit(Augmented(), 2).batches(4, device=CPU, seed=seed)
+        noise.append(torch.cat([x for epoch in range(2) for x, _ in batches.epoch(epoch)]).flatten().tolist())
     assert noise[0] == noise[1]
     assert set(noise[0]).isdisjoint(noise[2])
+
+
+@pytest.mark.parametrize("split", [*splits(), LoaderSplit(Augmented()), LoaderSplit(Augmented(), 2)])
+def test_an_epoch_goes_on_from_any_batch_in_another_process(split: Split) -> None:
+    """What is drawn follows from the seed, the epoch and the batch, not from what was drawn before, nor where."""
+    whole = split.batches(4, device=CPU, seed=3)
+    epochs = [list(whole.epoch(number)) for number in range(3)]
+    alone = LoaderSplit(split.dataset) if isinstance(split, LoaderSplit) else split
+
+    for epoch, start in ((2, 1), (0, 2), (1, 0), (1, 3)):
+        rest = list(alone.batches(4, device=CPU, seed=3).epoch(epoch, start))
+        assert len(rest) == 3 - start
+        assert all(
+            torch.equal(a, b)
+            for one, other in zip(rest, epochs[epoch][start:], strict=True)
+            for a, b in zip(one, other, strict=True)
+        )
 
 
 def test_a_loader_leaves_the_global_generator_alone() -> None:
