@@ -115,11 +115,20 @@ def test_each_heavy_service_has_one_room(package: str, room: str) -> None:
     assert {user.rpartition(".")[0] for user in users} == {f"orchestrator.{room}"}
 
 
+ADAPTED = {
+    "pruning.integrations.accelerate": {"accelerate"},
+    "pruning.integrations.lightning": {"lightning", "pytorch_lightning"},
+    "pruning.integrations.transformers": {"transformers"},
+}
+"""Module of the engine -> the libraries that it adapts, and that no other imports."""
+
+
 def test_the_engine_stands_on_torch_and_numpy_alone() -> None:
+    assert set(ADAPTED) <= set(FILES)
     for module in FILES:
         if module.startswith("pruning"):
             tops = {name.split(".")[0] for name in imports(module, top_level=True)}
-            assert tops <= {"torch", "numpy", "pruning", *sys.stdlib_module_names}, module
+            assert tops <= {"torch", "numpy", "pruning", *sys.stdlib_module_names, *ADAPTED.get(module, ())}, module
             assert "orchestrator" not in {name.split(".")[0] for name in imports(module)}, module
 
 
@@ -172,7 +181,7 @@ def test_imports_have_no_cycle() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
-PRUNING_FLOORS = ("amount", "schedule", "selection", "holding", "methods", "masks", "measure")
+PRUNING_FLOORS = ("amount", "schedule", "selection", "holding", "methods", "masks", "measure", "integrations")
 """The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""
 
 

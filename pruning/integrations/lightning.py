@@ -1,0 +1,49 @@
+"""Masks kept in force by a Lightning `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from pruning.integrations.kept import Kept
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError:
+    from pytorch_lightning import Callback
+
+
+class KeepMasks(Callback):  # type: ignore[misc]
+    """Keeps a model under masks while a Lightning `Trainer` fits it, and leaves it plain after that.
+
+    Pruned entries are exactly 0 after each step of each of its optimizers, under clipping, accumulation and mixed
+    precision too. A checkpoint holds the masks; going on from it under others is refused.
+
+        masks = MaskSet.load("masks.npz")
+        trainer = Trainer(callbacks=[KeepMasks(module.network, masks)])
+        trainer.fit(module)
+
+    Args:
+        model: the module whose parameters `masks` name: the LightningModule, or the network that it holds.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
+
+    Raises:
+        ValueError: there are no masks, or one fits no parameter; it is named, and nothing is changed.
+    """
+
+    def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+        self._kept = Kept(model, masks)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._kept.begin(trainer.optimizers)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._kept.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._kept.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._kept.load_state_dict(state_dict)

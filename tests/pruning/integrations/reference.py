@@ -1,0 +1,96 @@
+"""What the adaptors are held to: a loop written by hand over the same batches, with a keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from pruning import MaskKeeper, MaskSet
+
+BATCH, ACCUMULATE, EPOCHS, CLIP = 2, 2, 2, 0.05
+
+
+class Drifting(torch.optim.SGD):
+    """Moves every entry, whatever its gradient is: momentum from a training before the masks does so."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(0.01)
+        return loss
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1),
+    "Drifting": partial(Drifting, lr=0.1),
+}
+
+
+class Examples(Dataset[dict[str, Tensor]]):
+    """Twelve examples of six features and three classes."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(12, 6, generator=generator)
+        self.labels = torch.randint(3, (12,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+
+class Network(nn.Module):
+    """Two layers; says its loss too, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layers(inputs), labels)}
+
+
+def masks() -> MaskSet:
+    generator = torch.Generator().manual_seed(2)
+    return MaskSet(
+        {f"layers.{i}.weight": torch.rand(s, generator=generator) < 0.5 for i, s in ((0, (5, 6)), (2, (3, 5)))}
+    )
+
+
+def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs: int = EPOCHS) -> dict[str, Tensor]:
+    """Return the weights that accumulation over two batches and clipping give."""
+    model, examples = Network(), Examples()
+    optimizer = make_optimizer(model.parameters())
+    keeper = MaskKeeper(model, masks())
+    keeper.attach(optimizer)
+    for _ in range(epochs):
+        for index, first in enumerate(range(0, len(examples), BATCH)):
+            batch = slice(first, first + BATCH)
+            (model(examples.inputs[batch], examples.labels[batch])["loss"] / ACCUMULATE).backward()
+            if (index + 1) % ACCUMULATE == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+    keeper.release()
+    return model.state_dict()
+
+
+def is_pruned(model: nn.Module) -> bool:
+    """Say whether all of what `masks` prune is exactly 0, and something else is not."""
+    state = model.state_dict()
+    return all(not state[name][~mask].any() and state[name][mask].all() for name, mask in masks().items())
+
+
+def same(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())

@@ -1,0 +1,74 @@
+"""A model in a loop that Accelerate prepares stays under its masks, to the bits of a loop without Accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+from torch.utils.data import DataLoader
+
+from pruning import MaskKeeper, MaskSet
+
+
+class Run:
+    """A loop as Accelerate's documentation writes it."""
+
+    def __init__(self, make: Callable[..., torch.optim.Optimizer], masks: MaskSet) -> None:
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+        from pruning.integrations.accelerate import keep_masks
+
+        self.accelerator: Any = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=reference.ACCUMULATE)
+        network = reference.Network()
+        self.model, self.optimizer, self.batches = self.accelerator.prepare(
+            network, make(network.parameters()), DataLoader(reference.Examples(), batch_size=reference.BATCH)
+        )
+        self.keeper: MaskKeeper = keep_masks(self.accelerator, self.model, self.optimizer, masks)
+
+    def steps(self, epochs: int) -> Iterator[None]:
+        for _ in range(epochs):
+            for batch in self.batches:
+                with self.accelerator.accumulate(self.model):
+                    self.accelerator.backward(self.model(**batch)["loss"])
+                    if self.accelerator.sync_gradients:
+                        self.accelerator.clip_grad_norm_(self.model.parameters(), reference.CLIP)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                yield
+
+
+@pytest.mark.parametrize("make", reference.OPTIMIZERS.values(), ids=reference.OPTIMIZERS)
+def test_a_prepared_loop_gives_the_bits_of_a_plain_one(make: Callable[..., torch.optim.Optimizer]) -> None:
+    run = Run(make, reference.masks())
+
+    pruned_after = [reference.is_pruned(run.model) for _ in run.steps(reference.EPOCHS)]
+    run.keeper.release()
+
+    assert pruned_after == [True] * 12
+    assert reference.same(run.model.state_dict(), reference.trained_by_hand(make))
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in run.model.parameters())
+
+
+def test_a_resumed_loop_keeps_the_masks_of_its_checkpoint(tmp_path: Path) -> None:
+    make, masks = reference.OPTIMIZERS["AdamW"], reference.masks()
+    first = Run(make, masks)
+    assert len([*first.steps(1)]) == 6
+    first.accelerator.save_state(str(tmp_path))
+
+    second = Run(make, masks)
+    second.accelerator.load_state(str(tmp_path))
+    pruned_after = [reference.is_pruned(second.model) for _ in second.steps(reference.EPOCHS - 1)]
+
+    assert pruned_after == [True] * 6
+    assert reference.same(second.model.state_dict(), reference.trained_by_hand(make))
+    third = Run(make, MaskSet({name: ~mask for name, mask in masks.items()}))
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+        third.accelerator.load_state(str(tmp_path))
+
+
+def test_a_model_without_masks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+        Run(reference.OPTIMIZERS["SGD"], MaskSet({}))

@@ -1,0 +1,76 @@
+"""A model that a Lightning Trainer fits stays under its masks, to the bits of a loop written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+
+from pruning import MaskSet
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec:FutureWarning",
+)
+
+
+@pytest.fixture(scope="module")
+def cases() -> Any:
+    pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+    import lightning_cases
+
+    return lightning_cases
+
+
+@pytest.mark.parametrize("make", reference.OPTIMIZERS.values(), ids=reference.OPTIMIZERS)
+def test_a_fit_gives_the_bits_of_a_loop_by_hand(
+    cases: Any, make: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    module = cases.Module(make)
+
+    cases.trainer(tmp_path, cases.KeepMasks(module.network, reference.masks())).fit(module, cases.batches())
+
+    assert module.pruned_after == [True] * 12
+    assert reference.same(module.network.state_dict(), reference.trained_by_hand(make))
+
+
+def test_a_resumed_fit_keeps_the_masks_of_its_checkpoint(cases: Any, tmp_path: Path) -> None:
+    make, file = reference.OPTIMIZERS["SGD"], tmp_path / "half.ckpt"
+    first, second = cases.Module(make), cases.Module(make)
+    begun = cases.trainer(tmp_path, cases.KeepMasks(first.network, reference.masks()), epochs=1)
+    begun.fit(first, cases.batches())
+    begun.save_checkpoint(file)
+
+    cases.trainer(tmp_path, cases.KeepMasks(second.network, reference.masks())).fit(
+        second, cases.batches(), ckpt_path=file
+    )
+
+    assert second.pruned_after == [True] * 6
+    assert reference.same(second.network.state_dict(), reference.trained_by_hand(make))
+    others = MaskSet({name: ~mask for name, mask in reference.masks().items()})
+    third = cases.Module(make)
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+        cases.trainer(tmp_path, cases.KeepMasks(third.network, others)).fit(third, cases.batches(), ckpt_path=file)
+
+
+def test_a_model_is_plain_after_a_fit(cases: Any, tmp_path: Path) -> None:
+    module = cases.Module(reference.OPTIMIZERS["SGD"])
+    cases.trainer(tmp_path, cases.KeepMasks(module.network, reference.masks()), epochs=1).fit(module, cases.batches())
+
+    cases.trainer(tmp_path, epochs=1).fit(module, cases.batches())
+
+    assert not reference.is_pruned(module.network)
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+
+
+def test_masks_that_are_missing_or_fit_nothing_are_refused(cases: Any) -> None:
+    network = reference.Network()
+
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+        cases.KeepMasks(network, {})
+    with pytest.raises(ValueError, match=r"^`other` is in the masks, but Network has no such parameter"):
+        cases.KeepMasks(network, {"other": torch.ones(1)})

@@ -1,0 +1,55 @@
+"""A model that a transformers Trainer trains stays under its masks, to the bits of a loop written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+import torch
+
+from pruning import MaskSet
+
+
+@pytest.fixture(scope="module")
+def cases() -> Any:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    import transformers_cases
+
+    return transformers_cases
+
+
+@pytest.mark.parametrize("make", reference.OPTIMIZERS.values(), ids=reference.OPTIMIZERS)
+def test_a_training_gives_the_bits_of_a_loop_by_hand(
+    cases: Any, make: Callable[..., torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    model, watch = reference.Network(), cases.Watch()
+
+    cases.trainer(tmp_path, make, cases.KeepMasks(model, reference.masks()), watch, model=model).train()
+
+    assert watch.pruned_after == [True] * 6
+    assert reference.same(model.state_dict(), reference.trained_by_hand(make))
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_a_resumed_training_keeps_the_masks_of_its_checkpoint(cases: Any, tmp_path: Path) -> None:
+    make = reference.OPTIMIZERS["AdamW"]
+    first, second, third = reference.Network(), reference.Network(), reference.Network()
+    cases.trainer(tmp_path, make, cases.KeepMasks(first, reference.masks()), model=first, epochs=1).train()
+    masks = MaskSet.load(tmp_path / "checkpoint-3" / "masks.npz")
+
+    cases.trainer(tmp_path, make, cases.KeepMasks(second, masks), model=second).train(resume_from_checkpoint=True)
+
+    assert masks == reference.masks()
+    assert reference.same(second.state_dict(), reference.trained_by_hand(make))
+    others = cases.KeepMasks(third, MaskSet({name: ~mask for name, mask in masks.items()}))
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+        cases.trainer(tmp_path, make, others, model=third, epochs=3).train(resume_from_checkpoint=True)
+
+
+def test_a_model_without_masks_is_refused(cases: Any) -> None:
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+        cases.KeepMasks(reference.Network(), {})
