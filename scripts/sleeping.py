@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema
 from orchestrator.config.compose import compose_jobs
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
@@ -134,6 +135,7 @@ def _record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
         round=spec.round,
         before={} if dense else val,
         after=val | test,
+        metrics=(Metric("accuracy", "%", "higher", margin=0.01, format=".2%"),),
         curve=tuple(curve),
         requested_sparsity=None if dense else target,
         sparsity=target,

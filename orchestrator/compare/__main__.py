@@ -14,6 +14,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.config.schema import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
+from orchestrator.core.metrics import margin_fault
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_store, list_sweeps, open_store, sweeps_parser
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
     parser.add_argument(
-        "--margin", metavar="LOSS", help="of accuracy that a match may hide (default: compare.margin of the sweeps)"
+        "--margin",
+        metavar="LOSS",
+        help="that a match may hide, in the metric's own scale (default: compare.margin of the sweeps)",
     )
     parser.add_argument("--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures")
     options = parser.parse_args(arguments)
@@ -51,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.sweeps:
             return list_sweeps(known, where)
         sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])
+        for metric in {record.primary for record in sweep.records.values()} if margin is not None else ():
+            if fault := margin_fault(metric, margin or 0.0):
+                raise OrchestratorError(f"`--margin` (={margin}) {fault}")
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
         _print(sweep, comparison)
         if options.output:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.core.metrics import ACCURACY
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -102,9 +101,9 @@ def _panels(comparison: Comparison) -> Answer:
 
 
 def _dense(comparison: Comparison) -> Answer:
-    found = [((point.model, point.data), point.accuracy.mean) for point in comparison.dense if point.accuracy]
-    without = sorted(set(comparison.panels) - {panel for panel, _ in found})
-    listed = _some(f"{model} on {data}: {mean:.2%}" for (model, data), mean in found)
+    found = [(point, point.test.mean) for point in comparison.dense if point.test]
+    without = sorted(set(comparison.panels) - {(point.model, point.data) for point, _ in found})
+    listed = _some(f"{point.model} on {point.data}: {point.metric.said(mean)}" for point, mean in found)
     return _held(comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
 
 
@@ -121,8 +120,10 @@ def _paired(comparison: Comparison) -> Answer:
 def _matching(comparison: Comparison) -> Answer:
     points = comparison.operating_points
     untested = (f"{_at(point)} has no spread to test with" for point in points if point.matching == "untested")
-    margin = ACCURACY.written(comparison.margin)
-    reason = f"a loss of {margin} points or more is called a match in at most 2.5% of lines, paired by seed"
+    margins = " or ".join(
+        f"{metric.written(metric.margin)} {metric.points} {metric.title}" for metric in comparison.metrics
+    )
+    reason = f"a loss of {margins} or more is called a match in at most 2.5% of lines, paired by seed"
     return _held(points, untested, reason)
 
 
@@ -151,10 +152,10 @@ def _test_once(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     faults = []
     for key, record in known.items():
         trained_by = set(record.before).union(*(point.metrics for point in record.curve))
-        if any(name.startswith("test/") for name in trained_by):
+        if any(name.startswith("test") for name in trained_by):
             faults.append(f"{_name(plan, key)} evaluates on test while it trains")
-        elif not math.isfinite(record.after.get("val/accuracy", math.nan)):
-            faults.append(f"{_name(plan, key)} has no validation accuracy")
+        elif not math.isfinite(record.figure("val")):
+            faults.append(f"{_name(plan, key)} has no validation {record.primary.title}")
     reason = "curves and selection use the validation split; each stage has one test figure"
     return _held(known, faults, reason, "nothing has finished")
 

@@ -11,7 +11,7 @@ from statistics import fmean as mean
 from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
 from orchestrator.compare.grouping import Position, positions
 from orchestrator.compare.statistics import estimate, matches, paired_difference
-from orchestrator.core.metrics import ACCURACY
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 
@@ -30,14 +30,15 @@ def compare_trials(
         plan: of one sweep, or of several merged
         records: stage key -> record
         failures: stage key -> why it failed
-        margin: the loss of accuracy that a match may hide, a fraction; by default what the trials are configured to,
-            and the strictest where that differs
+        margin: the loss that a match may hide, in the metric's own scale; by default what the trials are configured
+            to, or else the metric's own, and the strictest where that differs
     """
     failures = failures or {}
     rows: list[Row] = []
     dense: dict[str, dict[str, Row]] = {}
     dense_labels: dict[str, str] = {}
     groups: dict[tuple[str, int], dict[str, tuple[Row, Row]]] = {}
+    metrics = _with_margins(plan, records, margin)
     for trial, position in zip(plan.trials, positions(plan), strict=True):
         chain = list(_rows(plan, records, trial, position))
         rows += chain
@@ -50,15 +51,16 @@ def compare_trials(
                 dense_labels[position.dense] = position.dense_label
             else:
                 groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
-    points = [_point(list(group.values())) for group in groups.values()]
+    points = [_point(list(group.values()), metrics) for group in groups.values()]
     comparison = Comparison(
         rows=tuple(rows),
-        dense=tuple(_point([(row, row) for row in group.values()], dense_labels[key]) for key, group in dense.items()),
+        dense=tuple(
+            _point([(row, row) for row in group.values()], metrics, dense_labels[key]) for key, group in dense.items()
+        ),
         points=_marked(sorted(points, key=_rank(rows))),
         trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
         failures=_reasons(plan, records, failures),
         cost=_cost(plan, records),
-        margin=_configured_margin(plan) if margin is None else margin,
     )
     return replace(comparison, points=_tested(comparison))
 
@@ -97,11 +99,12 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, posi
             final=key == trial.stages[-1],
             requested_sparsity=record.requested_sparsity,
             sparsity=record.sparsity,
-            test_accuracy=record.after.get("test/accuracy", math.nan),
+            metric=record.primary.name,
+            test=record.figure("test"),
             test_loss=record.after.get("test/loss", math.nan),
-            val_accuracy=record.after.get("val/accuracy", math.nan),
+            val=record.figure("val"),
             val_loss=record.after.get("val/loss", math.nan),
-            val_accuracy_before=record.before.get("val/accuracy"),
+            val_before=record.before.get(f"val/{record.primary.name}"),
             val_loss_before=record.before.get("val/loss"),
             parameters=record.parameters,
             remaining_parameters=record.remaining_parameters,
@@ -119,13 +122,17 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, posi
         )
 
 
-def _point(samples: Sequence[tuple[Row, Row]], label: str = "") -> Point:
-    """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point."""
+def _point(samples: Sequence[tuple[Row, Row]], metrics: Mapping[str, Metric], label: str = "") -> Point:
+    """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point.
+
+    Args:
+        metrics: stage key -> primary metric, with the margin that holds here
+    """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
-    accuracy = {row.stage: row.test_accuracy for row in rows}
-    reference = {row.stage: dense.test_accuracy for row, dense in samples}
-    befores = [row.val_accuracy_before for row in rows if row.val_accuracy_before is not None]
+    values = {row.stage: row.test for row in rows}
+    reference = {row.stage: dense.test for row, dense in samples}
+    befores = [row.val_before for row in rows if row.val_before is not None]
     first = rows[0]
     return Point(
         model=first.model,
@@ -139,10 +146,11 @@ def _point(samples: Sequence[tuple[Row, Row]], label: str = "") -> Point:
         sparsity=mean([row.sparsity for row in rows]),
         seeds=tuple(row.seed for row in rows),
         stages=tuple(row.stage for row in rows),
-        accuracy=estimate(list(accuracy.values())),
-        val_accuracy=estimate([row.val_accuracy for row in rows]),
-        val_accuracy_before=estimate(befores),
-        difference=paired_difference(accuracy, reference),
+        metric=metrics[first.stage],
+        test=estimate(list(values.values())),
+        val=estimate([row.val for row in rows]),
+        val_before=estimate(befores),
+        difference=paired_difference(values, reference),
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),
@@ -160,13 +168,14 @@ def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]
 
 
 def _marked(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Mark the highest mean accuracy where several lines of a panel end at one sparsity."""
+    """Mark the best mean where several lines of a panel end at one sparsity."""
     points = tuple(points)
-    levels: dict[tuple[str, str, float], dict[str, float]] = {}
+    levels: dict[tuple[str, str, str, float], dict[str, float]] = {}
+    pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
     for point in points:
-        if (accuracy := _mean(point)) is not None:
-            levels.setdefault(_level(point), {})[point.line] = accuracy
-    best = {level: max(of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
+        if (value := _mean(point)) is not None:
+            levels.setdefault(_level(point), {})[point.line] = value
+    best = {level: pick[level[2]](of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
     return tuple(
         replace(point, best=_mean(point) is not None and _mean(point) == best.get(_level(point))) for point in points
     )
@@ -177,26 +186,35 @@ def _tested(comparison: Comparison) -> tuple[Point, ...]:
     verdicts = {
         id(point): matching
         for line in comparison.lines.values()
-        for point, matching in zip(
-            line, matches([point.difference for point in line], comparison.margin, ACCURACY), strict=True
-        )
+        for point, matching in zip(line, matches([point.difference for point in line], line[0].metric), strict=True)
     }
     return tuple(replace(point, matching=verdicts.get(id(point), "not tested")) for point in comparison.points)
 
 
-def _configured_margin(plan: Plan) -> float:
-    """Return the smallest `compare.margin` of the trials: sweeps that are compared as one may differ in it."""
-    margins = [trial.config["compare"]["margin"] for trial in plan.trials if "compare" in trial.config]
-    return float(min(margins, default=ACCURACY.margin))
+def _with_margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | None) -> dict[str, Metric]:
+    """Return each record's primary metric with the margin that holds for it: `margin`, or the smallest that a trial
+    with that metric is configured to, for sweeps that are compared as one may differ in it.
+    """
+    found: dict[str, Metric] = {key: record.primary for key, record in records.items()}
+    least: dict[str, float] = {}
+    for trial in plan.trials:
+        asked = trial.config.get("compare", {}).get("margin")
+        for metric in {found[key] for key in trial.stages if key in found}:
+            own = metric.margin if asked is None else float(asked)
+            least[metric.name] = min(least.get(metric.name, own), own)
+    return {
+        key: replace(metric, margin=least.get(metric.name, metric.margin) if margin is None else margin)
+        for key, metric in found.items()
+    }
 
 
-def _level(point: Point) -> tuple[str, str, float]:
+def _level(point: Point) -> tuple[str, str, str, float]:
     sparsity = point.sparsity if point.requested_sparsity is None else point.requested_sparsity
-    return point.model, point.data, round(sparsity, 4)
+    return point.model, point.data, point.metric.name, round(sparsity, 4)
 
 
 def _mean(point: Point) -> float | None:
-    return point.accuracy.mean if point.final and point.accuracy is not None else None
+    return point.test.mean if point.final and point.test is not None else None
 
 
 def _status(trial: TrialSpec, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> TrialStatus:

@@ -8,13 +8,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 from orchestrator.compare.statistics import Estimate, Match
+from orchestrator.core.metrics import Metric
 
 TrialStatus = Literal["finished", "failed", "unfinished"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One trial after one round (0 is the dense network). Accuracies, losses and sparsities are plain fractions."""
+    """One trial after one round (0 is the dense network). Figures are in their metric's own scale, fractions plain."""
 
     trial: str
     model: str
@@ -28,11 +29,14 @@ class Row:
     """Whether this is the trial's last round."""
     requested_sparsity: float | None
     sparsity: float
-    test_accuracy: float
+    metric: str
+    """The name of the primary metric."""
+    test: float
+    """The primary metric, as `val` and `val_before`."""
     test_loss: float
-    val_accuracy: float
+    val: float
     val_loss: float
-    val_accuracy_before: float | None
+    val_before: float | None
     """Before fine-tuning; None for the dense network, as `val_loss_before`."""
     val_loss_before: float | None
     parameters: int
@@ -74,12 +78,14 @@ class Point:
     seeds: tuple[int, ...]
     stages: tuple[str, ...]
     """Key of each seed's stage, in the order of `seeds`."""
-    accuracy: Estimate | None
-    """Test accuracy of the model selected on validation."""
-    val_accuracy: Estimate | None
-    val_accuracy_before: Estimate | None
+    metric: Metric
+    """The primary one; its margin is that which `matching` was tested against."""
+    test: Estimate | None
+    """On the test split, of the model selected on validation."""
+    val: Estimate | None
+    val_before: Estimate | None
     difference: Estimate | None
-    """Test accuracy less that of the trial's own dense network, paired by seed."""
+    """`test` less that of the trial's own dense network, paired by seed."""
     compression: float
     speedup: float
     total_steps: float
@@ -87,7 +93,7 @@ class Point:
     own_steps: float
     own_seconds: float
     best: bool = False
-    """Whether its mean accuracy is the highest of several lines at this sparsity."""
+    """Whether its mean is the best of several lines at this sparsity."""
     matching: Match | None = None
     """Whether its loss against dense is shown to be below the margin, see `matches`; None for dense itself."""
 
@@ -120,8 +126,6 @@ class Comparison:
     failures: Mapping[str, str]
     """Trial -> why it failed."""
     cost: Cost
-    margin: float
-    """The loss of accuracy, a fraction, against which `Point.matching` was tested."""
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
@@ -144,6 +148,11 @@ class Comparison:
         return lines
 
     @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The primary metrics of the points, each once."""
+        return tuple(dict.fromkeys(point.metric for point in (*self.dense, *self.points)))
+
+    @property
     def panels(self) -> tuple[tuple[str, str], ...]:
         """The pairs of model and data set, in order."""
         return tuple(dict.fromkeys((point.model, point.data) for point in (*self.dense, *self.points)))
@@ -161,10 +170,14 @@ class Comparison:
         """Return plain data: every point, trial, failure and cost; the rows are better read as CSV."""
         shown = {id(point) for point in self.operating_points}
         return {
-            "dense": [asdict(point) for point in self.dense],
-            "points": [asdict(point) | {"operating": id(point) in shown} for point in self.points],
+            "metrics": [asdict(metric) for metric in self.metrics],
+            "dense": [_plain(point) for point in self.dense],
+            "points": [_plain(point) | {"operating": id(point) in shown} for point in self.points],
             "trials": dict(self.trials),
             "failures": dict(self.failures),
             "cost": asdict(self.cost),
-            "margin": self.margin,
         }
+
+
+def _plain(point: Point) -> dict[str, Any]:
+    return asdict(point) | {"metric": point.metric.name}

@@ -64,10 +64,10 @@ def paired_difference(values: Mapping[K, float], reference: Mapping[K, float], l
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference], level)
 
 
-def matches(differences: Iterable[Estimate | None], margin: float, metric: Metric) -> Iterator[Match]:
+def matches(differences: Iterable[Estimate | None], metric: Metric) -> Iterator[Match]:
     """Test one difference after the other for non-inferiority to dense, and stop at the first that fails.
 
-    "yes" where the one-sided 97.5% limit of the loss lies below `margin`: for a metric of which more is better, where
+    "yes" where the one-sided 97.5% limit of the loss lies below the margin: for a metric of which more is better, where
 
         mean - t(0.975, n - 1) * std / sqrt(n) > -margin
 
@@ -76,8 +76,7 @@ def matches(differences: Iterable[Estimate | None], margin: float, metric: Metri
 
     Args:
         differences: of each point in turn, value - dense by seed; None where one of the values is not finite
-        margin: the loss that is held to be none, in the metric's own scale
-        metric: says which direction is better
+        metric: says which direction is better, and by its margin the loss that is held to be none
     """
     failed = False
     for difference in differences:
@@ -86,7 +85,7 @@ def matches(differences: Iterable[Estimate | None], margin: float, metric: Metri
         elif difference is not None and not _has_spread(difference):
             yield "untested"
         else:
-            failed = difference is None or not _least_gain(difference, metric) > -margin
+            failed = difference is None or not _least_gain(difference, metric) > -metric.margin
             yield "no" if failed else "yes"
 
 

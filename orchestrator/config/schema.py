@@ -18,7 +18,6 @@ from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
-from orchestrator.core.metrics import ACCURACY
 from pruning import schedule as schedules
 
 MOST_ROUNDS = 10_000
@@ -35,7 +34,10 @@ _SPARSITY = Rule(
     lambda sparsity: sparsity is None or 0.0 <= sparsity < 1.0,
     "lie in [0, 1): it is the fraction of prunable weights that are zero in the end; pass 0.9 to keep a tenth of them",
 )
-MARGIN = Rule(lambda margin: 0.0 <= margin < 1.0, "lie in [0, 1): it is a fraction; pass 0.01 for one point")
+MARGIN = Rule(
+    lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),
+    "be at least 0: it is in the metric's own scale; pass 0.01 for one point of a fraction",
+)
 _ADDRESS = Rule(
     lambda uri: "://" in uri or uri.startswith("databricks"),
     "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
@@ -108,8 +110,8 @@ class Store:
 class Compare:
     """How trials are compared: what they are does not depend on it."""
 
-    margin: float = key(ACCURACY.margin, MARGIN)
-    """The loss of test accuracy against dense, a fraction, that a match may hide."""
+    margin: float | None = key(None, MARGIN.or_null())
+    """The loss of the primary metric against dense that a match may hide; null: the metric's own."""
 
 
 @dataclass

@@ -3,27 +3,71 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")]
+Unit = Annotated[str, Meta(max_length=16)]
+Margin = Annotated[float, Meta(ge=0, le=1e150)]
+Format = Annotated[str, Meta(pattern=r"\A\.[0-9][%efg]\Z")]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure by which networks are compared."""
+    """A figure by which networks are compared. Records carry it, so that what reads them knows what they say."""
 
-    name: str
-    """As in a record, behind the split: `accuracy` in `test/accuracy`."""
-    unit: str
+    name: Name
+    """As in a record, behind the split: `rmse` in `test/rmse`."""
+    unit: Unit
     """What stands behind a value as it is written."""
     better: Literal["higher", "lower"]
-    margin: float
+    margin: Margin
     """The loss, in the metric's own scale, that a match with dense may hide unless the user says otherwise."""
-    format: str
-    """Of the standard format language; what it writes ends in `unit`."""
+    format: Format = ".4f"
+    """Of the standard format language."""
+
+    @property
+    def title(self) -> str:
+        """What people are told: `mean iou` of `mean_iou`."""
+        return self.name.replace("_", " ")
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit, as above a column of values."""
+        return f"{self.title} {self.unit}".rstrip()
+
+    @property
+    def scale(self) -> float:
+        """By what a value is multiplied as it is written."""
+        return 100.0 if self.format.endswith("%") else 1.0
+
+    @property
+    def points(self) -> str:
+        """What a difference of values is counted in, with the word that joins it to the title."""
+        return "points of" if self.format.endswith("%") else f"{self.unit} of".lstrip()
 
     def written(self, value: float, sign: str = "") -> str:
         """Return `value` without its unit; `sign` is "+" where gains are to show one."""
-        return format(value, sign + self.format).removesuffix(self.unit)
+        return format(value, sign + self.format).removesuffix("%")
+
+    def said(self, value: float) -> str:
+        """Return `value` with its unit."""
+        unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
+        return f"{self.written(value)}{unit}"
+
+    def gain(self, value: float, reference: float) -> float:
+        """Return by how much `value` is better than `reference`; negative where it is worse."""
+        return value - reference if self.better == "higher" else reference - value
 
 
-ACCURACY = Metric("accuracy", "%", "higher", margin=0.01, format=".2%")
-"""The fraction of examples that are classified as they are labelled."""
+def margin_fault(metric: Metric, margin: float) -> str:
+    """Return what is wrong with a margin for a metric, the rest of a sentence; empty where nothing is."""
+    if metric.scale == 1 or margin < 1:
+        return ""
+    return f"must lie in [0, 1): {metric.title} is a fraction; pass 0.01 for one point."
+
+
+def percent(fraction: float) -> str:
+    """0.96875 -> 96.88."""
+    return f"{100 * fraction:.2f}"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
+
+from msgspec import Meta
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
+from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import Count, Fraction, Number, Seconds, Sha256, quoted, read_as
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """Raised whenever a record's fields change: a store refuses the versions it does not know."""
 
 
@@ -46,9 +50,9 @@ class _Details:
 class StageRecord:
     """What a finished stage says of itself.
 
-    Metric keys are `val/loss`, `val/accuracy`, `test/loss`, `test/accuracy` (accuracies are fractions). `before` holds
-    validation metrics of the pruned network before fine-tuning (empty for a dense stage); `after` those of the selected
-    model, and its test metrics, read once; what is not finite is missing, and told in `warnings`.
+    Figures are named by split and metric, as in `val/loss` or `test/rmse`; fractions are plain. `before` holds those
+    of the pruned network on the validation split before fine-tuning (empty for a dense stage); `after` those of the
+    selected model, and on the test split, read once; what is not finite is missing, and told in `warnings`.
     """
 
     key: str
@@ -56,6 +60,8 @@ class StageRecord:
     round: Count
     before: Mapping[str, Number]
     after: Mapping[str, Number]
+    metrics: Annotated[tuple[Metric, ...], Meta(min_length=1, max_length=64)]
+    """What the figures mean, but for the loss; the first is the primary one, by which networks are compared."""
     curve: tuple[CurvePoint, ...]
     requested_sparsity: Fraction | None
     sparsity: Fraction
@@ -99,6 +105,15 @@ class StageRecord:
         """Role -> key of the stage whose result was meant, as in the spec."""
         found: Mapping[str, str] = self.spec.get("inputs", {})
         return found
+
+    @property
+    def primary(self) -> Metric:
+        """The metric by which networks are compared."""
+        return self.metrics[0]
+
+    def figure(self, split: str) -> float:
+        """Return the primary metric on a split of the selected model; NaN where it is not known."""
+        return self.after.get(f"{split}/{self.primary.name}", math.nan)
 
     @property
     def seconds(self) -> float:

@@ -33,6 +33,7 @@ from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import criterion_of, evaluate
 from orchestrator.workloads import data, models
+from orchestrator.workloads.tasks.classification import ACCURACY
 from orchestrator.workloads.weights import load_state, plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
@@ -131,6 +132,7 @@ class Stage:
             round=spec.round,
             before=done.before,
             after={name: value for name, value in after.items() if math.isfinite(value)},
+            metrics=(ACCURACY,),
             curve=done.fit.curve,
             requested_sparsity=spec.fields.get("target"),
             sparsity=network.masks.sparsity(),

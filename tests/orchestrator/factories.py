@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.core.canonical import digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec, identity_of
 
@@ -15,6 +16,7 @@ SIZES: Mapping[str, int] = {"conv1.weight": 72, "conv2.weight": 1152, "fc1.weigh
 PARAMETERS = sum(SIZES.values()) + 98
 MACS = 120_000
 EPOCH = 1_700_000_000.0
+ACCURACY = Metric("accuracy", "%", "higher", margin=0.01, format=".2%")
 DENSE_STEPS, ROUND_STEPS = 300, 100
 
 
@@ -110,6 +112,7 @@ def make_record(plan: Plan, key: str, start: float = EPOCH) -> StageRecord:
         if spec.kind == "round"
         else {},
         after={f"{split}/{name}": value for split in ("val", "test") for name, value in metrics.items()},
+        metrics=(ACCURACY,),
         curve=curve,
         requested_sparsity=None if spec.kind == "dense" else target,
         sparsity=sum(masked.values()) / sum(SIZES.values()),

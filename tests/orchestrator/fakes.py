@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from factories import ACCURACY
+
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
@@ -108,6 +110,7 @@ def record_of(spec: StageSpec, order: WorkOrder) -> StageRecord:
         round=spec.round,
         before={"val/loss": value},
         after={"val/loss": value / 7.0, "val/accuracy": 0.1 + 0.2},
+        metrics=(ACCURACY,),
         curve=tuple(CurvePoint(step, step / 3.0, 0.0, {"train/loss": value / (step + 1)}) for step in range(20)),
         requested_sparsity=None,
         sparsity=1 / 3,

@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from factories import ACCURACY
+
 from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, StageRecord
@@ -34,6 +36,7 @@ def record_of(key: str, **changes: Any) -> StageRecord:
         "round": 1,
         "before": {"val/loss": 0.5, "val/accuracy": 0.25},
         "after": {"val/loss": 0.1, "val/accuracy": 1 / 3, "test/loss": 0.1, "test/accuracy": 0.9},
+        "metrics": (ACCURACY,),
         "curve": tuple(CurvePoint(step, step / 10, 1.5e9 + step, {"train/loss": 1 / (step + 1)}) for step in range(20)),
         "requested_sparsity": 0.5,
         "sparsity": 0.5,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.metrics import Metric
 from orchestrator.views.report.figure_data import Matrix, Plot, Series
 
 if TYPE_CHECKING:
@@ -83,17 +84,17 @@ def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
 
 
 def tradeoff(plots: Sequence[Plot]) -> Figure:
-    """Accuracy against compression, on a logarithmic axis of base 2."""
+    """The primary metric against compression, on a logarithmic axis of base 2."""
     return _panels(plots, "compression (parameters, dense / remaining)", "test", axis=_compression_axis)
 
 
 def cost(plots: Sequence[Plot]) -> Figure:
-    """Accuracy against training steps, a mark for each operating point."""
+    """The primary metric against training steps, a mark for each operating point."""
     return _panels(plots, "optimizer steps from initialisation", "test", axis=_axis_from_zero, joined=False)
 
 
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
-    """Accuracy before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
+    """Before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
     return _panels(plots, "sparsity (% of prunable weights)", "validation", pairs=True, scale=100.0)
 
 
@@ -147,11 +148,12 @@ def _panels(
         for position, series in enumerate(plot.series):
             line = position // 2 if pairs else position
             dash = ("--", "-")[position % 2] if pairs else DASHES[line % len(DASHES)] if joined else "none"
-            _line(axes, series, line, dash, markers, scale)
+            _line(axes, series, plot.metric, line, dash, markers, scale)
         if axis is not None:
             axis(axes, max((x for series in plot.series for x in series.x), default=1.0))
         axes.set_xlabel(x_label)
-        axes.set_ylabel(f"{split} accuracy (%)")
+        unit = f" ({plot.metric.unit})" if plot.metric.unit else ""
+        axes.set_ylabel(f"{split} {plot.metric.title}{unit}")
         _reference(axes, plot)
         axes.set_title(plot.title)
         if plot.series:
@@ -159,12 +161,12 @@ def _panels(
     return figure
 
 
-def _line(axes: Axes, series: Series, index: int, dash: Any, marked: bool, scale: float) -> None:
+def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, marked: bool, scale: float) -> None:
     colour = COLOURS[index % len(COLOURS)]
     x = [scale * value for value in series.x]
     axes.plot(
         x,
-        [100 * value for value in series.y],
+        [metric.scale * value for value in series.y],
         color=colour,
         linestyle=dash,
         marker=MARKERS[index % len(MARKERS)] if marked else None,
@@ -172,7 +174,7 @@ def _line(axes: Axes, series: Series, index: int, dash: Any, marked: bool, scale
         label=series.label,
     )
     band = [
-        (position, *_percent(low, high))
+        (position, *_band(metric, low, high))
         for position, low, high in zip(x, series.low, series.high, strict=False)
         if low is not None and high is not None
     ]
@@ -184,14 +186,16 @@ def _line(axes: Axes, series: Series, index: int, dash: Any, marked: bool, scale
 def _reference(axes: Axes, plot: Plot) -> None:
     if plot.reference is None:
         return
-    axes.axhline(100 * plot.reference.mean, color="0.25", linewidth=1, label="dense")
+    axes.axhline(plot.metric.scale * plot.reference.mean, color="0.25", linewidth=1, label="dense")
     if plot.reference.low is not None and plot.reference.high is not None:
-        axes.axhspan(*_percent(plot.reference.low, plot.reference.high), color="0.25", alpha=0.1, linewidth=0)
+        axes.axhspan(*_band(plot.metric, plot.reference.low, plot.reference.high), color="0.25", alpha=0.1, linewidth=0)
 
 
-def _percent(low: float, high: float) -> tuple[float, float]:
-    """Return the ends of a band of accuracies as far as there are such accuracies."""
-    return max(0.0, 100 * low), min(100.0, 100 * high)
+def _band(metric: Metric, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a band; of fractions as far as there are such fractions."""
+    if metric.scale == 1:
+        return low, high
+    return max(0.0, metric.scale * low), min(metric.scale, metric.scale * high)
 
 
 def _axis_from_zero(axes: Axes, largest: float) -> None:

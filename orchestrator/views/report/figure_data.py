@@ -8,6 +8,7 @@ from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.statistics import Estimate
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
@@ -34,6 +35,7 @@ class Plot:
     """Lines in one pair of axes, and the dense network as a horizontal line with its band."""
 
     title: str
+    metric: Metric
     series: tuple[Series, ...]
     reference: Estimate | None = None
 
@@ -54,30 +56,30 @@ class Matrix:
 
 
 def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
-    """Test accuracy against compression: one line a method, the 95% interval over seeds as its band."""
+    """The primary metric on test against compression: one line a method, the 95% interval over seeds as its band."""
     return _plots(comparison, lambda point: point.compression)
 
 
 def cost(comparison: Comparison) -> tuple[Plot, ...]:
-    """Test accuracy against the optimizer steps spent on a network, from its initialisation on."""
+    """The same against the optimizer steps spent on a network, from its initialisation on."""
     return _plots(comparison, lambda point: point.total_steps)
 
 
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
-    """Validation accuracy against sparsity, before and after fine-tuning: two lines a method."""
+    """The primary metric on the validation split against sparsity, before and after fine-tuning: two lines a method."""
     plots = []
     for panel in comparison.panels:
         series: list[Series] = []
         for label, points in lines_of(comparison, panel).items():
-            before = _series(f"{label}, before", ((point.sparsity, point.val_accuracy_before) for point in points))
-            after = _series(f"{label}, after", ((point.sparsity, point.val_accuracy) for point in points))
+            before = _series(f"{label}, before", ((point.sparsity, point.val_before) for point in points))
+            after = _series(f"{label}, after", ((point.sparsity, point.val) for point in points))
             series += [replace(each, low=(), high=()) for each in (before, after) if each.x]
-        plots.append(Plot(_title(panel), tuple(series)))
+        plots.append(Plot(_title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
 def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Plot, ...]:
-    """Validation accuracy along the training of each line's sparsest point, over all its stages, mean over seeds."""
+    """The primary metric on the validation split while each line's sparsest networks train, mean over seeds."""
     plots = []
     for panel in comparison.panels:
         series = []
@@ -85,7 +87,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
             point = max(points, key=lambda point: point.sparsity)
             steps, means = _mean_curve([dict(_curve(plan, records, key)) for key in point.stages])
             series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means))
-        plots.append(Plot(_title(panel), tuple(series)))
+        plots.append(Plot(_title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
@@ -154,9 +156,9 @@ def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, .
     plots = []
     for panel in comparison.panels:
         lines = lines_of(comparison, panel).items()
-        series = tuple(_series(label, ((x(point), point.accuracy) for point in points)) for label, points in lines)
-        dense = [point.accuracy for point in comparison.dense if (point.model, point.data) == panel]
-        plots.append(Plot(_title(panel), series, dense[0] if len(dense) == 1 else None))
+        series = tuple(_series(label, ((x(point), point.test) for point in points)) for label, points in lines)
+        dense = [point.test for point in comparison.dense if (point.model, point.data) == panel]
+        plots.append(Plot(_title(panel), _metric(comparison, panel), series, dense[0] if len(dense) == 1 else None))
     return tuple(plots)
 
 
@@ -167,7 +169,7 @@ def _series(label: str, points: Iterable[tuple[float, Estimate | None]]) -> Seri
 
 
 def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator[tuple[int, float]]:
-    """Yield (step over the whole chain, validation accuracy) of the chain that ends in `key`."""
+    """Yield (step over the whole chain, primary metric on the validation split) of the chain that ends in `key`."""
     chain: list[StageRecord] = []
     following: str | None = key
     while following is not None:
@@ -175,9 +177,10 @@ def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator
         following = plan.stages[following].parent
     offset = 0
     for record in chain:
+        name = f"val/{record.primary.name}"
         for point in record.curve:
-            if "val/accuracy" in point.metrics:
-                yield offset + point.step, point.metrics["val/accuracy"]
+            if name in point.metrics:
+                yield offset + point.step, point.metrics[name]
         offset += record.steps
 
 
@@ -190,6 +193,10 @@ def _mean_curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def _metric(comparison: Comparison, panel: Panel) -> Metric:
+    return next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
 
 
 def _title(panel: Panel) -> str:

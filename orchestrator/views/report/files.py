@@ -113,7 +113,7 @@ def draw(
     if not comparison.operating_points:
         return {}
     figures: dict[str, Callable[[], Figure]] = {
-        "accuracy": lambda: drawing.tradeoff(figure_data.tradeoff(comparison)),
+        "tradeoff": lambda: drawing.tradeoff(figure_data.tradeoff(comparison)),
         "fine_tuning": lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison)),
         "curves": lambda: drawing.curves(figure_data.curves(plan, records, comparison)),
         "cost": lambda: drawing.cost(figure_data.cost(comparison)),
@@ -139,16 +139,16 @@ def overlap_of(
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
-    """Return the few figures by which sweeps can be sorted: dense accuracy, and what each line can do without loss.
+    """Return the few figures by which sweeps can be sorted: those of dense, and what each line can do without loss.
 
     Of a line of which nothing could be tested it is not known, and left out.
     """
     many = len(comparison.panels) > 1
     figures: dict[str, float] = {}
     for point in comparison.dense:
-        if point.accuracy is not None:
+        if point.test is not None:
             suffix = f"/{point.model}/{point.data}" if many else ""
-            figures[f"summary/dense_accuracy{suffix}"] = point.accuracy.mean
+            figures[f"summary/dense_{point.metric.name}{suffix}"] = point.test.mean
     for (model, data, line), sparsest in comparison.largest_matching.items():
         suffix = f"{model}/{data}/{line}" if many else line
         figures[f"summary/matching_sparsity/{suffix}"] = sparsest.sparsity if sparsest else 0.0
@@ -167,7 +167,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         lines += [
             f"**{markdown(title)}**",
             "",
-            "| method | " + " | ".join(column.name for column in tables.NARROW) + " |",
+            "| method | " + " | ".join(column.heading(points[0].metric) for column in tables.NARROW) + " |",
             "|---" * (1 + len(tables.NARROW)) + "|",
         ]
         for point in points[:30]:

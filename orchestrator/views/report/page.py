@@ -14,10 +14,10 @@ from orchestrator.views.report import tables
 from orchestrator.views.report.texts import as_yaml
 
 CAPTIONS = {
-    "accuracy": "Test accuracy against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
-    "fine_tuning": "Validation accuracy before and after fine-tuning.",
-    "curves": "Validation accuracy along the training of each method's sparsest networks, mean over seeds.",
-    "cost": "Test accuracy against the cost of training.",
+    "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
+    "fine_tuning": "Validation figures before and after fine-tuning.",
+    "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds.",
+    "cost": "Test figures against the cost of training.",
     "layers": "Sparsity of each tensor, mean over seeds.",
     "overlap": "Overlap of masks: entries that both keep / entries that either keeps.",
 }
@@ -92,7 +92,9 @@ def _tables(comparison: Comparison) -> Iterator[str]:
     for title, points in tables.sections(comparison):
         yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
         yield '<th title="line of the plots">method</th>'
-        yield "".join(f'<th title="{escape(each.hint)}">{escape(each.name)}</th>' for each in tables.COLUMNS)
+        yield "".join(
+            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in tables.COLUMNS
+        )
         yield "</tr></thead><tbody>"
         before = ""
         for point in points:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.statistics import Estimate
-from orchestrator.core.metrics import ACCURACY
+from orchestrator.core.metrics import Metric, percent
 from orchestrator.core.redact import shown
 
 if TYPE_CHECKING:
@@ -28,10 +28,15 @@ class Column:
     """A column of the comparison: on the page always, elsewhere if it has a `width` there, in characters."""
 
     name: str
+    """`{metric}` in it stands for the primary metric with its unit."""
     cell: Callable[[Point], str]
-    """The text of a point; accuracies and differences are in percent."""
+    """The text of a point; fractions and their differences are in percent."""
     width: int = 0
     hint: str = ""
+
+    def heading(self, metric: Metric) -> str:
+        """Return the name above points with this primary metric."""
+        return self.name.format(metric=metric.heading)
 
 
 COLUMNS = (
@@ -39,17 +44,17 @@ COLUMNS = (
         "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
     ),
     Column(
-        f"test {ACCURACY.name} {ACCURACY.unit}",
-        lambda p: spread(p.accuracy) + ("*" if p.best else " "),
+        "test {metric}",
+        lambda p: spread(p.test, p.metric) + ("*" if p.best else " "),
         15,
         "mean ± standard deviation",
     ),
-    Column("95% interval", lambda p: interval(p.accuracy)),
+    Column("95% interval", lambda p: interval(p.test, p.metric)),
     Column(
         "vs dense [95% interval]",
-        lambda p: difference(p.difference) if p.round else "",
+        lambda p: difference(p.difference, p.metric) if p.round else "",
         23,
-        "percentage points, paired by seed",
+        "paired by seed; of fractions in percentage points",
     ),
     Column(
         "match",
@@ -58,9 +63,9 @@ COLUMNS = (
         "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
     ),
     Column(
-        "before fine-tuning %",
-        lambda p: spread(p.val_accuracy_before) if p.val_accuracy_before else "",
-        hint="validation accuracy",
+        "before fine-tuning",
+        lambda p: spread(p.val_before, p.metric) if p.val_before else "",
+        hint="the same on the validation split",
     ),
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
     Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
@@ -77,33 +82,28 @@ def ratio(value: float) -> str:
     return f"{value:.1f}x" if math.isfinite(value) else "inf"
 
 
-def percent(fraction: float) -> str:
-    """0.96875 -> 96.88."""
-    return ACCURACY.written(fraction)
-
-
-def spread(estimate: Estimate | None) -> str:
-    """Mean and standard deviation, in percent."""
+def spread(estimate: Estimate | None, metric: Metric) -> str:
+    """Mean and standard deviation."""
     if estimate is None:
         return "not finite"
-    return percent(estimate.mean) + ("" if estimate.std is None else f" ± {percent(estimate.std)}")
+    return metric.written(estimate.mean) + ("" if estimate.std is None else f" ± {metric.written(estimate.std)}")
 
 
-def interval(estimate: Estimate | None) -> str:
-    """The ends of the interval of the mean, in percent."""
+def interval(estimate: Estimate | None, metric: Metric) -> str:
+    """The ends of the interval of the mean."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"{percent(estimate.low)} – {percent(estimate.high)}"
+    return f"{metric.written(estimate.low)} – {metric.written(estimate.high)}"
 
 
-def difference(estimate: Estimate | None) -> str:
-    """Mean difference with its interval, in percentage points."""
+def difference(estimate: Estimate | None, metric: Metric) -> str:
+    """Mean difference with its interval, signed; of fractions in percentage points."""
     if estimate is None:
         return ""
-    mean = ACCURACY.written(estimate.mean, "+")
+    mean = metric.written(estimate.mean, "+")
     if estimate.low is None or estimate.high is None:
         return mean
-    return f"{mean} [{ACCURACY.written(estimate.low, '+')}, {ACCURACY.written(estimate.high, '+')}]"
+    return f"{mean} [{metric.written(estimate.low, '+')}, {metric.written(estimate.high, '+')}]"
 
 
 def verdict(point: Point) -> str:
@@ -113,8 +113,9 @@ def verdict(point: Point) -> str:
 
 def match_note(comparison: Comparison) -> str:
     """Say what a match is."""
+    losses = (f"{metric.written(metric.margin)} {metric.points} {metric.title}" for metric in comparison.metrics)
     return (
-        f"match: a loss of {percent(comparison.margin)} points of {ACCURACY.name} or more against dense is ruled out "
+        f"match: a loss of {' or '.join(losses)} or more against dense is ruled out "
         "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
         "its first no; –: not tested; untested: a test takes two seeds or more that differ."
     )
@@ -129,16 +130,21 @@ def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
 
 
 def text_table(comparison: Comparison) -> Iterator[str]:
-    """Yield the lines of the table, 79 characters wide: for each panel dense first, then line by line."""
+    """Yield the lines of the table, 79 characters wide where figures are short, panel by panel."""
     for title, points in sections(comparison):
+        rows = [[column.heading(points[0].metric) for column in NARROW]]
+        rows += [[column.cell(point) for column in NARROW] for point in points]
+        widths = [
+            max(column.width, *map(len, cells)) for column, cells in zip(NARROW, zip(*rows, strict=True), strict=True)
+        ]
         yield title
-        yield _aligned(column.name for column in NARROW)
+        yield _aligned(rows[0], widths)
         before = "dense"
-        for point in points:
+        for point, row in zip(points, rows[1:], strict=True):
             if point.line != before:
                 yield point.line
                 before = point.line
-            yield _aligned(column.cell(point) for column in NARROW)
+            yield _aligned(row, widths)
         yield ""
 
 
@@ -166,10 +172,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
     if not comparison.points:
         yield from failure_notes(comparison)
         return
-    best = " *: the highest mean at this sparsity." if any(point.best for point in comparison.points) else ""
+    best = " *: the best mean at this sparsity." if any(point.best for point in comparison.points) else ""
+    names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
+    points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
     yield (
-        f"Test {ACCURACY.name}: mean ± standard deviation over seeds, of the model selected on validation.{best} "
-        "vs dense: percentage points, paired by seed. size, MACs: dense / remaining."
+        f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best} "
+        f"vs dense: {points}paired by seed. size, MACs: dense / remaining."
     )
     yield match_note(comparison)
     largest = comparison.largest_matching
@@ -233,14 +241,16 @@ def as_json(comparison: Comparison) -> bytes:
     return (json.dumps(_finite(comparison.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _aligned(row: Iterable[str]) -> str:
-    return " ".join(cell.rjust(column.width) for cell, column in zip(row, NARROW, strict=True))
+def _aligned(row: Iterable[str], widths: Iterable[int]) -> str:
+    return " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
 
 
 def _flat(point: Point) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in asdict(point).items():
-        if name in ("accuracy", "val_accuracy", "val_accuracy_before", "difference"):
+        if name == "metric":
+            flat[name] = point.metric.name
+        elif name in ("test", "val", "val_before", "difference"):
             for part in ("mean", "std", "low", "high"):
                 flat[f"{name}_{part}"] = None if value is None else value[part]
         elif name != "stages":

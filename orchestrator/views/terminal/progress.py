@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -211,7 +212,7 @@ class Progress:
             target = spec.fields.get("target")
             figure = "" if target is None else f"to {100 * target:.1f}%"
             if parent is not None:
-                figure += f" from {100 * parent.sparsity:.1f}%, {accuracy(parent)}"
+                figure += f" from {100 * parent.sparsity:.1f}%, {validated(parent)}"
             yield self._name(key), figure.strip(), duration(now - begun)
         if len(self._tally.running) > RUNNING_SHOWN:
             yield f"and {len(self._tally.running) - RUNNING_SHOWN} more", "", ""
@@ -234,14 +235,14 @@ def counted(number: int, noun: str) -> str:
 
 def figures(record: StageRecord) -> str:
     """A finished stage in a few words."""
-    text = accuracy(record)
+    text = validated(record)
     return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
 
 
-def accuracy(record: StageRecord) -> str:
-    """Validation accuracy in percent: while a sweep runs, nobody should steer by the test split."""
-    found = record.after.get("val/accuracy")
-    return f"validation accuracy {'?' if found is None else f'{100 * found:.2f}%'}"
+def validated(record: StageRecord) -> str:
+    """The primary metric on the validation split: while a sweep runs, nobody should steer by the test split."""
+    found = record.figure("val")
+    return f"validation {record.primary.title} {record.primary.said(found) if math.isfinite(found) else '?'}"
 
 
 def duration(seconds: float) -> str:

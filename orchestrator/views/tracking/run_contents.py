@@ -30,7 +30,6 @@ PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.ove
 COMMAND_TAG, NOTE_TAG = "pruning.command", "mlflow.note.content"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
 MASKS_PICTURE, FAILURE_FILE = "masks/summary.svg", "failure.txt"
-FIRST = ("test/accuracy", "val/accuracy")
 _ODD = re.compile(r"[^/\w.\- ]")
 
 
@@ -78,9 +77,10 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
 def points_of(record: StageRecord, offset: int) -> Iterator[Point]:
     """Yield a stage's figures with step = round, then its training curve from step `offset` on.
 
-    Accuracies come first: MLflow lists metrics so, and plots the first one where nobody has chosen.
+    The primary metric comes first: MLflow lists metrics so, and plots the first one where nobody has chosen.
     """
-    figures = {name: record.figures[name] for name in FIRST if name in record.figures} | record.figures
+    first = (f"test/{record.primary.name}", f"val/{record.primary.name}")
+    figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
     for name, value in figures.items():
         yield Point(_ODD.sub("_", name), value, record.ended, record.round)
     for point in record.curve:
@@ -134,9 +134,15 @@ class SweepView:
         return tuple(name for name in found if name_of(name) not in found)
 
     def saved_views(self, parent: str) -> dict[str, str]:
-        """Return the views of the trials below the run `parent` that the interface offers: key -> state."""
+        """Return the views of the trials below the run `parent` that the interface offers: key -> state.
+
+        There are none before a stage has finished: what it is measured by stands in its record.
+        """
+        if not self._records:
+            return {}
+        metric = next(iter(self._records.values())).primary
         everywhere = set.intersection(*map(set, self._settings)) if self._settings else set()
-        return saved_views(self.sweep.name, sweep_tag(self.sweep.name), parent, self.axes, everywhere)
+        return saved_views(self.sweep.name, sweep_tag(self.sweep.name), parent, self.axes, everywhere, metric)
 
     def opening(self) -> Content:
         """Return what the parent run holds from the start."""

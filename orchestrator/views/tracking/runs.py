@@ -47,11 +47,11 @@ class MlflowRuns:
         self._parent: Run | None = None
         self._children: dict[str, Run] = {}
         self._statuses: dict[str, str] = {}
+        self._offered = False
+        """Whether the views of this sweep are saved, which takes a stage that has finished."""
 
     def open(self, view: SweepView) -> bool:
         """See that the parent run is there and under way; return whether anything had to be written."""
-        from mlflow.exceptions import MlflowException
-
         parent, content = self._parent or self._find(view), view.opening()
         status = self._statuses[parent.info.run_id]
         if view.outcome != "RUNNING":
@@ -60,9 +60,7 @@ class MlflowRuns:
         if (parent.data.tags.get(runs_hold.PLAN_TAG), status) == (plan, content.status):
             return False
         self._update(parent, content)
-        with suppress(MlflowException):  # where only an administrator may, do without
-            for key, state in view.saved_views(parent.info.run_id).items():
-                self._client.set_experiment_tag(self._experiment, f"{SAVED_VIEW_TAG}{key}", state)
+        self._offer_views(view, parent)
         return True
 
     def write(self, view: SweepView, index: int) -> bool:
@@ -88,6 +86,8 @@ class MlflowRuns:
                 self._say(f"The masks of `{name}` cannot be read for MLflow: {redact(str(error))}")
         content.tags |= tags
         self._update(run, content)
+        if not self._offered:
+            self._offer_views(view, parent)
         return True
 
     def close(self, view: SweepView) -> bool:
@@ -116,6 +116,15 @@ class MlflowRuns:
         assert found is not None, name
         self._place(found.artifact_location)
         return str(found.experiment_id)
+
+    def _offer_views(self, view: SweepView, parent: Run) -> None:
+        from mlflow.exceptions import MlflowException
+
+        views = view.saved_views(parent.info.run_id)
+        self._offered = bool(views)
+        with suppress(MlflowException):  # where only an administrator may, do without
+            for key, state in views.items():
+                self._client.set_experiment_tag(self._experiment, f"{SAVED_VIEW_TAG}{key}", state)
 
     def _find(self, view: SweepView) -> Run:
         """Find the sweep's runs again; return the parent, which is created if there is none."""

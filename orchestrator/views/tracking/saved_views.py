@@ -11,8 +11,9 @@ import time
 from collections.abc import Container, Sequence
 from typing import Any
 
-ACCURACY, COMPRESSION = "test/accuracy", "parameters/compression"
-METRICS = (ACCURACY, "val/accuracy", "sparsity/overall", COMPRESSION, "macs/speedup")
+from orchestrator.core.metrics import Metric
+
+COMPRESSION = "parameters/compression"
 MOST_AXES = 6
 """Axes shown: a tag holds 5000 characters, and a parallel plot of more cannot be read."""
 
@@ -24,33 +25,35 @@ def links(axes: Sequence[str]) -> dict[str, str]:
 
 
 def saved_views(
-    sweep: str, identity: str, parent: str, axes: Sequence[str], everywhere: Container[str]
+    sweep: str, identity: str, parent: str, axes: Sequence[str], everywhere: Container[str], metric: Metric
 ) -> dict[str, str]:
     """Return the views of the trials below the run `parent`: key -> value of its tag.
 
     `everywhere` are the axes that every trial has: a parallel plot leaves out trials that lack one of its axes.
+    `metric` is the primary one.
     """
     now, views = round(1000 * time.time()), {}
     for view, label in links(axes).items():
-        state = _state(parent, axes, means=view == "means")
+        state = _state(parent, axes, metric, means=view == "means")
         if view == "trials":
             shown = [name for name in _points(axes) if name in everywhere][:MOST_AXES]
-            parallel = _chart("PARALLEL", selectedParams=shown, selectedMetrics=[COMPRESSION, ACCURACY])
+            parallel = _chart("PARALLEL", selectedParams=shown, selectedMetrics=[COMPRESSION, f"test/{metric.name}"])
             state["compareRunCharts"].append(parallel)
         envelope = {"name": f"{sweep}: {label}", "createdAt": now, "updatedAt": now, "state": json.dumps(state)}
         views[f"{identity}-{view}"] = json.dumps(envelope)
     return views
 
 
-def _state(parent: str, axes: Sequence[str], *, means: bool) -> dict[str, Any]:
+def _state(parent: str, axes: Sequence[str], metric: Metric, *, means: bool) -> dict[str, Any]:
     params = [f"params.`{name}`" for name in (_points(axes) if means else axes)[:MOST_AXES]]
     grouping = [{"mode": "param", "groupByData": name} for name in _points(axes)]
-    x, y = ({"key": metric, "type": "METRIC"} for metric in (COMPRESSION, ACCURACY))
+    shown = (f"test/{metric.name}", f"val/{metric.name}", "sparsity/overall", COMPRESSION, "macs/speedup")
+    x, y = ({"key": name, "type": "METRIC"} for name in (COMPRESSION, f"test/{metric.name}"))
     return {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
-        "orderByKey": f"metrics.`{ACCURACY}`",
-        "orderByAsc": False,
-        "selectedColumns": [*params, *(f"metrics.`{name}`" for name in METRICS), "attributes.`Duration`"],
+        "orderByKey": f"metrics.`test/{metric.name}`",
+        "orderByAsc": metric.better == "lower",
+        "selectedColumns": [*params, *(f"metrics.`{name}`" for name in shown), "attributes.`Duration`"],
         "groupBy": {"aggregateFunction": "average", "groupByKeys": grouping} if means else None,
         "runsHiddenMode": "SHOW_ALL",
         "isAccordionReordered": True,

@@ -120,7 +120,7 @@ def test_matching_is_audited_with_its_margin() -> None:
     records = make_records(plan)
     (found,) = [f for f in audit(plan, records, compare_trials(plan, records, margin=0.02)) if "margin" in f.rule]
 
-    assert (found.verdict, found.reason[:26]) == ("pass", "a loss of 2.00 points or m")
+    assert (found.verdict, found.reason[:26]) == ("pass", "a loss of 2.00 points of a")
     assert one(few, make_records(few), "margin").verdict == "fail"
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from factories import DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
+from factories import ACCURACY, DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.core.metrics import ACCURACY
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.views.report.tables import (
@@ -54,13 +54,13 @@ def test_golden_summary_by_hand() -> None:
     found = compare_trials(*golden())
 
     (dense,) = found.dense
-    assert dense.accuracy is not None
-    assert dense.accuracy.mean == pytest.approx(0.97)
-    assert dense.accuracy.std == pytest.approx(0.01)
+    assert dense.test is not None
+    assert dense.test.mean == pytest.approx(0.97)
+    assert dense.test.std == pytest.approx(0.01)
     half, ninety = only(found.points, 0.5), only(found.points, 0.9)
-    assert half.accuracy is not None
+    assert half.test is not None
     assert half.difference is not None
-    assert half.accuracy.mean == pytest.approx(0.96)
+    assert half.test.mean == pytest.approx(0.96)
     assert (half.difference.mean, half.difference.std) == pytest.approx((-0.01, 0.0))
     assert ninety.difference is not None
     # paired by seed: differences -0.05, -0.06, -0.07; t(0.975, 2) * 0.01 / sqrt(3) = 0.0248414
@@ -132,16 +132,19 @@ def test_a_network_whose_accuracy_is_not_finite_does_not_match() -> None:
 
 
 def test_the_margin_is_that_of_the_trials_the_strictest_where_they_differ() -> None:
-    def configured(*margins: float) -> Plan:
+    def configured(*margins: float | None) -> Plan:
         return plan_of(
             [config("l1_unstructured", 0.9, seed, compare={"margin": margin}) for seed, margin in enumerate(margins)]
         )
 
+    def margins(plan: Plan, margin: float | None = None) -> list[float]:
+        return [metric.margin for metric in compare_trials(plan, make_records(plan), margin=margin).metrics]
+
     plan = configured(0.03, 0.02)
-    assert compare_trials(configured(0.03), {}).margin == 0.03
-    assert compare_trials(plan, {}).margin == 0.02
-    assert compare_trials(plan, {}, margin=0.05).margin == 0.05
-    assert compare_trials(make_plan(), {}).margin == ACCURACY.margin == 0.01
+    assert margins(configured(0.03)) == [0.03]
+    assert margins(plan) == [0.02]
+    assert margins(plan, 0.05) == [0.05]
+    assert margins(configured(0.03, None)) == margins(make_plan()) == [ACCURACY.margin] == [0.01]
     assert set(plan.stages) == set(plan_of([config("l1_unstructured", 0.9, seed) for seed in (0, 1)]).stages)
 
 
@@ -170,8 +173,8 @@ def test_rows_are_tidy_one_for_each_trial_and_round() -> None:
     last = rows[2]
     assert last.compression == PARAMETERS / (PARAMETERS - round(last.sparsity * sum(SIZES.values())))
     assert last.speedup == pytest.approx(2.0)
-    assert rows[0].val_accuracy_before is None
-    assert last.val_accuracy_before == records[last.stage].before["val/accuracy"]
+    assert rows[0].val_before is None
+    assert last.val_before == records[last.stage].before["val/accuracy"]
 
 
 def test_shared_and_own_cost() -> None:
@@ -343,12 +346,13 @@ def test_csv_and_json_read_back() -> None:
     rows = list(csv.DictReader(io.StringIO(rows_csv(found).decode())))
     points = list(csv.DictReader(io.StringIO(points_csv(found).decode())))
 
-    assert [float(row["test_accuracy"]) for row in rows] == [row.test_accuracy for row in found.rows]
-    assert [float(point["accuracy_mean"]) for point in points[1:]] == [
-        point.accuracy.mean for point in found.operating_points if point.accuracy
+    assert [float(row["test"]) for row in rows] == [row.test for row in found.rows]
+    assert [float(point["test_mean"]) for point in points[1:]] == [
+        point.test.mean for point in found.operating_points if point.test
     ]
     assert json.loads(as_json(found))["cost"]["steps"] == found.cost.steps
-    assert json.loads(as_json(found))["margin"] == 0.01
+    (metric,) = json.loads(as_json(found))["metrics"]
+    assert (metric["name"], metric["margin"]) == ("accuracy", 0.01)
 
 
 def test_what_is_not_finite_becomes_null() -> None:
@@ -357,7 +361,7 @@ def test_what_is_not_finite_becomes_null() -> None:
     records[key] = replace(with_accuracy(records[key], float("nan")), macs_remaining=0.0)
     found = compare_trials(plan, records)
 
-    assert only(found.points, 0.5).accuracy is None
+    assert only(found.points, 0.5).test is None
     assert json.loads(as_json(found))["points"][0]["speedup"] is None
     assert any("not finite" in line for line in text_table(found))
 
@@ -380,3 +384,50 @@ def test_the_table_and_its_notes_say_what_a_match_is() -> None:
         "a loss of 1.25 points of accuracy or more against dense is ruled out" in line for line in notes(comparison)
     )
     assert any(" untested " in line for line in text_table(line_of([(0.0,)])))
+
+
+def test_where_lower_is_better_a_rise_is_the_loss() -> None:
+    rmse = Metric("rmse", "", "lower", margin=0.02)
+
+    def measured(losses: Sequence[float]) -> list[str | None]:
+        plan = make_plan(("l1_unstructured",), (0.9,), (0, 1, 2), 1)
+        records = {
+            key: replace(each, metrics=(rmse,), after={"val/rmse": 1.0, "test/rmse": 1.0 + 0.001 * index})
+            for index, (key, each) in enumerate(make_records(plan).items())
+        }
+        for trial, loss in zip(plan.trials, losses, strict=True):
+            dense, last = records[trial.dense], trial.stages[-1]
+            records[last] = replace(records[last], after={**dense.after, "test/rmse": dense.after["test/rmse"] + loss})
+        found = compare_trials(plan, records)
+        assert any("0.0200 of rmse or more" in line for line in notes(found))
+        assert " test rmse " in " ".join(text_table(found))
+        return [point.matching for point in found.points]
+
+    assert measured((0.001, 0.002, 0.003)) == ["yes"]
+    assert measured((-0.1, -0.11, -0.12)) == ["yes"]
+    assert measured((0.05, 0.06, 0.07)) == ["no"]
+
+
+def test_the_best_of_lines_is_the_lowest_where_lower_is_better() -> None:
+    plan = make_plan(sparsities=(0.9,), rounds=1)
+    rmse = Metric("rmse", "", "lower", margin=0.02)
+    found = compare_trials(
+        plan,
+        {
+            key: replace(
+                each,
+                metrics=(rmse,),
+                after={
+                    **each.after,
+                    "test/rmse": each.sparsity
+                    + (each.spec["fields"].get("method", {}).get("name") == "l1_unstructured"),
+                },
+            )
+            for key, each in make_records(plan).items()
+        },
+    )
+
+    assert [(point.line, point.best) for point in found.points] == [
+        ("random_unstructured", True),
+        ("l1_unstructured", False),
+    ]

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from factories import ACCURACY
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from orchestrator.compare.statistics import estimate, matches, paired_difference
-from orchestrator.core.metrics import ACCURACY, Metric
+from orchestrator.core.metrics import Metric
 
 accuracies = st.lists(st.floats(0, 1), min_size=2, max_size=12)
 
@@ -74,7 +76,7 @@ def test_a_loss_of_the_margin_is_called_a_match_in_one_line_of_forty(seeds: int)
     """Lines of four points that all lose exactly the margin; the normal law, under which the t-test is exact."""
     lines, margin = 8000, 0.01
     losses = np.random.default_rng(seeds).normal(-margin, 0.006, (lines, 4, seeds))
-    false = sum("yes" in matches(map(estimate, line.tolist()), margin, ACCURACY) for line in losses)
+    false = sum("yes" in matches(map(estimate, line.tolist()), replace(ACCURACY, margin=margin)) for line in losses)
 
     assert stats.binomtest(false, lines, 0.025).pvalue > 1e-4, f"{false / lines:.4f} instead of 0.025"
 
@@ -84,14 +86,14 @@ def test_few_test_images_do_not_add_false_matches(seeds: int) -> None:
     """Of 360 images 1.5% more are wrong and 0.5% right, on average: two seeds lose equally many in one of ten cases."""
     lines, images, draw = 8000, 360, np.random.default_rng(seeds)
     gains = (draw.poisson(1.8, (lines, 4, seeds)) - draw.poisson(5.4, (lines, 4, seeds))) / images
-    false = sum("yes" in matches(map(estimate, line.tolist()), 0.01, ACCURACY) for line in gains)
+    false = sum("yes" in matches(map(estimate, line.tolist()), ACCURACY) for line in gains)
 
     assert false / lines < 0.025 + 3 * math.sqrt(0.025 * 0.975 / lines)
 
 
 def test_a_match_agrees_with_scipys_one_sided_test() -> None:
     differences = np.random.default_rng(0).normal(-0.004, 0.004, (200, 4))
-    found = [next(matches([estimate(row.tolist())], 0.01, ACCURACY)) for row in differences]
+    found = [next(matches([estimate(row.tolist())], ACCURACY)) for row in differences]
     tests = stats.ttest_1samp(differences, -0.01, axis=1, alternative="greater").pvalue < 0.025
 
     assert found == ["yes" if passed else "no" for passed in tests]
@@ -101,21 +103,19 @@ def test_a_match_agrees_with_scipys_one_sided_test() -> None:
 def test_what_is_untested_does_not_end_the_sequence() -> None:
     good, bad, one = estimate([0.0, 0.001]), estimate([-0.5, -0.4]), estimate([0.0])
 
-    assert list(matches([one, good, one, None, good], 0.02, ACCURACY)) == [
+    assert list(matches([one, good, one, None, good], replace(ACCURACY, margin=0.02))) == [
         "untested",
         "yes",
         "untested",
         "no",
         "not tested",
     ]
-    assert list(matches([good, bad, one], 0.02, ACCURACY)) == ["yes", "no", "not tested"]
+    assert list(matches([good, bad, one], replace(ACCURACY, margin=0.02))) == ["yes", "no", "not tested"]
 
 
 def test_where_less_is_better_the_upper_end_decides() -> None:
     loss = Metric("loss", "", "lower", margin=0.1, format=".3f")
 
-    assert list(matches([estimate([0.01, 0.02]), estimate([0.3, 0.4])], loss.margin, loss)) == ["yes", "no"]
-    assert list(matches([estimate([-0.3, -0.4])], loss.margin, loss)) == [
-        "no"
-    ]  # 0.35 less on average, in [-0.99, 0.29]
-    assert list(matches([estimate([-0.39, -0.4])], loss.margin, loss)) == ["yes"]
+    assert list(matches([estimate([0.01, 0.02]), estimate([0.3, 0.4])], loss)) == ["yes", "no"]
+    assert list(matches([estimate([-0.3, -0.4])], loss)) == ["no"]  # 0.35 less on average, in [-0.99, 0.29]
+    assert list(matches([estimate([-0.39, -0.4])], loss)) == ["yes"]

@@ -4,10 +4,11 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from factories import DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
+from factories import ACCURACY, DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import Estimate
+from orchestrator.core.metrics import Metric
 from orchestrator.views.report import drawing, figure_data
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
@@ -23,10 +24,10 @@ def test_the_tradeoff_is_accuracy_against_compression_with_dense_as_reference() 
     for series in plot.series:
         points = [point for point in FOUND.operating_points if point.line == series.label]
         assert series.x == tuple(point.compression for point in points)
-        assert series.y == tuple(point.accuracy.mean for point in points if point.accuracy)
-        assert series.low == tuple(point.accuracy.low for point in points if point.accuracy)
+        assert series.y == tuple(point.test.mean for point in points if point.test)
+        assert series.low == tuple(point.test.low for point in points if point.test)
         assert list(series.x) == sorted(series.x)
-    assert plot.reference == FOUND.dense[0].accuracy
+    assert plot.reference == FOUND.dense[0].test
 
 
 def test_points_without_an_estimate_are_left_out() -> None:
@@ -125,7 +126,7 @@ def test_matrices_and_empty_figures_are_drawn() -> None:
 
 def test_lines_differ_in_more_than_colour() -> None:
     series = tuple(figure_data.Series(f"m{i}", (1.0, 2.0), (0.9, 0.8)) for i in range(6))
-    figure = drawing.tradeoff([figure_data.Plot("p", series)])
+    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, series)])
 
     looks = [(line.get_marker(), str(line.get_linestyle())) for line in figure.axes[0].lines]
     assert len(set(looks)) == len(series)
@@ -133,7 +134,7 @@ def test_lines_differ_in_more_than_colour() -> None:
 
 def test_no_band_leaves_the_accuracies_there_are() -> None:
     series = figure_data.Series("m", (1.0, 2.0), (0.99, 0.01), low=(0.95, -0.02), high=(1.03, 0.04))
-    figure = drawing.tradeoff([figure_data.Plot("p", (series,), Estimate(0.99, 0.02, 0.94, 1.04, 3))])
+    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, (series,), Estimate(0.99, 0.02, 0.94, 1.04, 3))])
 
     band = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (0, 100)
@@ -141,10 +142,19 @@ def test_no_band_leaves_the_accuracies_there_are() -> None:
     assert dense.get_bbox().y1 == 100
 
 
+def test_what_is_no_fraction_is_drawn_on_its_own_scale_with_its_unit() -> None:
+    series = figure_data.Series("m", (1.0, 2.0), (5.0, 150.0), low=(-4.0, 140.0), high=(14.0, 160.0))
+    axes = drawing.tradeoff([figure_data.Plot("p", Metric("rmse", "m", "lower", 0.1), (series,))]).axes[0]
+
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (-4, 160)
+    assert axes.get_ylabel() == "test rmse (m)"
+
+
 def test_a_name_is_drawn_as_it_is() -> None:
     series = figure_data.Series(r"$\frac{$", (1.0, 2.0), (0.9, 0.8))
 
-    assert drawing.render(lambda: drawing.tradeoff([figure_data.Plot(r"$\frac{$", (series,))]))["svg"]
+    assert drawing.render(lambda: drawing.tradeoff([figure_data.Plot(r"$\frac{$", ACCURACY, (series,))]))["svg"]
 
 
 def test_no_global_state_is_touched() -> None:

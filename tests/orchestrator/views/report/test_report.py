@@ -99,7 +99,7 @@ def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes
         "README.md",
         *(
             f"figures/{name}.{kind}"
-            for name in ("accuracy", "fine_tuning", "curves", "cost", "layers", "overlap")
+            for name in ("tradeoff", "fine_tuning", "curves", "cost", "layers", "overlap")
             for kind in ("svg", "png")
         ),
     }
@@ -211,7 +211,7 @@ def test_the_margin_can_be_changed_afterwards(stored: Store, capsys: pytest.Capt
     assert compare_main(["first", "--margin", "0.75", "--output", "out"]) == 0
 
     assert "match: a loss of 75.00 points" in capsys.readouterr().out
-    assert json.loads(Path("out/comparison/comparison.json").read_bytes())["margin"] == 0.75
+    assert json.loads(Path("out/comparison/comparison.json").read_bytes())["metrics"][0]["margin"] == 0.75
     assert b"match: a loss of 75.00 points" in Path("out/comparison/report.html").read_bytes()
 
 
@@ -433,7 +433,7 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
     found = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), lambda key, name: b"nonsense")
 
     assert "comparison/figures/overlap.svg" not in found
-    assert "comparison/figures/accuracy.svg" in found
+    assert "comparison/figures/tradeoff.svg" in found
     assert len(caplog.messages) == 6
 
 
@@ -487,7 +487,7 @@ def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_re
 
 
 FIGURES = {
-    "accuracy": "tradeoff",
+    "tradeoff": "tradeoff",
     "fine_tuning": "fine_tuning",
     "curves": "curves",
     "cost": "cost",

@@ -1,20 +1,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from factories import config, make_plan, plan_of, sweep_info
+from factories import config, make_plan, make_record, plan_of, sweep_info
 
+from orchestrator.core.metrics import Metric
+from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.views.tracking.run_contents import SweepView
 
 
 def states(plan: Plan) -> dict[str, Any]:
     """Return the state of each view that a sweep offers, by its name."""
-    found = SweepView(sweep_info(), plan, {}).saved_views("parent")
+    found = SweepView(sweep_info(), plan, measured(plan)).saved_views("parent")
     assert all(len(value) < 5000 for value in found.values()), "MLflow keeps no longer tags"
     views = [json.loads(value) for value in found.values()]
     return {view["name"]: json.loads(view["state"]) for view in views}
+
+
+def measured(plan: Plan) -> dict[str, StageRecord]:
+    """Return the record of the first stage."""
+    return {key: make_record(plan, key) for key in list(plan.stages)[:1]}
 
 
 def grouped(state: dict[str, Any]) -> list[str]:
@@ -53,7 +61,7 @@ def test_only_views_that_show_something_are_offered() -> None:
 def test_a_class_that_varies_under_one_name_is_a_parameter() -> None:
     trials = [config("l1_unstructured", 0.5, 0) for _ in range(2)]
     trials[1]["model"] = {"name": "cnn", "_target_": "mine.Net", "width": 8}
-    view = SweepView(sweep_info(), plan_of(trials), {})
+    view = SweepView(sweep_info(), plan_of(trials), measured(plan_of(trials)))
     content = view.content(1)
 
     assert view.axes == ("model.kind", "model._target_")
@@ -61,3 +69,13 @@ def test_a_class_that_varies_under_one_name_is_a_parameter() -> None:
     assert content.params["model._target_"] == "mine.Net"
     assert content.tags["data.kind"] == "digits"
     assert "data.kind" not in content.params
+
+
+def test_views_wait_for_a_stage_that_says_what_it_is_measured_by() -> None:
+    plan = make_plan()
+    (key, record), *_ = measured(plan).items()
+    lower = {key: replace(record, metrics=(Metric("rmse", "", "lower", 0.1), *record.metrics))}
+    state = json.loads(json.loads(next(iter(SweepView(sweep_info(), plan, lower).saved_views("p").values())))["state"])
+
+    assert SweepView(sweep_info(), plan, {}).saved_views("parent") == {}
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`test/rmse`", True)

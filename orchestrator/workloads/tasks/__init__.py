@@ -1,0 +1,1 @@
+"""What a network is trained for, and what it is measured by."""
