@@ -108,8 +108,30 @@ class Component:
 
 
 @dataclass
-class Model(Component):
-    """What every network takes; null is filled in from the data set."""
+class Network(Component):
+    """What every network takes, the user's own too: the weights that it begins with."""
+
+    weights: str | None = None
+    """A .safetensors or .pt file, its URI, a folder or a name on the hub of Hugging Face; null: as initialised."""
+    revision: str | None = None
+    """Branch, tag or commit of a name on the hub."""
+    reinitialise: list[str] = field(default_factory=list)
+    """Patterns on the names of parameters and buffers that keep their initialisation, as in `fc.*`."""
+
+    @staticmethod
+    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what is said of weights that are not given."""
+        for name in ("revision", "reinitialise"):
+            if values.get(name) and values.get("weights") is None:
+                yield (
+                    f"`{where}.{name}` (={values[name]}) is about the weights that the network begins with; pass "
+                    f"`{where}.weights`, or leave it out."
+                )
+
+
+@dataclass
+class Model(Network):
+    """What every network of ours takes; null is filled in from the data set."""
 
     input_shape: list[int] | None = key(None, _SIZES.or_null())
     classes: int | None = key(None, _COUNT.or_null())
@@ -294,6 +316,6 @@ BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "me
 
 def part_violations(group: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that a model, data set or method breaks; the user's own has few."""
-    own: Mapping[str, type] = {"model": Component, "data": DataSet, "method": Method}
+    own: Mapping[str, type] = {"model": Network, "data": DataSet, "method": Method}
     schema = BUILT_IN[group].get(str(node.get("kind")), own[group])
     yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

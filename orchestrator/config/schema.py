@@ -240,7 +240,7 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
     elif kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        known, common = well_formed.keys(kinds[kind]), well_formed.keys(components.Component)
+        known, common = well_formed.keys(kinds[kind]), well_formed.keys(components.Network)
         for key in [key for key in node if key not in known]:
             yield (
                 f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes "

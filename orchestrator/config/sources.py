@@ -104,8 +104,8 @@ def module_digest(name: str) -> str:
 def content_digest(path: str) -> str:
     """Return the SHA-256 of a file, or of the names and contents below a directory but for Python's caches."""
     if not os.path.isdir(path):
-        return _file_digest(path)
-    found = sorted((os.path.relpath(file, path), _file_digest(file)) for file in _files(path, set()))
+        return file_digest(path)
+    found = sorted((os.path.relpath(file, path), file_digest(file)) for file in _files(path, set()))
     return digest(canonical_json(found))
 
 
@@ -231,7 +231,7 @@ def _digest_of(path: str, _version: tuple[int, ...]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _file_digest(path: str) -> str:
+def file_digest(path: str) -> str:
     """The SHA-256 of a file, read again only if it changed: it may be large, and a search plans many sweeps."""
     stat = os.stat(path)
     return _digest_of(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))

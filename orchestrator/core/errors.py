@@ -24,3 +24,7 @@ class DataError(OrchestratorError):
 
 class CannotKeep(OrchestratorError):
     """The view can never be kept there, however long it is waited for: says why and what to do."""
+
+
+class ModelError(OrchestratorError):
+    """A network that cannot be built from its configuration, or has nothing to prune."""

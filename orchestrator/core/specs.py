@@ -45,7 +45,7 @@ class StageSpec:
     starts_from: tuple[Key, ...] = field(default=(), compare=False)
     """Stages that would save work and give the same bits. Not part of the key."""
     location: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Where the worker finds what `fields` pins by content, such as a data set's directory. Not part of the key."""
+    """Part of `fields` -> where the worker finds what is pinned there by content. Not part of the key."""
 
     @cached_property
     def key(self) -> Key:

@@ -6,7 +6,6 @@ prunes and how it fine-tunes. Trials with equal prefixes share stages because th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,12 +16,12 @@ from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
+from orchestrator.planning import located
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")
 ROUND_PARTS = ("method", "prune", "finetune")
-LOCATION = ("root", "download")
 LISTED = 20
 """Refused trials that are spelled out; the rest are counted."""
 
@@ -78,10 +77,9 @@ def threads(config: Mapping[str, Any]) -> int:
 
 
 def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
-    location = _location(config["data"])
-    dense = _parts(config, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
+    pinned, location = located.pinned(config)
+    dense = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     dense["sources"] = _sources(config, DENSE_PARTS)
-    dense["data"] = {key: value for key, value in dense["data"].items() if key not in location}
     spec = StageSpec("dense", dense, location=location)
     yield spec
     shared = _parts(config, ROUND_PARTS) | {"sources": _sources(config, DENSE_PARTS + ROUND_PARTS)}
@@ -100,7 +98,8 @@ def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, An
     """The contents of the user's own code and files behind these parts: a round's network is built by those of model
     and data, too, and a worker holds each stage to what it was planned with.
     """
-    return sources.fingerprint({name: config[name] for name in names})
+    found = sources.fingerprint({name: config[name] for name in names})
+    return {**found, "packages": {**found["packages"], **located.releases(config)}}
 
 
 def _normal(job: Job) -> Job:
@@ -119,22 +118,11 @@ def _normal(job: Job) -> Job:
     return replace(job, config={**job.config, **parts})
 
 
-def _location(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a built-in data set that say where it lies: its content is pinned by checksums, wherever that is.
-
-    A relative path would be another directory on every worker, so it is made absolute here.
-    """
-    if "kind" not in data:
-        return {}
-    found = {key: data[key] for key in LOCATION if key in data}
-    return found | ({"root": os.path.abspath(found["root"])} if "root" in found else {})
-
-
 def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:
     """Hold a configuration to the rules, each distinct one once: a sweep's trials differ in a value or two."""
     key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
     if key not in seen:
-        seen[key] = list(violations(config))
+        seen[key] = list(violations(config)) or list(located.violations(config))
     return seen[key]
 
 

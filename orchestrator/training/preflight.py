@@ -19,7 +19,7 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
-from orchestrator.training.stages import Stage, built
+from orchestrator.training.stages import Stage, initialised
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split
 
@@ -60,7 +60,7 @@ class _Rehearsal(Stage):
     def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
         steps = count()
         order = replace(order, cancelled=lambda: next(steps) > 0)
-        super().__init__(order.specs[0], built(dense, order.specs[0], order), order)
+        super().__init__(order.specs[0], initialised(dense, order.specs[0], order), order)
         whole = self._data
         self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test))
 

@@ -34,7 +34,7 @@ from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import criterion_of, evaluate
 from orchestrator.workloads import data, models
 from orchestrator.workloads.tasks.classification import ACCURACY
-from orchestrator.workloads.weights import load_state, plain_state, state_digest, write_state
+from orchestrator.workloads.weights import initialise, load_state, plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
 
@@ -59,7 +59,7 @@ def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
     """
-    return Stage(spec, built(spec, spec, order), order).result(Stage.train)
+    return Stage(spec, initialised(spec, spec, order), order).result(Stage.train)
 
 
 def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -74,9 +74,18 @@ def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: Wor
     return Stage(spec, network, order).result(Stage.prune)
 
 
-def built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network of the stage `dense` as it is initialised."""
-    loaded = data.load({**dense.fields["data"], **spec.location}, dense.fields.get("sources"))
+def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network of the stage `dense` as its training begins: random, or a checkpoint's."""
+    network = _built(dense, spec, order)
+    node, place = dense.fields["model"], spec.location.get("model", {}).get("weights")
+    if place is not None:
+        initialise(network.model, place, node["weights"], node.get("reinitialise") or ())
+    return network
+
+
+def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network of the stage `dense` with random weights."""
+    loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
     seed = derive(dense.fields["seed"], "0/init")
     model = models.build(dense.fields["model"], input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
     return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
@@ -89,7 +98,7 @@ def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     if record is None:
         raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
     lineage = (*order.lineage, *order.specs)
-    network = built(lineage[0], spec, order)
+    network = _built(lineage[0], spec, order)
     load_state(network.model, order.store.fetch(key, WEIGHTS))
     if KINDS[record.kind].prunes:
         network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)

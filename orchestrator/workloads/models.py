@@ -13,13 +13,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.targets import create, given
 
-
-class ModelError(OrchestratorError):
-    """A network that cannot be built from its configuration, or has nothing to prune."""
+OURS = ("weights", "revision", "reinitialise")
+"""Keys of a model node that say what is done with the network; the target does not get them."""
 
 
 def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
@@ -38,7 +37,9 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
         OrchestratorError: the target fails, or returns no `nn.Module`.
     """
     found = {"input_shape": list(input_shape), "classes": classes}
-    filled = {key: found[key] if key in found and value is None else value for key, value in config.items()}
+    filled = {
+        key: found[key] if key in found and value is None else value for key, value in config.items() if key not in OURS
+    }
     with seeded(seed):
         model = create("model", filled, kinds=MODELS)
     if not isinstance(model, nn.Module):

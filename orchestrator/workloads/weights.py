@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+import shutil
+import tempfile
+import uuid
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import fsspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from orchestrator.config.sources import file_digest
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.redact import redact
+from orchestrator.store.node_folder import node_folder, tidy
 from pruning import is_pruned
 
 PIECE = 4 * 2**20
 """Bytes of a tensor that are brought to the CPU at a time."""
+WRAPPERS = ("module.", "_orig_mod.")
+"""What DataParallel and torch.compile put before the names of parameters."""
+STATES = ("state_dict", "model_state_dict", "model")
+"""Where a checkpoint that holds more keeps the weights."""
+TOLD = 3
+"""Misfits between a checkpoint and a network that are spelled out."""
+
+
+class CheckpointError(OrchestratorError):
+    """Weights to begin with that cannot be read, or are those of another network."""
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
@@ -68,6 +92,123 @@ def write_state(state: Mapping[str, Tensor], file: BinaryIO) -> None:
 def load_state(model: nn.Module, path: Path) -> None:
     """Copy a file of weights into a plain model; the file is mapped, so that its pages are the system's to drop."""
     model.load_state_dict(load_file(path))
+
+
+def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] = ()) -> None:
+    """Copy a checkpoint into a plain model, by name and in the model's dtypes; what fits nowhere is refused.
+
+    Names may have what DataParallel, torch.compile or a transformers model with a head puts before them, or lack it. Of
+    tied parameters one name suffices.
+
+    Args:
+        place: path or URI of a .safetensors file, or of what torch.save wrote: tensors by name, or a checkpoint that
+            has them as `state_dict`, say. Nothing in it is run.
+        expected: SHA-256 of its bytes
+        keep: patterns on the names of what keeps its initialisation
+
+    Raises:
+        CheckpointError: it is not there, not what was planned with, damaged, no checkpoint, or another network's
+    """
+    said = f"`model.weights` (={redact(place)})"
+    with _at_hand(place, expected, said) as path:
+        found = _read(path, said)
+        own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
+        for pattern in keep:
+            if not any(fnmatchcase(name, pattern) for name in own):
+                raise CheckpointError(f"`model.reinitialise` (={pattern}) matches no parameter of the network.")
+        taken = {name for name in own if not any(fnmatchcase(name, pattern) for pattern in keep)}
+        named = {_own_name(name, own, model): value for name, value in found.items()}
+        misfits = list(_misfits(own, taken, named, model))
+        if misfits:
+            more = f", and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
+            raise CheckpointError(
+                f"{said} is not of this network: {'; '.join(misfits[:TOLD])}{more}; choose the model that it was saved "
+                "from, or name what is to keep its initialisation, as in model.reinitialise=['fc.*']."
+            )
+        with torch.no_grad():
+            for name in taken & set(named):
+                own[name].copy_(named[name])
+
+
+@contextmanager
+def _at_hand(place: str, expected: str, said: str) -> Iterator[Path]:
+    """Give the path of a file on this node whose bytes are as expected; one from elsewhere is kept for the next."""
+    folder = node_folder()
+    with tempfile.TemporaryDirectory() as own:
+        try:
+            if "://" in place:
+                path = Path(folder or own, f"{expected}{Path(place).suffix}.checkpoint")
+                if not path.is_file():
+                    aside = path.with_name(f".{uuid.uuid4().hex}")
+                    with fsspec.open(place, "rb") as source, open(aside, "wb") as file:
+                        shutil.copyfileobj(source, file, PIECE)
+                    aside.replace(path)
+                    tidy(path.parent, path.suffix)
+            else:
+                path = Path(place)
+            digest = file_digest(str(path))
+        except Exception as error:  # whatever a file system's library raises
+            reason = redact(" ".join(str(error).split()) or type(error).__name__)
+            raise CheckpointError(
+                f"{said} cannot be read on this node: {reason}; put it where every node can."
+            ) from error
+        if digest != expected:
+            path.unlink() if "://" in place else None
+            raise CheckpointError(
+                f"{said} is not what the sweep was planned with: it was changed since, or this node has another; run "
+                "the same command again."
+            )
+        yield path
+
+
+def _read(path: Path, said: str) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name, mapped from the file where its format allows."""
+    try:
+        if ".safetensors" in path.suffixes:
+            return load_file(path)
+        with warnings.catch_warnings(action="ignore"):  # of pickles that torch.save did not write
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = "it names code" if "Unsupported global" in str(error) else lines[0].rstrip(".")
+        raise CheckpointError(
+            f"{said} is damaged, or holds more than tensors, and nothing in a checkpoint is run ({reason}); copy it "
+            "again, or save it by torch.save(model.state_dict(), ...) or as .safetensors."
+        ) from error
+    state: Any = found
+    for key in STATES:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    tensors = (
+        {name: value for name, value in state.items() if isinstance(value, Tensor)} if hasattr(state, "items") else {}
+    )
+    if not tensors:
+        raise CheckpointError(
+            f"{said} holds {type(state).__name__} and no tensors by name; save it by "
+            "torch.save(model.state_dict(), ...)."
+        )
+    return tensors
+
+
+def _own_name(name: str, own: Mapping[str, Tensor], model: nn.Module) -> str:
+    """Return what a network calls what its checkpoint calls `name`; as it is where it has nothing like that."""
+    head = f"{getattr(model, 'base_model_prefix', '')}."
+    forms = [name, *(name.removeprefix(wrapper) for wrapper in WRAPPERS), head + name, name.removeprefix(head)]
+    return next((form for form in forms if form in own), name)
+
+
+def _misfits(
+    own: Mapping[str, Tensor], taken: set[str], named: Mapping[str, Tensor], model: nn.Module
+) -> Iterator[str]:
+    places: dict[int, set[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        places.setdefault(id(tensor), set()).add(name)
+    tied = {name for names in places.values() if names & set(named) for name in names}
+    for name, tensor in own.items():
+        if name in taken and name in named and named[name].shape != tensor.shape:
+            yield f"`{name}` is {list(named[name].shape)} in the file and {list(tensor.shape)} in the network"
+    yield from (f"the file lacks `{name}`" for name in own if name in taken and name not in named and name not in tied)
+    yield from (f"the network lacks `{name}`" for name in named if name not in own)
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:

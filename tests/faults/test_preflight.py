@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
@@ -191,3 +193,23 @@ def test_what_may_pass_by_itself_is_left_to_the_trials(run: Run, monkeypatch: py
     monkeypatch.setattr(preflight._Rehearsal, "fits", away)
 
     assert run([]).status == "finished"
+
+
+def test_a_checkpoint_is_evaluated_where_nothing_is_trained_and_that_of_another_network_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weights = {"embedding.weight": (20, 4), "head.weight": (2, 24), "head.bias": (2,)}
+    torch.save({name: torch.randn(shape, generator=draw) for name, shape in weights.items()}, "base.pt")
+    outcome = run(["+model.weights=base.pt", "train=none", "train.epochs=0"])
+    dense = next(record for record in outcome.records.values() if record.kind == "dense")
+    stored = load_file(next(tmp_path.glob(f"store/stages/{dense.key}/weights.safetensors")))
+
+    assert outcome.status == "finished"
+    assert (dense.steps, dense.best_step, dense.curve) == (0, 0, ())
+    assert set(dense.after) == {f"{split}/{name}" for split in ("val", "test") for name in ("loss", "accuracy")}
+    assert all(torch.equal(stored[name], value) for name, value in torch.load("base.pt").items())
+    with pytest.raises(ConfigError, match=r"(?s)cannot run; nothing was trained.*`head.weight` is \[2, 24"):
+        run(["+model.weights=base.pt", "+model.outputs=3"])
+    with pytest.raises(ConfigError, match=r"`model.weights` \(=lost.pt\) cannot be read: there is no such file"):
+        run(["+model.weights=lost.pt"])

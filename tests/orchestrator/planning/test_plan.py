@@ -130,7 +130,7 @@ def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any],
     here, there = mnist("data"), mnist(tmp_path)
 
     assert list(here.stages) == list(there.stages)
-    assert all(Path(spec.location["root"]).is_absolute() for spec in here.stages.values())
+    assert all(Path(spec.location["data"]["root"]).is_absolute() for spec in here.stages.values())
 
 
 def test_a_changed_source_is_another_stage(
