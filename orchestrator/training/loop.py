@@ -22,6 +22,8 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.evaluation import autocast, criterion_of, evaluate, is_class, outputs_of
+from orchestrator.training.resuming import Keep, Resumable
+from orchestrator.training.train_state import TrainState
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import create
@@ -64,6 +66,8 @@ def fit(
     on_optimizer: Callable[[Optimizer], None] | None = None,
     cancelled: Callable[[], bool] = never,
     on_point: Callable[[CurvePoint], object] = lambda _: None,
+    state: TrainState | None = None,
+    keep: Keep = lambda *_: None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave in it the selected weights (and buffers).
 
@@ -77,9 +81,13 @@ def fit(
         on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
         cancelled: asked before each batch.
         on_point: told each point as it comes.
+        state: where to go on from, as `keep` was given it by a training of the same network, data, settings and seed.
+        keep: told before each batch how to get the state as it is then, and whether the training is about to be
+            cancelled. The state's tensors are those that training moves: write them before you return.
 
     Raises:
         Cancelled: `cancelled` returned True.
+        Unfit: `state` is of another training.
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
@@ -91,12 +99,14 @@ def fit(
         run = _Run(model, data, settings, seed, device)
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
+        if state is not None:
+            run.go_on(state)
         with in_mode(model, training=True):
-            run.train(cancelled, on_point)
+            run.train(cancelled, on_point, keep)
     return FitResult(tuple(run.curve), run.step, run.selected_step)
 
 
-class _Run:
+class _Run(Resumable):
     """One training: the optimizer's state, where it is, and the best weights so far."""
 
     def __init__(self, model: nn.Module, data: Data, config: Train, seed: int, device: torch.device) -> None:
@@ -122,19 +132,21 @@ class _Run:
         self.step = 0
         self.rate = 0.0
         self.skipped = False
-        """The last step's fp16 gradients overflowed: it moved nothing, and the loss is scaled less from now on."""
         self.selected_step = 0
         self.curve: list[CurvePoint] = []
         self.losses: list[Tensor] = []
         self.best = -math.inf
         self.best_state: list[Tensor] | None = None
+        self.stale = 0
 
-    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object]) -> None:
+    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep) -> None:
         every = self.config.eval_every or self.epoch_length
-        stale = 0
+        left = range(self.step + 1, self.length + 1)
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
-        for step, (inputs, labels) in zip(range(1, self.length + 1), _from(self.batches, 0), strict=False):
-            if cancelled():
+        for step, (inputs, labels) in zip(left, _from(self.batches, self.step), strict=False):
+            ending = cancelled()
+            keep(self.state, ending)
+            if ending:
                 raise Cancelled
             self._update(inputs, labels)
             self.step = step
@@ -145,8 +157,8 @@ class _Run:
             if step % every == 0 or step == self.length:
                 point = self._point()
                 on_point(point)
-                stale = 0 if self._keep(point) else stale + 1
-                if stale == self.config.patience:
+                self.stale = 0 if self._keep(point) else self.stale + 1
+                if self.stale == self.config.patience:
                     break
             elif len(self.losses) % CHECK_EVERY == 0:
                 self._mean_loss()

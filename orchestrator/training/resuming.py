@@ -1,0 +1,96 @@
+"""What of a training its state is made of, and how it is taken up from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from orchestrator.core.records import CurvePoint
+from orchestrator.training.evaluation import Criterion
+from orchestrator.training.train_state import (
+    TrainState,
+    generators,
+    module_state,
+    optimizer_state,
+    restore_generators,
+    restore_module,
+    restore_optimizer,
+)
+
+Keep = Callable[[Callable[[], TrainState], bool], object]
+"""Told before each batch how to get the state as it is then, and whether the training is about to be cancelled."""
+_NUMBERS = ("step", "rate", "skipped", "selected_step", "best", "stale")
+
+
+class Unfit(Exception):
+    """A state that is not one of this training; says why."""
+
+
+class Resumable:
+    """A training between two steps."""
+
+    model: nn.Module
+    loss: Criterion
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    scaler: GradScaler
+    device: torch.device
+    step: int
+    rate: float
+    """The learning rate of the last step."""
+    skipped: bool
+    """The last step's fp16 gradients overflowed: it moved nothing, and the loss is scaled less from now on."""
+    curve: list[CurvePoint]
+    losses: list[Tensor]
+    """Of the steps since the last point."""
+    best: float
+    selected_step: int
+    best_state: list[Tensor] | None
+    """Parameters and buffers, as they were then."""
+    stale: int
+    """Evaluations since the last new best."""
+
+    def state(self) -> TrainState:
+        """Return all that the rest of the training follows from, as it is between two steps."""
+        parts = {name: getattr(self, name) for name in _NUMBERS}
+        parts |= {
+            "model": module_state(self.model),
+            "loss": module_state(self.loss) if isinstance(self.loss, nn.Module) else None,
+            "optimizer": optimizer_state(self.optimizer),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "generators": generators(self.device),
+            "curve": [asdict(point) for point in self.curve],
+            "losses": torch.stack(self.losses) if self.losses else None,
+            "best_state": self.best_state,
+        }
+        return TrainState.of(parts)
+
+    def go_on(self, state: TrainState) -> None:
+        """Take up the training where `state` was; raise `Unfit` where that is none of this training."""
+        try:
+            self._go_on(state)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unfit(str(error)) from error
+
+    def _go_on(self, state: TrainState) -> None:
+        restore_module(self.model, state.part("model"))
+        if isinstance(self.loss, nn.Module):
+            restore_module(self.loss, state.part("loss"))
+        restore_optimizer(self.optimizer, state.part("optimizer"))
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state.part("scheduler"))
+        self.scaler.load_state_dict(state.part("scaler"))
+        self.curve = [CurvePoint(**point) for point in state.part("curve")]
+        losses, best = state.part("losses"), state.part("best_state")
+        self.losses = [] if losses is None else list(losses.to(self.device).unbind())
+        self.best_state = None if best is None else [tensor.to(self.device) for tensor in best]
+        for name in _NUMBERS:
+            setattr(self, name, state.part(name))
+        restore_generators(state.part("generators"), self.device)

@@ -1,0 +1,245 @@
+"""A training that goes on from a state, elsewhere for all it knows, ends with the bits of one that never stopped."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from training_cases import EPOCH, fit, metrics, network, problem, same, state
+
+from orchestrator.training import loop
+from orchestrator.training.resuming import Unfit
+from orchestrator.training.train_state import NotPlain, TrainState, generators, restore_generators
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.splits import LoaderSplit
+from orchestrator.workloads.weights import write_state
+from pruning import MaskKeeper
+
+
+def elsewhere(found: TrainState) -> TrainState:
+    """Return the state as another process would read it."""
+    file = io.BytesIO()
+    write_state(found.tensors, file)
+    return TrainState(load(file.getvalue()), json.loads(json.dumps(found.values, allow_nan=False)))
+
+
+class Stop:
+    """Keeps the state before each batch, and cancels before the `at`-th."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.asked, self.state = at, 0, TrainState()
+
+    def cancelled(self) -> bool:
+        self.asked += 1
+        return self.asked > self.at
+
+    def keep(self, current: Any, ending: bool) -> None:
+        assert ending == (self.asked > self.at)
+        if ending:
+            self.state = elsewhere(current())
+
+
+class Counting(torch.optim.SGD):
+    """The user's own: its step depends on a number that is no part of its state, as torch has it."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.taken
+        return super().step(closure)
+
+
+class Secretive(torch.optim.SGD):
+    """The user's own: what it does depends on what no state can say."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.memory: object = iter(())
+        return super().step(closure)
+
+
+class Drawing(nn.Module):
+    """Draws from every global generator, and remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = network(), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += self.training
+        noise = random.random() + np.random.rand()  # noqa: NPY002
+        outputs: Tensor = self.inner(inputs + noise * torch.rand(()) / (1 + self.calls))
+        return outputs
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+class Noisy(Dataset[tuple[Tensor, int]]):
+    """Augments each example by draws from all global generators."""
+
+    def __init__(self) -> None:
+        self.images, self.labels = problem().train.batches(50, device=torch.device("cpu")).__iter__().__next__()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        noise = random.random() * np.random.rand() * torch.rand(())  # noqa: NPY002
+        return self.images[index] + noise, int(self.labels[index])
+
+
+ADAM = {"_target_": "torch.optim.Adam", "lr": 0.01}
+CASES: dict[str, dict[str, Any]] = {
+    "momentum": {},
+    "adam, cosine": {
+        "optimizer": ADAM,
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None},
+    },
+    "amsgrad by epochs": {
+        "optimizer": {**ADAM, "amsgrad": True},
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.MultiStepLR", "milestones": [1, 1]},
+        "scheduler_interval": "epoch",
+    },
+    "plateau": {
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "patience": 0, "factor": 0.1},
+        "eval_every": 2,
+    },
+    "one cycle": {
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1, "total_steps": None},
+        "clip_norm": 1.0,
+    },
+    "early stop": {"lr": 3.0, "eval_every": 1, "patience": 4},
+    "last, by loss": {"select": "last", "monitor": "loss", "eval_every": 3},
+    "bf16": {"precision": "bf16"},
+    "own optimizer": {"optimizer": {"_target_": f"{__name__}.Counting", "lr": 0.1}},
+    "nadam": {"optimizer": {"_target_": "torch.optim.NAdam", "lr": 0.01}},
+}
+
+
+def goes_on(at: int, make: Any = network, data: Data | None = None, **options: Any) -> None:
+    """Hold a training that stops before its `at`-th batch and goes on elsewhere to one that does not."""
+    whole = make()
+    expected = fit(whole, data=data, **options)
+    stop = Stop(at)
+    with pytest.raises(loop.Cancelled):
+        fit(make(), data=data, cancelled=stop.cancelled, keep=stop.keep, **options)
+    torch.manual_seed(at)
+    model = make()
+    found = fit(model, data=data, state=stop.state, **options)
+
+    assert metrics(found) == metrics(expected)
+    assert replace(found, curve=()) == replace(expected, curve=())
+    assert same(state(model), state(whole))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("at", [0, 3, EPOCH, EPOCH + 4])
+def test_a_training_goes_on_bit_for_bit(case: str, at: int) -> None:
+    goes_on(min(at, 4) if case == "early stop" else at, **CASES[case])
+
+
+def test_what_a_network_draws_and_its_extra_state_go_on() -> None:
+    goes_on(EPOCH + 2, make=Drawing)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_goes_on_in_the_middle_of_an_epoch(workers: int) -> None:
+    goes_on(EPOCH + 3, data=replace(problem(), train=LoaderSplit(Noisy(), workers)))
+
+
+def test_a_pruned_network_goes_on_under_its_masks() -> None:
+    masks = {"0.weight": torch.arange(64).view(16, 4) % 3 != 0}
+    models = []
+    for at in (None, 9):
+        model, stop = network(), Stop(9)
+        if at is not None:
+            held = network()
+            with pytest.raises(loop.Cancelled):
+                fit(held, on_optimizer=MaskKeeper(held, masks).attach, cancelled=stop.cancelled, keep=stop.keep)
+        fit(model, on_optimizer=MaskKeeper(model, masks).attach, state=stop.state if at else None)
+        models.append(model)
+
+    assert same(state(models[0]), state(models[1]))
+    assert not models[1][0].weight[~masks["0.weight"]].any()
+
+
+def test_an_optimizer_whose_state_is_not_plain_says_so() -> None:
+    stop = Stop(5)
+    with pytest.raises(NotPlain, match="memory"):
+        fit(
+            network(),
+            optimizer={"_target_": f"{__name__}.Secretive", "lr": 0.1},
+            cancelled=stop.cancelled,
+            keep=stop.keep,
+        )
+
+
+def test_the_state_of_another_network_changes_nothing() -> None:
+    stop = Stop(3)
+    with pytest.raises(loop.Cancelled):
+        fit(network(), cancelled=stop.cancelled, keep=stop.keep)
+    other = nn.Linear(4, 3)
+    before = state(other)
+
+    with pytest.raises(Unfit, match="another network"):
+        fit(other, state=stop.state)
+    assert same(state(other), before)
+
+
+def test_parts_come_back_as_they_were() -> None:
+    parts = {
+        "numbers": {0: (1, 0.1, -0.0, True, None), "inf": [math.inf, -math.inf], "big": 2**62},
+        "kinds": {"counter": Counter({3: 2}), "ordered": OrderedDict(b=1, a=2), "empty": ((), [], {})},
+        "tensors": [torch.tensor(1.5), torch.zeros(0, 3), torch.tensor([True]), torch.ones(2, 3).t()],
+        "numpy": np.float32(0.5),
+    }
+    found = elsewhere(TrainState.of(parts))
+
+    assert found.part("numbers") == parts["numbers"]
+    assert str(found.part("numbers")[0]) == "(1, 0.1, -0.0, True, None)"
+    assert found.part("kinds") == parts["kinds"]
+    assert type(found.part("kinds")["counter"]) is Counter
+    assert found.part("numpy") == 0.5
+    assert all(
+        torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found.part("tensors"), parts["tensors"], strict=True)
+    )
+    with pytest.raises(ValueError, match="no state of the part 'other'"):
+        found.part("other")
+
+
+@pytest.mark.parametrize("value", [object(), iter(()), {1, 2}, 2**70, torch.zeros(2).to_sparse(), lambda: None])
+def test_what_is_not_plain_is_named(value: object) -> None:
+    with pytest.raises(NotPlain, match="optimizer/state/0/memory"):
+        TrainState.of({"optimizer": {"state": [{"memory": value}]}})
+
+
+def draws() -> Iterator[float]:
+    yield from (random.gauss(0, 1), np.random.normal(), float(torch.randn(())))  # noqa: NPY002
+
+
+def test_generators_go_on() -> None:
+    device = torch.device("cpu")
+    list(draws())  # so that the normal ones have a second draw in store
+    before = elsewhere(TrainState.of({"generators": generators(device)}))
+    expected = list(draws())
+    list(draws())
+    restore_generators(before.part("generators"), device)
+
+    assert list(draws()) == expected
