@@ -60,6 +60,7 @@ def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_found_by_a_worker_and_ends_with_2(run: Run, tmp_path: Path) -> None:
     result = run("schedule=amount", "schedule.amount=100000")
 

@@ -174,7 +174,7 @@ def hydra() -> tuple[Hydra, DictConfig]:
     return started, started.compose_config("config", [], RunMode.MULTIRUN, with_log_configuration=False)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(line=overrides())
 @example(line=["schedule.rounds=1000000000"])
 @example(line=["store.uri=''"])

@@ -23,6 +23,7 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_says_so_and_resumes_to_the_same_bits(
     start: Start, tmp_path: Path, undisturbed: Path
 ) -> None:

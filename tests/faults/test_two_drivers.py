@@ -20,6 +20,7 @@ def table(text: str) -> list[str]:
     return lines[start : lines.index("", start)]
 
 
+@pytest.mark.slow
 def test_two_drivers_share_the_work_and_the_result(start: Start, tmp_path: Path) -> None:
     store = f"store.uri={tmp_path / 'one' / 'store'}"
     one = start(tmp_path / "one", *SWEEP, *INLINE, store)
