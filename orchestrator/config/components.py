@@ -51,6 +51,8 @@ class Train:
     eval_batch_size: int = key(512, _COUNT)
     drop_last: bool = key(False, _FLAG)
     """Leave out the last batch of an epoch when it is smaller than `batch_size`."""
+    accumulate: int = key(1, _COUNT)
+    """Batches whose gradients make one optimizer step; the last step of an epoch takes what is left."""
     optimizer: dict[str, Any] = key({}, Rule(_has_target, "have a `_target_`; pass one, as in torch.optim.SGD"))
     """`_target_` and arguments, as in `torch.optim.SGD`; `optimizer@train.optimizer=adam` picks a ready one."""
     scheduler: dict[str, Any] | None = key(None, _OPTIONAL_TARGET)
@@ -63,6 +65,10 @@ class Train:
     """fp32, or autocast to bf16 or fp16; fp16 scales the loss and needs CUDA."""
     clip_norm: float | None = key(None, _CLIP)
     """Largest L2 norm of all gradients taken as one vector."""
+    ema: float | None = key(None, within(": the decay of an average; pass 0.999").or_null(", or null for no averages"))
+    """Decay of a moving average of the weights over the steps, which is evaluated and kept; null keeps the weights."""
+    compile: bool = key(False, _FLAG)
+    """Compile forward and loss of the training step by torch.compile: other bits, and some time before the first."""
     eval_every: int | None = key(None, _COUNT.or_null())
     """Steps between two evaluations on the validation split; null is once an epoch. The last step is always one."""
     select: str = key("best", one_of("best", "last"))

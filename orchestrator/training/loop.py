@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -21,11 +21,13 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
+from orchestrator.training.accumulation import Steps
+from orchestrator.training.averages import Averages
 from orchestrator.training.evaluation import autocast, criterion_of, evaluate, is_class, outputs_of
 from orchestrator.training.resuming import Keep, Resumable
 from orchestrator.training.train_state import TrainState
 from orchestrator.workloads.data import Data
-from orchestrator.workloads.splits import Batch, Batches
+from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import create
 from pruning.measure.macs import in_mode
 
@@ -112,10 +114,11 @@ class _Run(Resumable):
     def __init__(self, model: nn.Module, data: Data, config: Train, seed: int, device: torch.device) -> None:
         _require_precision(config.precision, device)
         self.model, self.data, self.config, self.device = model, data, config, device
-        self.batches = data.train.batches(
+        batches = data.train.batches(
             config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
         )
-        self.epoch_length = len(self.batches)
+        self.steps = Steps(batches, config.accumulate)
+        self.epoch_length = len(self.steps)
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
             raise TrainingError(
@@ -128,6 +131,8 @@ class _Run(Resumable):
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.loss = criterion_of(config.loss, device)
+        self.loss_of = torch.compile(self._loss_of) if config.compile else self._loss_of
+        self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
         self.by_accuracy = config.monitor == "accuracy" and (config.select == "best" or config.patience is not None)
         self.step = 0
         self.rate = 0.0
@@ -143,38 +148,46 @@ class _Run(Resumable):
         every = self.config.eval_every or self.epoch_length
         left = range(self.step + 1, self.length + 1)
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
-        for step, (inputs, labels) in zip(left, _from(self.batches, self.step), strict=False):
+        for step, batches in zip(left, self.steps.after(self.step), strict=False):
             ending = cancelled()
             keep(self.state, ending)
             if ending:
                 raise Cancelled
-            self._update(inputs, labels)
+            self._update(batches)
             self.step = step
             if not self.skipped:
                 self._schedule("step")
             if step % self.epoch_length == 0:
                 self._schedule("epoch")
             if step % every == 0 or step == self.length:
-                point = self._point()
-                on_point(point)
-                self.stale = 0 if self._keep(point) else self.stale + 1
+                with nullcontext() if self.averages is None else self.averages.in_force():
+                    point = self._point()
+                    on_point(point)
+                    self.stale = 0 if self._keep(point) else self.stale + 1
                 if self.stale == self.config.patience:
                     break
             elif len(self.losses) % CHECK_EVERY == 0:
                 self._mean_loss()
         self._restore()
 
-    def _update(self, inputs: Tensor, labels: Tensor) -> None:
-        if self.by_accuracy and not is_class(labels):
+    def _update(self, batches: Sequence[Batch]) -> None:
+        """Take one step: along the mean gradient of all examples of the `batches`."""
+        if self.by_accuracy and not is_class(batches[0][1]):
             raise TrainingError(
                 "`monitor` (=accuracy) must be loss where the labels of `data` are numbers and no classes: there is no "
                 "accuracy to choose the best step by; pass train.monitor=loss finetune.monitor=loss."
             )
         for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
             parameter.grad = None
-        with autocast(self.device, self.config.precision):
-            loss = self.loss(outputs_of(self.model, inputs), labels)
-        torch.autograd.backward(self.scaler.scale(loss))
+        examples = sum(len(labels) for _, labels in batches)
+        losses = []
+        for inputs, labels in batches:
+            with autocast(self.device, self.config.precision):
+                loss = self._loss(inputs, labels)
+            if len(batches) > 1:
+                loss = loss * (len(labels) / examples)
+            torch.autograd.backward(self.scaler.scale(loss))
+            losses.append(loss.detach())
         if self.config.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
@@ -182,8 +195,25 @@ class _Run(Resumable):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.skipped = self.scaler.get_scale() < scale
-        self.losses.append(loss.detach())
+        if self.averages is not None and not self.skipped:
+            self.averages.update()
+        self.losses.append(sum(losses[1:], losses[0]))
         self.rate = float(self.optimizer.param_groups[0]["lr"])
+
+    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        try:
+            return self.loss_of(inputs, labels)
+        except RuntimeError as error:
+            if not self.config.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            said = str(error).strip().splitlines()[0]
+            raise TrainingError(
+                f"`train.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; pass "
+                "train.compile=false finetune.compile=false."
+            ) from error
+
+    def _loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(outputs_of(self.model, inputs), labels)
 
     def _scheduler(self) -> LRScheduler | None:
         """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps."""
@@ -255,6 +285,8 @@ class _Run(Resumable):
         return improved
 
     def _restore(self) -> None:
+        if self.averages is not None:
+            self.averages.apply()
         if self.best_state is None or self.selected_step == self.step:
             return
         with torch.no_grad():
@@ -288,11 +320,3 @@ def _diverged(which: str, step: int, loss: float) -> Diverged:
         f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
         "`clip_norm=1.0`."
     )
-
-
-def _from(batches: Batches, step: int) -> Iterator[Batch]:
-    """Yield the batches of all epochs after the first `step` ones."""
-    epoch, start = divmod(step, len(batches))
-    yield from batches.epoch(epoch, start)
-    for number in count(epoch + 1):
-        yield from batches.epoch(number)

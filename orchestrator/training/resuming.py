@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.records import CurvePoint
+from orchestrator.training.averages import Averages
 from orchestrator.training.evaluation import Criterion
 from orchestrator.training.train_state import (
     TrainState,
@@ -53,6 +54,7 @@ class Resumable:
     selected_step: int
     best_state: list[Tensor] | None
     """Parameters and buffers, as they were then."""
+    averages: Averages | None
     stale: int
     """Evaluations since the last new best."""
 
@@ -69,6 +71,7 @@ class Resumable:
             "curve": [asdict(point) for point in self.curve],
             "losses": torch.stack(self.losses) if self.losses else None,
             "best_state": self.best_state,
+            "averages": None if self.averages is None else self.averages.values,
         }
         return TrainState.of(parts)
 
@@ -91,6 +94,8 @@ class Resumable:
         losses, best = state.part("losses"), state.part("best_state")
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.best_state = None if best is None else [tensor.to(self.device) for tensor in best]
+        if self.averages is not None:
+            self.averages.values = [tensor.to(self.device) for tensor in state.part("averages")]
         for name in _NUMBERS:
             setattr(self, name, state.part(name))
         restore_generators(state.part("generators"), self.device)

@@ -133,7 +133,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"select": "first"}, "`train.select` (=first) must be one of best, last."),
         ({"monitor": "val_loss"}, "`train.monitor` (=val_loss) must be one of accuracy, loss."),
         ({"patience": -2}, "`train.patience` (=-2) must be an integer of at least 1, or null."),
-        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are batch_size, "),
+        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are accumulate, batch_size, "),
     ],
 )
 def test_each_rule_is_said_in_a_sentence(change: dict[str, Any], words: str) -> None:

@@ -129,6 +129,7 @@ CASES: dict[str, dict[str, Any]] = {
     "last, by loss": {"select": "last", "monitor": "loss", "eval_every": 3},
     "bf16": {"precision": "bf16"},
     "own optimizer": {"optimizer": {"_target_": f"{__name__}.Counting", "lr": 0.1}},
+    "accumulation, averages": {"accumulate": 2, "ema": 0.9, "epochs": 4},
     "nadam": {"optimizer": {"_target_": "torch.optim.NAdam", "lr": 0.01}},
 }
 
