@@ -26,6 +26,8 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
+from orchestrator.store.checkpoints import Checkpoints
+from orchestrator.store.local_backend import LocalBackend
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 STEPS = {"dense": 15, "round": 6}
@@ -41,6 +43,11 @@ class NoStore:
 
     masks: bytes = b""
     """What every stage's masks are."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """There are none."""
+        return Checkpoints(LocalBackend("none"), "none")
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Nothing is finished."""

@@ -75,6 +75,8 @@ class Cluster:
     """Further attempts after a worker, its memory or its node was lost; other errors are never retried."""
     backoff: float = key(1.0, at_least(0, " seconds; pass 0 to retry at once"))
     """Seconds before the first retry, doubled before each further one."""
+    grace: float = key(5.0, at_least(0, " seconds; pass 30 where Slurm's KillWait is that long"))
+    """Seconds that running stages have to end, and to write a checkpoint, once the sweep is interrupted."""
     on_error: str = key("continue", one_of("continue", "stop"))
     """After a failed trial `continue` with the others, or `stop` the sweep."""
     autoscaling: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.config.rules import Rule, is_int, is_number, key, one_of, violations, whole, within
+from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, one_of, violations, whole, within
 from orchestrator.config.well_formed import INFINITIES, mistyped
 
 NORMS = (*INFINITIES, "fro", "nuc")
@@ -77,6 +77,8 @@ class Train:
     """What best means, for `select` and `patience`: highest `accuracy` or lowest `loss`."""
     patience: int | None = key(None, _COUNT.or_null())
     """Stop after this many evaluations in a row without a new best; null trains to the end."""
+    checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"))
+    """Minutes between two checkpoints, at least; 0 keeps none. No part of what identifies a result."""
     depends: list[str] = field(default_factory=list)
     """Files and directories that an own optimizer, scheduler or loss reads: their contents are part of the results."""
 

@@ -15,6 +15,15 @@ JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray in the environment of a submitted job."""
 
 
+STOP_SECONDS = 2.0
+"""What `ray job stop` leaves of three seconds for stages to end."""
+
+
+def grace(seconds: float) -> float:
+    """Return how long stages may take to end where the user allows for so many seconds: a submitted job has fewer."""
+    return min(seconds, STOP_SECONDS) if JOB_CONFIG in os.environ else seconds
+
+
 def in_temporary_copy() -> bool:
     """Whether this process is a submitted job with a working directory, which Ray copied and will remove."""
     try:

@@ -98,7 +98,9 @@ class StageRecord:
     """`StageSpec.to_json()` of what was run, so that a store can be read without the config that made it."""
     version: int = RECORD_VERSION
 
-    CIRCUMSTANCES: ClassVar = ("measurements", "started", "device", "host", "attempt", "environment", "files")
+    CIRCUMSTANCES: ClassVar = (
+        *("measurements", "warnings", "started", "device", "host", "attempt", "environment", "files"),
+    )
 
     @property
     def inputs(self) -> Mapping[str, str]:

@@ -45,7 +45,9 @@ class StageSpec:
     starts_from: tuple[Key, ...] = field(default=(), compare=False)
     """Stages that would save work and give the same bits. Not part of the key."""
     location: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Part of `fields` -> where the worker finds what is pinned there by content. Not part of the key."""
+    """Part of `fields` -> where the worker finds what is pinned there by content, and what else cannot change the
+    result. Not part of the key.
+    """
 
     @cached_property
     def key(self) -> Key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
@@ -14,8 +14,46 @@ FileWriter = Callable[[BinaryIO], object]
 """Writes the content of a file, front to back; called again, it writes the same."""
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a stage was when it was last kept: at `step`, with plain `values`, its tensors in a file on this node."""
+
+    step: int
+    values: Mapping[str, Any]
+    tensors: Path
+
+
+class States(Protocol):
+    """Where the states of stages that have not ended are kept, one a stage."""
+
+    def save(self, key: str, step: int, values: Mapping[str, Any], tensors: FileWriter) -> None:
+        """Make a state durable in place of the one before."""
+        ...
+
+    def latest(self, key: str) -> Checkpoint | None:
+        """Return a stage's state, verified; None where there is none, or it is damaged, which is told."""
+        ...
+
+    def reached(self, key: str) -> int:
+        """Return the step of a stage's state, -1 where there is none."""
+        ...
+
+    def put_aside(self, key: str, reason: str) -> None:
+        """Set a state aside that cannot be gone on from."""
+        ...
+
+    def drop(self, key: str) -> None:
+        """Remove a stage's state, if there is one."""
+        ...
+
+
 class StageStore(Protocol):
     """What executors and their work need of a store; it must pickle."""
+
+    @property
+    def checkpoints(self) -> States:
+        """The states of stages that have not ended."""
+        ...
 
     def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
         """Return the records of those `keys` that are durable."""
@@ -53,6 +91,8 @@ class WorkOrder:
     attempt: int = 1
     cancelled: Callable[[], bool] = never
     """To be asked at every batch: whether to end, by returning or raising."""
+    grace: float = 0.0
+    """Seconds that remain, once `cancelled` says so, before the worker is ended by force."""
     log: str = ""
     """The file on the worker that takes what the work prints."""
     check: Callable[[], object] | None = None

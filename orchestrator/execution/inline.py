@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import Self
 
+from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
@@ -85,6 +86,7 @@ class InlineExecutor:
             threads=self._cluster.thread_count,
             attempt=attempt,
             cancelled=self._cancelled.is_set,
+            grace=submission.grace(self._cluster.grace),
         )
 
     def cancel(self) -> None:

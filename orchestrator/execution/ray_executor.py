@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
@@ -52,7 +53,6 @@ class RayExecutor:
         work: what runs a segment, or its `module:name`; every node must be able to import it
         logs: the folder on each worker for what the work prints, one file an attempt
         claims: of the drivers that share the store, if there may be others
-        grace: seconds that running stages have to end at a batch once the sweep is cancelled
     """
 
     def __init__(
@@ -63,10 +63,9 @@ class RayExecutor:
         work: Work | str = DEFAULT_WORK,
         logs: str | Path = "logs",
         claims: Claims | None = None,
-        grace: float = 2.0,
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
-        self._logs, self._grace = Path(logs).absolute(), grace
+        self._logs, self._grace = Path(logs).absolute(), submission.grace(cluster.grace)
         self._address, self._wanted = address_of(cluster), request(cluster)
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
@@ -237,6 +236,7 @@ class RayExecutor:
             store=self._store,
             threads=self._cluster.thread_count,
             attempt=attempt.number,
+            grace=self._grace,
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )

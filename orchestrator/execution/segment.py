@@ -28,6 +28,7 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
         else:
             result = _result(order, index, {} if network is None else {NETWORK: network})
             record = order.store.commit(result.record, result.files)
+            order.store.checkpoints.drop(record.key)
             network = result.network if record.weights_digest == result.record.weights_digest else None
         yield record
         order = replace(order, attempt=1)  # at the next stage

@@ -22,6 +22,8 @@ from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "train")
 ROUND_PARTS = ("method", "prune", "finetune")
+IN_NO_KEY = ("checkpoint_minutes",)
+"""Of a training, what cannot change its result: the worker is told beside the fields."""
 LISTED = 20
 """Refused trials that are spelled out; the rest are counted."""
 
@@ -78,6 +80,7 @@ def threads(config: Mapping[str, Any]) -> int:
 
 def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
     pinned, location = located.pinned(config)
+    location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     dense = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     dense["sources"] = _sources(config, DENSE_PARTS)
     spec = StageSpec("dense", dense, location=location)
@@ -90,7 +93,8 @@ def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """What a result depends on: the seed, our code, and these parts less what is not passed to their targets."""
-    parts = {name: {key: value for key, value in config[name].items() if key not in sources.LABELS} for name in names}
+    left_out = {*sources.LABELS, *IN_NO_KEY}
+    parts = {name: {key: value for key, value in config[name].items() if key not in left_out} for name in names}
     return parts | {"seed": config["seed"], "versions": versions_of(parts)}
 
 

@@ -3,6 +3,7 @@
     ROOT/store.json                     which layout this is
     ROOT/stages/KEY/record.json         the commit of a stage, sealed with its own digest
     ROOT/stages/KEY/[ATTEMPT/]NAME      its files, whose digests the record holds
+    ROOT/checkpoints/KEY/               where a stage was that has not ended
     ROOT/sweeps/NAME.json               what a sweep was, to rebuild its comparison
     ROOT/preflights/KEY                 what can run: tried once, and safe to forget
     ROOT/quarantine/KEY-*/              damaged stages, each with a reason.txt
@@ -31,6 +32,7 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
+from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, check_protocol
@@ -119,6 +121,11 @@ class Store:
         """The commit protocol on that place."""
         return Stages(self.backend, self._name, self.read_only)
 
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        """The states of stages that have not ended."""
+        return Checkpoints(self.backend, self._name)
+
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Return the records of those `keys` that are committed.
 
@@ -193,8 +200,9 @@ class Store:
         self.stages.drop_weights(keys)
 
     def discard(self, key: str) -> None:
-        """Forget a stage, so that the next run repeats it."""
+        """Forget a stage, so that the next run repeats it from its start."""
         self.backend.remove_folder(folder_of(key))
+        self.checkpoints.drop(key)
 
     def leases(self, owner: str = "", ttl: float = LEASE_SECONDS, clock: Callable[[], float] = time.time) -> Leases:
         """Return the means by which drivers that share this store keep from training a stage at the same time."""

@@ -34,12 +34,12 @@ from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preview import preview
 from orchestrator.store import retention
 from orchestrator.store.leases import Leases
-from orchestrator.store.probe import probing
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.sweep.preflight import preflight
+from orchestrator.sweep.probe import probing
 from orchestrator.sweep.sync_views import behind
 from orchestrator.views.report import drawing
 from orchestrator.views.report.files import kept, report, write

@@ -7,21 +7,16 @@ one that is restored from the store. Both give the same bits.
 from __future__ import annotations
 
 import math
-import platform
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
-import numpy
 import torch
 from torch import nn
 
-import orchestrator
 from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -31,7 +26,11 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
+from orchestrator.training.checkpointing import Checkpointing
+from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import criterion_of, evaluate
+from orchestrator.training.resuming import Unfit
+from orchestrator.training.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import data, models
 from orchestrator.workloads.tasks.classification import ACCURACY
 from orchestrator.workloads.weights import initialise, load_state, plain_state, state_digest, write_state
@@ -59,7 +58,7 @@ def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
     """
-    return Stage(spec, initialised(spec, spec, order), order).result(Stage.train)
+    return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
 
 
 def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -69,9 +68,28 @@ def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: Wor
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
     """
-    network = inputs.get(NETWORK) or _restored(spec, order)
-    assert isinstance(network, Network)
-    return Stage(spec, network, order).result(Stage.prune)
+    live = [network for network in (inputs.get(NETWORK),) if isinstance(network, Network)]
+    return _performed(spec, lambda: live.pop() if live else _restored(spec, order), order, Stage.prune)
+
+
+def _performed(
+    spec: StageSpec, network: Callable[[], Network], order: WorkOrder, act: Callable[[Stage], Trained]
+) -> Result:
+    """Run a stage, from its checkpoint if it has one; where that does not fit, from the start, on a network anew."""
+    start = network()
+    checkpoints = Checkpointing(
+        order.store.checkpoints,
+        spec.key,
+        started_from=start.digest,
+        minutes=spec.location.get(KINDS[spec.kind].training, {}).get("checkpoint_minutes", 0),
+        grace=order.grace,
+        environment=environment(),
+    )
+    try:
+        return Stage(spec, start, order, checkpoints).result(act)
+    except Unfit as error:
+        checkpoints.set_aside(str(error))
+        return Stage(spec, network(), order, checkpoints).result(act)
 
 
 def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
@@ -118,19 +136,22 @@ class Trained:
 class Stage:
     """One stage on a network: what it does to it, and what it says of itself."""
 
-    def __init__(self, spec: StageSpec, network: Network, order: WorkOrder) -> None:
+    def __init__(
+        self, spec: StageSpec, network: Network, order: WorkOrder, checkpoints: Checkpointing | None = None
+    ) -> None:
         torch.set_num_threads(order.threads)
         self._spec, self._network, self._order = spec, network, order
         self._model, self._data = network.model, network.data
         self._device = torch.device(order.device)
         self._config: Mapping[str, Any] = spec.fields[KINDS[spec.kind].training]
+        self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
         started, clock = time.time(), time.perf_counter()
         done = act(self)
         spec, network, after, count = self._spec, self._network, self._final(), self._macs()
-        weights = plain_state(self._model)
+        weights, earlier = plain_state(self._model), self._checkpoints.seconds
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
         if KINDS[spec.kind].prunes:
             masks = network.masks.to_bytes()
@@ -154,11 +175,12 @@ class Stage:
             mask_digest=network.masks.digest(),
             steps=done.fit.steps,
             best_step=done.fit.best_step,
-            started=started,
+            started=started - earlier,
             started_from=network.digest,
             details=done.details,
-            measurements={"seconds": time.perf_counter() - clock},
+            measurements={"seconds": earlier + time.perf_counter() - clock},
             warnings=(
+                *self._checkpoints.warnings,
                 *(
                     f"every weight of {name} is pruned: nothing passes through it"
                     for name in done.details.get("dead_tensors", ())
@@ -175,29 +197,44 @@ class Stage:
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._fit())
+        return Trained(self._fit(self._checkpoints.latest()))
 
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
-        spec, earlier = self._spec, self._network.masks
-        generator = torch.Generator(self._device).manual_seed(derive(spec.fields["seed"], f"{spec.round}/mask"))
-        chosen, masks = rounds.prune_round(self._model, spec.fields, earlier, generator)
+        spec, earlier, state = self._spec, self._network.masks, self._checkpoints.latest()
+        chosen = models.prunable(self._model, spec.fields["prune"])
+        masks, before = self._prune_now(earlier) if state is None else self._pruned(state)
         self._network.masks = masks
-        before = evaluate(self._model, self._data.val, **self._evaluation())
-        rounds.hold_finite(before)
+        self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before)})
         if spec.fields["prune"]["holding"] == "hooks":
             masks.apply(self._model)
-            fit = self._fit()
+            fit = self._fit(state)
             rounds.make_plain(self._model)
         else:
             keeper = MaskKeeper(self._model, masks, _gradients(self._config))
-            fit = self._fit(keeper)
+            fit = self._fit(state, keeper)
             keeper.release()
         dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
         details = {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)}
         return Trained(fit, _prefixed("val", before), details)
 
-    def _fit(self, keeper: MaskKeeper | None = None) -> loop.FitResult:
+    def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float]]:
+        """Prune on top of the masks so far; return the masks, and the metrics before any fine-tuning."""
+        fields = self._spec.fields
+        generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
+        _, masks = rounds.prune_round(self._model, fields, earlier, generator)
+        before = evaluate(self._model, self._data.val, **self._evaluation())
+        rounds.hold_finite(before)
+        return masks, before
+
+    def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float]]:
+        """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
+        try:
+            return MaskSet.from_bytes(as_bytes(state.part("masks")), self._model), state.part("before")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Unfit(str(error)) from error
+
+    def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
         return loop.fit(
             self._model,
             self._data,
@@ -206,6 +243,8 @@ class Stage:
             device=self._device,
             on_optimizer=None if keeper is None else keeper.attach,
             cancelled=self._order.cancelled,
+            state=state,
+            keep=self._checkpoints.keep,
         )
 
     def _final(self) -> dict[str, float]:
@@ -226,28 +265,6 @@ class Stage:
     def _macs(self) -> Macs:
         example = data.example(self._data.train).unsqueeze(0).to(self._device)  # a real one: tokens are integers
         return macs(self._model, example, self._network.masks)
-
-
-def environment() -> dict[str, str]:
-    """Return the versions that results may depend on."""
-    return {
-        "python": platform.python_version(),
-        "processor": processor(),
-        "torch": str(torch.__version__),  # not a class of torch's, which a driver would import to read it
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "orchestrator": orchestrator.__version__,
-    }
-
-
-@cache
-def processor() -> str:
-    """Return the model of the processor and what torch uses of it: results are bit-equal on processors of one kind."""
-    model = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:

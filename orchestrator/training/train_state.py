@@ -57,6 +57,16 @@ class TrainState:
             raise ValueError(f"it holds no state of the part {name!r}: {error!r}") from None
 
 
+def as_tensor(data: bytes) -> Tensor:
+    """Return bytes as a tensor of uint8, so that a state can hold them."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """Return what `as_tensor` was given."""
+    return tensor.numpy().tobytes()
+
+
 def generators(device: torch.device) -> dict[str, Any]:
     """Return the states of the global generators that `seeded` covers: torch's, CUDA's, Python's and NumPy's."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002

@@ -19,6 +19,8 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
+from orchestrator.store.checkpoints import Checkpoints
+from orchestrator.store.local_backend import LocalBackend
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class DirectoryStore:
     """Records as JSON files; `starts` counts how often the work began each stage."""
 
     root: Path
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(LocalBackend(str(self.root / "states")), "the store")
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         found = {key: self.root / key for key in keys}

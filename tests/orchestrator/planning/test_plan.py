@@ -118,8 +118,18 @@ def test_defaults_are_part_of_the_key(config: Callable[..., Any]) -> None:
     plan = make_plan(jobs(config()))
     dense, first = (plan.stages[key].fields for key in plan.trials[0].stages[:2])
 
-    assert set(config()["train"]) - {"depends"} == set(dense["train"])
-    assert set(config()["finetune"]) - {"depends"} == set(first["finetune"])
+    in_no_key = {"depends", "checkpoint_minutes"}
+    assert set(config()["train"]) - in_no_key == set(dense["train"])
+    assert set(config()["finetune"]) - in_no_key == set(first["finetune"])
+
+
+def test_how_often_a_checkpoint_is_kept_is_no_part_of_the_key(config: Callable[..., Any]) -> None:
+    base = config()
+    often = {**base, "train": {**base["train"], "checkpoint_minutes": 0.5}}
+    plan, other = make_plan(jobs(base)), make_plan(jobs(often))
+
+    assert list(plan.stages) == list(other.stages)
+    assert {spec.location["train"]["checkpoint_minutes"] for spec in other.stages.values()} == {0.5}
 
 
 def test_where_a_data_set_lies_is_no_part_of_the_key(config: Callable[..., Any], tmp_path: Path) -> None:

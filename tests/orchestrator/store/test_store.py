@@ -13,10 +13,10 @@ from store_cases import FILES, Content, altered, chain, fresh, key_of, record_fo
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
-from orchestrator.store.probe import Probe, probing
 from orchestrator.store.sealed_json import seal
 from orchestrator.store.stages import StageDamaged
 from orchestrator.store.store import Store
+from orchestrator.sweep.probe import Probe, probing
 
 KEY = key_of(0)
 

@@ -1,0 +1,143 @@
+"""States of stages that have not ended: one a stage, gone with its commit, and never part of a result.
+
+    ROOT/checkpoints/KEY/checkpoint.json         which file it is, sealed with its own digest; written last
+    ROOT/checkpoints/KEY/HEX.safetensors         its tensors
+
+A writer removes only the file that its own pointer has just replaced, so what a pointer names is there, whoever else
+writes. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.core.errors import StoreError
+from orchestrator.core.file_names import component
+from orchestrator.core.plain_data import Count, read_as
+from orchestrator.core.records import FileInfo
+from orchestrator.core.work_order import Checkpoint, FileWriter
+from orchestrator.store.backends import Backend
+from orchestrator.store.sealed_json import seal, unseal
+
+FOLDER, POINTER = "checkpoints", "checkpoint.json"
+FORMAT = 1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Pointer:
+    """The content of checkpoint.json."""
+
+    format: int
+    file: str
+    info: FileInfo
+    step: Count
+    values: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints behind a backend; `name` is what messages call the store."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend, self._name = backend, name
+
+    def save(self, key: str, step: int, values: Mapping[str, Any], tensors: FileWriter) -> None:
+        """Make a state durable in place of the one before.
+
+        Args:
+            key: of the stage
+            step: how far it has come
+            values: plain data
+            tensors: writes the file of tensors, front to back
+
+        Raises:
+            StoreError: the store is full, read-only or away; what was there stands
+        """
+        before, file = self._pointer_or_none(key), f"{uuid.uuid4().hex}.safetensors"
+        try:
+            info = self._backend.put(f"{_folder(key)}/{file}", tensors)
+            pointer = {"format": FORMAT, "file": file, "info": asdict(info), "step": step, "values": values}
+            self._backend.write(f"{_folder(key)}/{POINTER}", seal(pointer))
+        except BaseException:
+            with suppress(StoreError):
+                self._backend.remove(f"{_folder(key)}/{file}")
+            raise
+        if before is not None:
+            self._backend.remove(f"{_folder(key)}/{before.file}")
+
+    def latest(self, key: str) -> Checkpoint | None:
+        """Return the state of a stage, its file verified and on this node; one that is damaged is put aside.
+
+        Raises:
+            StoreError: the store is away
+        """
+        try:
+            pointer = self._pointer(key)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            self.put_aside(key, f"{POINTER} is damaged: {error}")
+            return None
+        try:
+            path, found = self._backend.fetch(f"{_folder(key)}/{pointer.file}", pointer.info)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError, ValueError):
+                if self._pointer(key) != pointer:  # another attempt has gone further, just now
+                    return self.latest(key)
+            self.put_aside(key, f"{pointer.file} is missing")
+            return None
+        if found != pointer.info:
+            self.put_aside(key, f"{pointer.file} has {found.bytes} bytes of SHA-256 {found.sha256}, not {pointer.info}")
+            return None
+        return Checkpoint(pointer.step, pointer.values, path)
+
+    def reached(self, key: str) -> int:
+        """Return the step of a stage's checkpoint, -1 where there is none that can be read."""
+        pointer = self._pointer_or_none(key)
+        return -1 if pointer is None else pointer.step
+
+    def drop(self, key: str) -> None:
+        """Remove the checkpoint of a stage, if there is one."""
+        self._backend.remove_folder(_folder(key))
+
+    def put_aside(self, key: str, reason: str) -> None:
+        """Set a checkpoint aside in quarantine/, and say why in a warning: its stage starts anew."""
+        target = f"quarantine/checkpoint-{component(key, 'key')}-{uuid.uuid4().hex[:8]}"
+        _log.warning("%s: the checkpoint of stage %s was set aside in %s: %s", self._name, key[:12], target, reason)
+        self._backend.move(_folder(key), target)
+        self._backend.write(f"{target}/reason.txt", f"{reason}\n".encode())
+
+    def known(self) -> list[str]:
+        """Return the keys of the stages that have checkpoints, or what was left of one."""
+        return self._backend.names(FOLDER)
+
+    def drop_all(self, keys: Iterable[str]) -> None:
+        """Remove the checkpoints of those of `keys` that have one."""
+        for key in set(self.known()).intersection(keys):
+            self.drop(key)
+
+    def _pointer_or_none(self, key: str) -> _Pointer | None:
+        try:
+            return self._pointer(key)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _pointer(self, key: str) -> _Pointer:
+        pointer: _Pointer = read_as(_Pointer, unseal(self._backend.read(f"{_folder(key)}/{POINTER}")))
+        if pointer.format != FORMAT:
+            raise ValueError(f"it is of format {pointer.format}, and this release reads {FORMAT}")
+        try:
+            component(pointer.file, "file")
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+        return pointer
+
+
+def _folder(key: str) -> str:
+    return f"{FOLDER}/{component(key, 'key')}"

@@ -1,0 +1,181 @@
+"""When states are kept; and a stage that was interrupted, or whose checkpoint is damaged, ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_stages import chain
+
+from orchestrator.core.errors import StoreError
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
+from orchestrator.store.store import Store
+from orchestrator.training.checkpointing import Checkpointing
+from orchestrator.training.loop import Cancelled
+from orchestrator.training.train_state import NotPlain, TrainState
+
+KEY = "a" * 64
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def kept(store: Store, clock: Clock, until: float, cost: float, **options: Any) -> list[float]:
+    """Return the seconds at which a stage of steps of a second writes checkpoints that take `cost` seconds."""
+    found: list[float] = []
+    checkpoints = Checkpointing(store.checkpoints, KEY, clock=clock, **{"minutes": 1, "grace": 5, **options})
+
+    def current() -> TrainState:
+        found.append(clock.now)
+        clock.now += cost
+        return TrainState.of({"step": len(found)})
+
+    while clock.now < until:
+        checkpoints.keep(current, ending=False)
+        clock.now += 1
+    checkpoints.keep(current, ending=True)
+    return found
+
+
+def test_a_checkpoint_is_kept_at_each_interval_and_at_the_end(store: Store) -> None:
+    assert kept(store, Clock(), 150, cost=0.0) == [60, 120, 150]
+    assert store.checkpoints.reached(KEY) == 3
+
+
+def test_never_is_never(store: Store) -> None:
+    assert kept(store, Clock(), 150, cost=0.0, minutes=0) == []
+
+
+def test_slow_checkpoints_take_a_hundredth_of_the_time_at_most(store: Store) -> None:
+    times = kept(store, Clock(), 6000, cost=20.0, grace=19)
+
+    assert len(times) == 3
+    assert [second - first for first, second in pairwise(times)] == [2000, 2000]
+
+
+def test_at_the_end_a_checkpoint_is_kept_if_the_last_fitted_the_grace(store: Store) -> None:
+    assert len(kept(store, Clock(), 70, cost=5.0, grace=5)) == 2
+    assert len(kept(store, Clock(), 70, cost=5.0, grace=4.9)) == 1
+    assert len(kept(store, Clock(), 10, cost=5.0, grace=0.1)) == 1, "what it will cost is not known yet"
+
+
+def test_what_cannot_be_kept_is_warned_of_and_fails_nothing(store: Store) -> None:
+    clock = Clock()
+    checkpoints = Checkpointing(store.checkpoints, KEY, minutes=1, clock=clock)
+
+    def unplain() -> TrainState:
+        raise NotPlain("optimizer/own/memory is a generator")
+
+    def away() -> TrainState:
+        raise StoreError("the disk is full")
+
+    for current in (away, away, unplain, away):
+        clock.now += 61
+        checkpoints.keep(current, ending=False)
+    assert len(checkpoints.warnings) == 2
+    assert "the disk is full" in checkpoints.warnings[0]
+    assert "memory" in checkpoints.warnings[1]
+    assert store.checkpoints.reached(KEY) == -1
+
+
+def specs(holding: str = "keeper", minutes: float = 1.0) -> tuple[StageSpec, ...]:
+    location = {part: {"checkpoint_minutes": minutes} for part in ("train", "finetune")}
+    return tuple(replace(spec, location=location) for spec in chain(0.5, 0.75, holding=holding))
+
+
+def run(
+    store: Store, specs: tuple[StageSpec, ...], batches: int = 10**9, above: Sequence[StageSpec] = ()
+) -> list[StageRecord]:
+    """Run stages, interrupted before a batch."""
+    asked, records = iter(range(10**9)), list[StageRecord]()
+    order = WorkOrder(specs, store, lineage=tuple(above), cancelled=lambda: next(asked) >= batches, grace=5)
+    with suppress(Cancelled):
+        records.extend(run_segment(order))
+    return records
+
+
+def bits(record: StageRecord, store: Store) -> list[Any]:
+    return [record.result(), store.read(record.key, "weights.safetensors")]
+
+
+@pytest.mark.parametrize("holding", ["keeper", "hooks"])
+def test_interrupted_stages_go_on_to_the_same_record(store: Store, tmp_path: Path, holding: str) -> None:
+    """An epoch is 10 batches: the first attempt ends in the dense training, the next in each of the rounds."""
+    whole, other = specs(holding), Store(str(tmp_path / "other"))
+    expected = run(other, whole)
+    found: list[StageRecord] = []
+    for batches, key in ((4, whole[0].key), (9, whole[1].key), (16, whole[2].key)):
+        left = tuple(spec for spec in whole if spec.key not in {record.key for record in found})
+        above = whole[: len(whole) - len(left)]
+        found += run(store, left, batches, above)
+        assert store.checkpoints.known() == [key]
+    found += run(store, whole[2:], above=whole[:2])
+
+    assert [bits(record, store) for record in found] == [bits(record, other) for record in expected]
+    assert store.checkpoints.known() == []
+    assert found[0].warnings == ()
+
+
+def test_a_stage_whose_state_is_wrong_starts_anew(store: Store, tmp_path: Path) -> None:
+    """That of a network of other names, say, as code that is not deterministic may leave it."""
+    (whole,), other = specs()[:1], Store(str(tmp_path / "other"))
+    (expected,) = run(other, (whole,))
+    run(store, (whole,), batches=4)
+    found = store.checkpoints.latest(whole.key)
+    assert found is not None
+    values = dict(found.values)
+    text = json.dumps(values["state"]["model"])
+    assert '["fc1.weight", ' in text
+    values["state"] = {**values["state"], "model": json.loads(text.replace('["fc1.weight", ', '["other", '))}
+    tensors = found.tensors.read_bytes()
+    store.checkpoints.save(whole.key, found.step, values, lambda file: file.write(tensors))
+
+    (record,) = run(store, (whole,))
+    assert bits(record, store) == bits(expected, other)
+    assert "it started anew: " in record.warnings[0]
+
+
+def test_a_state_that_began_from_other_weights_is_not_gone_on_from(store: Store) -> None:
+    clock = Clock()
+    Checkpointing(store.checkpoints, KEY, started_from="one", minutes=1, grace=1, clock=clock).keep(
+        lambda: TrainState.of({"step": 1, "w": torch.ones(2)}), ending=True
+    )
+    same = Checkpointing(store.checkpoints, KEY, started_from="one", minutes=1)
+    state = same.latest()
+    assert state is not None
+    assert torch.equal(state.part("w"), torch.ones(2))
+    other = Checkpointing(store.checkpoints, KEY, started_from="another", minutes=1)
+    assert other.latest() is None
+    assert "other weights" in other.warnings[0]
+    assert same.latest() is None
+
+
+def test_another_processor_is_told(store: Store) -> None:
+    for processor in ("a", "b"):
+        checkpoints = Checkpointing(
+            store.checkpoints, KEY, minutes=1, grace=1, environment={"processor": processor, "host": processor}
+        )
+        checkpoints.latest()
+        checkpoints.keep(lambda: TrainState.of({"step": 1}), ending=True)
+    assert "'processor': 'a'" in checkpoints.warnings[0]
