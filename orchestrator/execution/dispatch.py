@@ -40,6 +40,10 @@ class Attempt:
     done: int = 0
     start: AttemptStart | None = None
     """Where it runs, once it does and if that is elsewhere."""
+    reached: int = -1
+    """The step of the checkpoint that the first stage had when the attempt before was lost."""
+    spared: int = 0
+    """How many of the attempts before it left a further checkpoint, and so count as no retry."""
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -62,9 +66,10 @@ class Claims(Protocol):
 class Dispatcher:
     """Hands out segments, longest chain of stages first, each once what it needs is durable.
 
-    A transient failure is retried up to `cluster.retries` times a stage, each time later, from the last durable one on.
-    Any other fails the stage and, once, all that descend from it; one that awaits every trial stops the sweep. Of a
-    segment of which another driver has claimed a stage, what that driver finishes is taken from the store.
+    A transient failure is retried up to `cluster.retries` times a stage, each time later, from the last durable one on;
+    an attempt that left a further checkpoint than the one before costs none of these. Any other fails the stage and,
+    once, all that descend from it; one that awaits every trial stops the sweep. Of a segment of which another driver
+    has claimed a stage, what that driver finishes is taken from the store.
 
     Args:
         plan: what to run; parents outside of it are durable
@@ -72,6 +77,7 @@ class Dispatcher:
         finished: keys -> records of those that are durable, asked after a loss, and before a claimed segment begins
         clock: seconds, monotonic
         claims: of the drivers that share the store; None where there is but this one
+        reached: key -> step of its checkpoint, -1 where it has none, asked after a loss
     """
 
     def __init__(
@@ -81,8 +87,9 @@ class Dispatcher:
         finished: Callable[[Iterable[str]], Mapping[str, StageRecord]],
         clock: Callable[[], float] = time.monotonic,
         claims: Claims | None = None,
+        reached: Callable[[str], int] = lambda _: -1,
     ) -> None:
-        self.stopping = False
+        self.stopping, self._reached = False, reached
         self._reason = INTERRUPTED
         self._claims, self._news = claims, list[StageEvent]()
         self._plan, self._cluster, self._durable, self._clock = plan, cluster, finished, clock
@@ -179,10 +186,11 @@ class Dispatcher:
         events = self._recover(attempt) if failure.transient else []
         if not attempt.left:
             return events
-        if failure.transient and attempt.number <= self._cluster.retries:
-            again = replace(_rest(attempt), number=attempt.number + 1, start=None)
+        again = self._again(attempt)
+        losses = attempt.number - again.spared
+        if failure.transient and losses <= self._cluster.retries:
             del self._running[attempt.segment]
-            due = self._clock() + self._cluster.backoff * 2 ** (attempt.number - 1)
+            due = self._clock() + self._cluster.backoff * 2 ** max(0, losses - 1)
             heapq.heappush(self._delayed, (due, attempt.segment, again))
             return [*events, _event("retried", again.left[0], again, time.time(), failure)]
         if failure.transient:
@@ -193,6 +201,14 @@ class Dispatcher:
             why = "no trial could do better" if failure.fatal else "on_error=stop"
             events += self.stop(Failure(f"the sweep stopped ({why}): {failure.message}"))
         return events
+
+    def _again(self, attempt: Attempt) -> Attempt:
+        """Return the next attempt at what is left of one."""
+        reached = attempt.reached
+        with suppress(OrchestratorError):  # the store is away
+            reached = self._reached(attempt.left[0])
+        spared = attempt.spared + (reached > attempt.reached)
+        return replace(_rest(attempt), number=attempt.number + 1, start=None, reached=reached, spared=spared)
 
     def _fail_below(self, attempt: Attempt, failure: Failure) -> list[StageEvent]:
         (first, *rest), now = attempt.left, time.time()
@@ -246,7 +262,7 @@ class Dispatcher:
 
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
         finished = replace(_event("finished", record.key, attempt, time.time()), record=record)
-        attempt.done, attempt.number = attempt.done + 1, 1
+        attempt.done, attempt.number, attempt.spared, attempt.reached = attempt.done + 1, 1, 0, -1
         self._give_back([record.key])
         if not attempt.left:
             self._settle(attempt.segment)

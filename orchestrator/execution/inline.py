@@ -53,7 +53,9 @@ class InlineExecutor:
 
     def run(self, plan: Plan) -> Iterator[StageEvent]:
         """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
-        dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
+        dispatcher = Dispatcher(
+            plan, self._cluster, self._store.finished, claims=self._claims, reached=self._store.checkpoints.reached
+        )
         while not dispatcher.done:
             if self._cancelled.is_set():
                 yield from dispatcher.stop()

@@ -112,7 +112,9 @@ class RayExecutor:
             OrchestratorError: no node that can run a trial is left; all that did not finish was killed
         """
         self.start()
-        dispatcher = Dispatcher(plan, self._cluster, self._store.finished, claims=self._claims)
+        dispatcher = Dispatcher(
+            plan, self._cluster, self._store.finished, claims=self._claims, reached=self._store.checkpoints.reached
+        )
         tasks: Tasks[StageRecord] = self._tasks()
         watch = Watch(self._cluster, self._wanted, _nodes)
         try:

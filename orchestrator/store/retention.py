@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from orchestrator.config.cluster import to_bytes
@@ -16,6 +16,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import Entry
 from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
@@ -89,7 +90,9 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     entries = list(store.backend.entries())
     commits = store.stages.all_standing(store.stages.known())
     records = {key: commit.record for key, commit in commits.items()}
-    saved, damages = saved_plans(store) if store.keep != "all" or store.max_bytes is not None else ([], [])
+    checkpoints = any(entry.path.startswith("checkpoints/") for entry in entries)
+    asks = checkpoints or store.keep != "all" or store.max_bytes is not None
+    saved, damages = saved_plans(store) if asks else ([], [])
     needed = set(records) if damages else needed_weights(records, [*saved, *plans])
     idle = [key for key, record in records.items() if WEIGHTS in record.files and key not in needed]
     belonging = {path for commit in commits.values() for path in commit.paths}
@@ -107,6 +110,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         if entry.modified < before
         and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
     }
+    leftovers |= _idle_checkpoints(entries, records, [*saved, *plans], damages)
     if store.keep == "all":  # only as far as `max_bytes` asks, the oldest first
         room = math.inf if store.max_bytes is None else to_bytes(store.max_bytes)
         excess = sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room
@@ -121,6 +125,20 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
             _remove(store, path)
     freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
+
+
+def _idle_checkpoints(
+    entries: Iterable[Entry], finished: Collection[str], plans: Iterable[Plan], damages: Collection[str]
+) -> dict[str, int]:
+    """Return path -> bytes of checkpoints that nothing goes on from: their stages are finished, or in no sweep."""
+    wanted = {key for plan in plans for key in plan.stages} - set(finished)
+    return {
+        entry.path: entry.bytes
+        for entry in entries
+        if entry.path.startswith("checkpoints/")
+        and (key := entry.path.split("/")[1]) not in wanted
+        and (key in finished or not damages)
+    }
 
 
 def limit(store: Store, plan: Plan) -> None:
@@ -150,6 +168,7 @@ def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) ->
     Raises:
         StoreError: a saved sweep, which might need any weights, cannot be read; nothing was removed
     """
+    store.checkpoints.drop_all(records)  # of stages whose worker was lost between their commit and that
     if store.keep == "all":
         return set()
     saved, damages = saved_plans(store)
@@ -196,6 +215,6 @@ def _category(path: str) -> str:
     if top != "stages":
         if top in ("tmp", "probes", "leases"):
             return "running or leftover"
-        return top if top in ("sweeps", "quarantine", "preflights") else "other"
+        return top if top in ("checkpoints", "sweeps", "quarantine", "preflights") else "other"
     name = path.rpartition("/")[2]
     return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")

@@ -112,7 +112,7 @@ def _set_aside(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> 
 
 @dataclass(frozen=True)
 class Summary:
-    """A saved sweep in a line: when it was saved last, what came of it, and the bytes of all its stages."""
+    """A saved sweep in a line: when it was saved last, what came of it, the bytes of its stages and checkpoints."""
 
     name: str
     saved: float
@@ -129,7 +129,7 @@ def summaries(store: Store) -> list[Summary]:
     done, saved = set[str](), dict[str, float]()
     for entry in store.backend.entries():
         top, _, rest = entry.path.partition("/")
-        if top == "stages":
+        if top in ("stages", "checkpoints"):
             key, _, name = rest.partition("/")
             sizes[key] = sizes.get(key, 0) + entry.bytes
             done.update({key} if name == RECORD else ())

@@ -253,3 +253,42 @@ def test_a_stage_of_several_inputs_waits_for_all_of_them() -> None:
     last = take(dispatcher)
     assert last.specs == (joint, after)
     assert last.lineage == (one,)
+
+
+def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
+    """Lost at steps 4, 9 and 9: the first two advanced; the third and one more are the retries that there are."""
+    plan, clock, steps = plan_of(chain("a", {})), Clock(), iter((4, 9, 9, 9))
+    dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=8.0), nothing, clock=clock, reached=lambda _: next(steps))
+    delays = []
+    for number in (1, 2, 3, 4):
+        attempt = take(dispatcher)
+        assert attempt.number == number
+        events = dispatcher.take(attempt, LOST)
+        if number < 4:
+            assert [event.kind for event in events] == ["retried"]
+            delays.append(dispatcher.delay())
+            clock.now += delays[-1]
+    assert delays == [8.0, 8.0, 8.0]
+    assert [event.kind for event in events] == ["failed"]
+
+
+def test_what_a_checkpoint_spares_ends_with_its_stage() -> None:
+    specs = chain("a", {}, {})
+    plan = plan_of(specs)
+    dispatcher = Dispatcher(plan, Cluster(retries=0, backoff=0.0), nothing, reached=lambda _: 5)
+    first = take(dispatcher)
+    dispatcher.take(first, LOST)
+    second = take(dispatcher)
+    dispatcher.take(second, record(specs[0]))
+    assert (second.spared, second.reached) == (0, -1)
+    dispatcher.take(second, LOST)
+    third = take(dispatcher)
+    assert [event.kind for event in dispatcher.take(third, LOST)] == ["failed"]
+
+
+def test_where_the_store_is_away_no_attempt_is_spared() -> None:
+    def away(_: str) -> int:
+        raise OrchestratorError("the store is away")
+
+    dispatcher = Dispatcher(plan_of(chain("a", {})), Cluster(retries=0), nothing, reached=away)
+    assert [event.kind for event in dispatcher.take(take(dispatcher), LOST)] == ["failed"]

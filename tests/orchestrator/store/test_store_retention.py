@@ -243,3 +243,32 @@ def test_with_all_kept_the_oldest_unneeded_weights_go_as_far_as_the_limit_asks(
     assert limited("1kB") == [True, False, False, False, True]
     assert "`store.max_bytes` (=1kB) cannot be kept: records, masks and weights that are needed" in caplog.text
     assert all(store.read(spec.key, "masks.safetensors") for spec in specs)
+
+
+def test_checkpoints_stay_while_a_sweep_goes_on_from_them(tmp_path: Path) -> None:
+    """Of a dense stage that is finished, a round that is not, and a stage that no sweep has any more."""
+    store = Store(str(tmp_path / "store"))
+    specs = chain(1)
+    plan = Plan({spec.key: spec for spec in specs}, (trial_of("a", specs),))
+    store.save_sweep("a", {"plan": plan.to_json()})
+    store.commit(record_for(specs[0]), FILES)
+    other = key_of(7)
+    for key in (*plan.stages, other):
+        store.checkpoints.save(key, 3, {}, FILES[WEIGHTS])
+    pruned = prune(store)
+
+    assert {path.split("/")[1] for path in pruned.leftovers} == {specs[0].key, other}
+    assert pruned.bytes > 2 * len(FILES[WEIGHTS])
+    assert [key for key in plan.stages if store.checkpoints.reached(key) >= 0] == [specs[1].key]
+    assert "checkpoints" in sizes(store)
+    assert prune(store).leftovers == ()
+
+
+def test_a_sweep_that_ends_leaves_no_checkpoint_of_what_is_finished(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), keep="all")
+    (spec,) = chain()
+    record = store.commit(record_for(spec), FILES)
+    store.checkpoints.save(spec.key, 3, {}, FILES[WEIGHTS])
+    retention.prune_sweep(store, Plan({spec.key: spec}, (trial_of("a", [spec]),)), {spec.key: record})
+
+    assert store.checkpoints.reached(spec.key) == -1
