@@ -1,4 +1,4 @@
-"""What the built-in models, data sets and trainings are configured by: plain dataclasses, no torch.
+"""What trainings and methods are configured by, and what is built in of each group: plain dataclasses, no torch.
 
 `orchestrator.config.schema` puts them into Hydra's ConfigStore. What is built in is named by its `kind`; a model, data
 set or method of the user's own needs none of this: a YAML file with a `_target_` and its arguments.
@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.config import parts
+from orchestrator.config.parts import Component
 from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, one_of, violations, whole, within
 from orchestrator.config.well_formed import INFINITIES, mistyped
 
@@ -24,19 +26,12 @@ _COUNT = whole(1)
 _LENGTH = whole(0).or_null(", or null; pass 0 to train nothing")
 _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
 _TARGET = Rule(_has_target, "have a `_target_`")
-_SIZES = Rule(
-    lambda value: isinstance(value, list) and all(is_int(item) and item >= 1 for item in value),
-    "be a list of integers of at least 1",
-)
 _OPTIONAL_TARGET = _TARGET.or_null("; add one, or pass null for the default")
-_VAL_FRACTION = within(": models are selected on the validation split").or_null("")
-_VAL_SIZE = whole(1, ": models are selected on these examples").or_null("")
 _CLIP = Rule(lambda value: is_number(value) and value > 0, "be greater than 0").or_null("; pass null to clip nothing")
 _NORM = Rule(
     lambda value: is_number(value) or value in NORMS,
     f"be a number or one of {', '.join(NORMS)}: the order of the norm; pass 2",
 )
-_DROPOUT = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
 
 
 @dataclass
@@ -102,171 +97,6 @@ class Train:
 
 
 @dataclass
-class Component:
-    """What every model, data set and method has; exactly one of `kind` and `_target_` is given."""
-
-    name: str | None = None
-    """What reports call it; null: its kind. No part of what identifies a result."""
-    kind: str | None = None
-    """One that is built in."""
-    _target_: str | None = None
-    """The user's own: package.module.Thing, to be called with the other keys."""
-    depends: list[str] = field(default_factory=list)
-    """Files and directories that it reads: their contents are part of the results."""
-
-
-@dataclass
-class Network(Component):
-    """What every network takes, the user's own too: the weights that it begins with."""
-
-    weights: str | None = None
-    """A .safetensors or .pt file, its URI, a folder or a name on the hub of Hugging Face; null: as initialised."""
-    revision: str | None = None
-    """Branch, tag or commit of a name on the hub."""
-    reinitialise: list[str] = field(default_factory=list)
-    """Patterns on the names of parameters and buffers that keep their initialisation, as in `fc.*`."""
-
-    @staticmethod
-    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is said of weights that are not given."""
-        for name in ("revision", "reinitialise"):
-            if values.get(name) and values.get("weights") is None:
-                yield (
-                    f"`{where}.{name}` (={values[name]}) is about the weights that the network begins with; pass "
-                    f"`{where}.weights`, or leave it out."
-                )
-
-
-@dataclass
-class Model(Network):
-    """What every network of ours takes; null is filled in from the data set."""
-
-    input_shape: list[int] | None = key(None, _SIZES.or_null())
-    classes: int | None = key(None, _COUNT.or_null())
-
-
-@dataclass
-class Mlp(Model):
-    """Fully connected layers with ReLU."""
-
-    kind: str | None = "mlp"
-    hidden: list[int] = key([256, 128], _SIZES)
-    dropout: float = key(0.0, _DROPOUT)
-
-
-@dataclass
-class Cnn(Model):
-    """3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling, then linear layers."""
-
-    kind: str | None = "cnn"
-    channels: list[int] = key([32, 64], _SIZES)
-    hidden: list[int] = key([], _SIZES)
-    batch_norm: bool = True
-    dropout: float = key(0.0, _DROPOUT)
-
-
-@dataclass
-class Lenet300100(Model):
-    """LeNet-300-100."""
-
-    kind: str | None = "lenet_300_100"
-
-
-@dataclass
-class Lenet5(Model):
-    """LeNet-5 as Caffe defined it."""
-
-    kind: str | None = "lenet5"
-
-
-@dataclass
-class Resnet20(Model):
-    """ResNet-20 for small images, with parameter-free shortcuts."""
-
-    kind: str | None = "resnet20"
-    width: int = key(16, _COUNT)
-
-
-@dataclass
-class DataSet(Component):
-    """What every data set takes: how the validation split is cut from the training split.
-
-    Exactly one of `val_fraction` and `val_size` (examples) is given. The cut follows `split_seed`, not a trial's seed.
-    """
-
-    val_fraction: float | None = key(None, _VAL_FRACTION)
-    val_size: int | None = key(None, _VAL_SIZE)
-    split_seed: int = key(0, Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be an integer in [0, 2^63)"))
-
-    @staticmethod
-    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is wrong with the two ways to say how large the validation split is."""
-        fraction, size = values.get("val_fraction"), values.get("val_size")
-        if fraction is not None and size is not None:
-            yield (
-                f"`{where}.val_fraction` (={fraction}) and `{where}.val_size` (={size}) are both given; "
-                f"pass exactly one: add `{where}.val_fraction=null` or `{where}.val_size=null`."
-            )
-
-
-@dataclass
-class Digits(DataSet):
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels; needs no download."""
-
-    kind: str | None = "digits"
-    val_fraction: float | None = key(0.15, _VAL_FRACTION)
-    test_fraction: float = key(0.2, within(": the test split is what is reported"))
-    mean: list[float] = field(default_factory=lambda: [0.3053])
-    std: list[float] = field(default_factory=lambda: [0.3760])
-
-
-@dataclass
-class Mnist(DataSet):
-    """MNIST from its four idx files in `root`/mnist, downloaded when absent."""
-
-    kind: str | None = "mnist"
-    val_size: int | None = key(5000, _VAL_SIZE)
-    root: str = "data"
-    download: bool = True
-    mean: list[float] = field(default_factory=lambda: [0.1307])
-    std: list[float] = field(default_factory=lambda: [0.3081])
-
-
-@dataclass
-class FashionMnist(DataSet):
-    """Fashion-MNIST from its four idx files in `root`/fashion-mnist, downloaded when absent."""
-
-    kind: str | None = "fashion_mnist"
-    val_size: int | None = key(5000, _VAL_SIZE)
-    root: str = "data"
-    download: bool = True
-    mean: list[float] = field(default_factory=lambda: [0.2860])
-    std: list[float] = field(default_factory=lambda: [0.3530])
-
-
-@dataclass
-class HuggingFace(DataSet):
-    """An image classification set of Hugging Face `datasets`, from the hub or a local path."""
-
-    kind: str | None = "huggingface"
-    val_fraction: float | None = key(0.1, _VAL_FRACTION)
-    path: str = "uoft-cs/cifar10"
-    subset: str | None = None
-    revision: str | None = None
-    train_split: str = "train"
-    test_split: str = "test"
-    image_key: str = "img"
-    label_key: str = "label"
-    mode: str = "RGB"
-    """RGB, or L for grey."""
-    size: list[int] | None = None
-    """[height, width] to resize to; null needs images of one size."""
-    mean: list[float] | None = None
-    std: list[float] | None = None
-    """Per channel, of pixels in [0, 1]; null computes them from the training split."""
-
-
-@dataclass
 class Method(Component):
     """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
 
@@ -299,17 +129,21 @@ class LnStructured(RandomStructured):
 
 
 MODELS: Mapping[str, type] = {
-    "mlp": Mlp,
-    "cnn": Cnn,
-    "lenet_300_100": Lenet300100,
-    "lenet5": Lenet5,
-    "resnet20": Resnet20,
+    "mlp": parts.Mlp,
+    "cnn": parts.Cnn,
+    "lenet_300_100": parts.Lenet300100,
+    "lenet5": parts.Lenet5,
+    "resnet20": parts.Resnet20,
+    "gpt": parts.Gpt,
+    "huggingface": parts.Transformers,
+    "timm": parts.Timm,
 }
 DATA: Mapping[str, type] = {
-    "digits": Digits,
-    "mnist": Mnist,
-    "fashion_mnist": FashionMnist,
-    "huggingface": HuggingFace,
+    "digits": parts.Digits,
+    "mnist": parts.Mnist,
+    "fashion_mnist": parts.FashionMnist,
+    "huggingface": parts.HuggingFace,
+    "text": parts.Text,
 }
 METHODS: Mapping[str, type] = {
     "identity": Method,
@@ -324,6 +158,6 @@ BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "me
 
 def part_violations(group: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that a model, data set or method breaks; the user's own has few."""
-    own: Mapping[str, type] = {"model": Network, "data": DataSet, "method": Method}
+    own: Mapping[str, type] = {"model": parts.Network, "data": parts.DataSet, "method": Method}
     schema = BUILT_IN[group].get(str(node.get("kind")), own[group])
     yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from orchestrator.config import cluster, components, sources, well_formed
+from orchestrator.config import cluster, components, parts, sources, well_formed
 from orchestrator.config.objective import OBJECTIVES
 from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
 from orchestrator.config.rules import violations as broken
@@ -240,7 +240,7 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
     elif kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        known, common = well_formed.keys(kinds[kind]), well_formed.keys(components.Network)
+        known, common = well_formed.keys(kinds[kind]), well_formed.keys(parts.Network)
         for key in [key for key in node if key not in known]:
             yield (
                 f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ from typing import Any
 import fsspec
 
 from orchestrator.config.sources import content_digest
+from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.redact import redact
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Of files of weights: the first is safetensors, the others are what torch.save writes."""
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")
 """What a directory of Hugging Face's calls its weights."""
+TOKENIZERS = ("characters", "bytes")
+"""What a text is cut into without a file."""
 LIBRARIES = {"huggingface": "transformers", "timm": "timm"}
 """Kind of model -> the package that builds it: its release is part of the key."""
 
@@ -45,8 +48,16 @@ def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         places["model"]["weights"] = place = checkpoint(model["weights"], model.get("revision"))
         model["weights"] = place_digest(place)
     model.pop("revision", None)
+    if model.get("kind") == "huggingface":
+        folder = config_folder(model["path"], model.get("revision"))
+        model["path"] = place_digest(f"{folder}/config.json")
+        places["model"] |= {"path": folder, "content": model["path"]}
+    if data.get("kind") == "text":
+        content = content_of_text(data["root"], data["tokenizer"])
+        places["data"] = {key: os.path.abspath(data[key]) for key in content} | {"content": content}
+        data |= content
     for key in ("root", "download"):
-        if "kind" in data and key in data:
+        if data.get("kind") not in (None, "text") and key in data:
             places["data"][key] = os.path.abspath(data[key]) if key == "root" else data[key]
             del data[key]  # the content of a published set is pinned by checksums
     return parts, {name: place for name, place in places.items() if place}
@@ -54,23 +65,44 @@ def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each thing that does not lie where `model` and `data` say."""
-    model = config["model"]
-    if (library := LIBRARIES.get(model.get("kind"))) and not _release(library):
-        yield (
-            f"`model.kind` (={model['kind']}) needs the package {library}, which is not installed: "
-            f"pip install 'pruning-orchestrator[{library}]'."
-        )
+    for part, key, library in _libraries(config):
+        if not release_of(library):
+            yield (
+                f"`{part}.{key}` (={config[part][key]}) needs the package {library}, which is not installed: "
+                f"pip install {library}."
+            )
+    model, data = config["model"], config["data"]
     if model.get("weights") is not None:
-        try:
-            place_digest(checkpoint(model["weights"], model.get("revision")))
-        except Misplaced as error:
-            yield f"`model.weights` (={redact(model['weights'])}) {error}"
+        yield from _missing("model.weights", model["weights"], lambda: _weights(model))
+    if model.get("kind") == "huggingface":
+        yield from _missing("model.path", model["path"], lambda: config_folder(model["path"], model.get("revision")))
+    if data.get("kind") == "text":
+        yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
+        yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(data["tokenizer"]))
+
+
+def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
+    try:
+        find()
+    except Misplaced as error:
+        yield f"`{key}` (={redact(value)}) {error}"
+
+
+def _weights(model: Mapping[str, Any]) -> str:
+    return place_digest(checkpoint(model["weights"], model.get("revision")))
 
 
 def releases(config: Mapping[str, Any]) -> dict[str, str]:
     """Return package -> release of the libraries that build the built-in parts of `config`."""
-    library = LIBRARIES.get(config["model"].get("kind"))
-    return {library: release} if library and (release := _release(library)) else {}
+    return {library: release for _, _, library in _libraries(config) if (release := release_of(library))}
+
+
+def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield part, key and package of what a package of its own reads or builds."""
+    if library := LIBRARIES.get(config["model"].get("kind")):
+        yield "model", "kind", library
+    if config["data"].get("kind") == "text" and config["data"]["tokenizer"] not in TOKENIZERS:
+        yield "data", "tokenizer", "tokenizers"
 
 
 def checkpoint(value: str, revision: str | None = None) -> str:
@@ -98,6 +130,51 @@ def checkpoint(value: str, revision: str | None = None) -> str:
     if found is None:
         raise Misplaced(f"is a directory without {' or '.join(IN_A_FOLDER)}; pass the file itself.")
     return os.path.abspath(found)
+
+
+def config_folder(value: str, revision: str | None = None) -> str:
+    """Return the absolute path of the directory with a config.json that `value` names: itself, or one of the hub's.
+
+    Raises:
+        Misplaced: there is none; says why
+    """
+    path = Path(value).expanduser()
+    if not path.exists() and _is_hub_name(value):
+        path = hub_folder(value, revision)
+    if not value or not (path / "config.json").is_file():
+        raise Misplaced("must be a directory with a config.json, as save_pretrained of transformers writes it.")
+    return os.path.abspath(path)
+
+
+def texts(root: str) -> list[str]:
+    """Return the paths of the files of a text, in their order.
+
+    Raises:
+        Misplaced: there are none
+    """
+    path = Path(root).expanduser()
+    found = [path] if path.is_file() else sorted(path.rglob("*.txt"))
+    if not root or not found:
+        raise Misplaced(
+            "must be a text file, or a directory of .txt files, and there is none; pass data.root=book.txt, say."
+        )
+    return [str(each) for each in found]
+
+
+def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
+    """Return the digest of a text, and of its tokenizer where that is a file, by key.
+
+    Raises:
+        Misplaced: a file is not there, or cannot be read
+    """
+    found = {"root": digest(canonical_json([place_digest(path) for path in texts(root)]))}
+    return found | ({} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content(tokenizer)})
+
+
+def _tokenizer_content(tokenizer: str) -> str:
+    if tokenizer not in TOKENIZERS and not Path(tokenizer).is_file():
+        raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file that the package tokenizers has saved.")
+    return tokenizer if tokenizer in TOKENIZERS else place_digest(tokenizer)
 
 
 def hub_folder(name: str, revision: str | None) -> Path:
@@ -150,7 +227,8 @@ def _remote_digest(uri: str, _version: str) -> str:
         return found.hexdigest()
 
 
-def _release(package: str) -> str | None:
+def release_of(package: str) -> str | None:
+    """Return the release of an installed package, None where there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

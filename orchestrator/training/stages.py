@@ -105,7 +105,8 @@ def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` with random weights."""
     loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
     seed = derive(dense.fields["seed"], "0/init")
-    model = models.build(dense.fields["model"], input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
+    node = {**dense.fields["model"], **spec.location.get("model", {})}
+    model = models.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
     return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
 
 

@@ -25,12 +25,14 @@ from orchestrator.core.seeding import seeded
 from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.text import text
 
 DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "digits": digits,
     "mnist": mnist,
     "fashion_mnist": fashion_mnist,
     "huggingface": huggingface,
+    "text": text,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
@@ -78,8 +80,8 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
 
 
 @lru_cache(maxsize=4)
-def _load(text: str, _sources: str) -> Data:
-    config = json.loads(text)
+def _load(node: str, _sources: str) -> Data:
+    config = json.loads(node)
     for sentence in part_violations("data", config):
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
@@ -148,7 +150,7 @@ def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
 def _cut(
     train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
 ) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
-    """Cut a validation split of random examples from `train`; what is left keeps its order."""
+    """Cut a validation split from `train`: random examples, of a text its end; what is left keeps its order."""
     if isinstance(train, LoaderSplit) and train.draws():
         raise DataError(
             f"{given('data', config)} draws at random as it reads a training example, so a validation split cut from "
@@ -163,6 +165,8 @@ def _cut(
             "less than the training split has; pass another."
         )
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+    if isinstance(train, TensorSplit) and train.in_order:
+        order = torch.arange(len(train)).flip(0)
     val, rest = order[:size].sort().values, order[size:].sort().values
     return train.subset(rest), train.subset(val)
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
+from orchestrator.workloads.gpt import gpt
+from orchestrator.workloads.libraries import huggingface, timm
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")
@@ -167,6 +169,9 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet_300_100": lenet_300_100,
     "lenet5": lenet5,
     "resnet20": resnet20,
+    "gpt": gpt,
+    "huggingface": huggingface,
+    "timm": timm,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 

@@ -63,6 +63,8 @@ class TensorSplit:
     labels: Tensor
     normalise: Callable[[Tensor], Tensor] | None = None
     rows: Tensor | None = None
+    in_order: bool = False
+    """Whether examples follow each other, as blocks of a text do: then a part of it is cut from its end."""
     _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -91,7 +93,9 @@ class TensorSplit:
         """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
         stored = chosen if self.rows is None else self.rows[chosen]
         images = self.images.index_select(0, stored)
-        return (images if self.normalise is None else self.normalise(images)), self.labels[stored]
+        labels = self.labels[stored]
+        labels = labels if labels.is_floating_point() else labels.long()
+        return (images if self.normalise is None else self.normalise(images)), labels
 
     def subset(self, rows: Tensor) -> TensorSplit:
         """Return a split of these examples only; pixels are shared."""

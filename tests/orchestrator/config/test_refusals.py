@@ -61,7 +61,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "sweep=random_amounts": "`sweep` (=random_amounts) is a choice that is added: write +sweep=random_amounts.",
         "+tracking=none": "`tracking` (=none) is there already: leave out the +.",
         "model=1.5": "`model` (=1.5) must be the name of a choice",
-        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist; add your own with",
+        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist, text; add your own with",
         "~foos": "`~foos` takes away what is not there",
         "~train.epochs": "`~train.epochs` takes away what is not there, or what every trial needs",
         "train.optimizer=adam": "choose it with `optimizer@train.optimizer=adam`.",

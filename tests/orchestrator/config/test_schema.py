@@ -52,13 +52,13 @@ def test_conf_has_a_file_for_every_built_in() -> None:
 
 
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("name", files("model"))
+@pytest.mark.parametrize("name", sorted({*files("model")} - {"huggingface", "timm"}))
 def test_every_model_file_builds(name: str) -> None:
     config = composed(f"+model={name}")["model"]
 
     assert config["kind"] == name
     assert models.prunable(
-        models.build(config, input_shape=(3, 32, 32), classes=10, seed=0),
+        models.build(config, input_shape=(8,) if name == "gpt" else (3, 32, 32), classes=10, seed=0),
         {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []},
     )
 

@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import parts, schema
 from orchestrator.config.compose import plain
 from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
@@ -98,3 +98,65 @@ def test_what_does_not_lie_there_is_told(
     with pytest.raises(schema.ConfigError, match=said) as caught:
         planned(composed, **model)
     assert len(str(caught.value).splitlines()) == 2
+
+
+def with_text(composed: Mapping[str, Any], **data: Any) -> Plan:
+    text = {**vars(parts.Text()), "name": None, **data}
+    return make_plan([Job((), {**composed, "data": text, "model": dict(vars(parts.Gpt()))})])
+
+
+def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(composed: Mapping[str, Any], tmp_path: Path) -> None:
+    for name in ("here/a.txt", "here/b.txt", "there/1.txt", "there/deep/2.txt"):
+        write(tmp_path / name, name[-5:-4].translate({ord("1"): "a", ord("2"): "b"}).encode())
+    here, there = (with_text(composed, root=str(tmp_path / name)) for name in ("here", "there"))
+    tokenizer = write(tmp_path / "words.json", b"{}")
+    other = with_text(composed, root=str(tmp_path / "here"), tokenizer=tokenizer)
+    dense = next(iter(other.stages.values()))
+
+    assert list(here.stages) == list(there.stages)
+    assert not set(here.stages) & set(other.stages)
+    assert dense.location["data"]["root"] == str(tmp_path / "here")
+    assert dense.location["data"]["tokenizer"] == tokenizer
+    assert dense.location["data"]["content"] == {key: dense.fields["data"][key] for key in ("root", "tokenizer")}
+    assert list(dense.fields["sources"]["packages"]) == ["tokenizers"]
+    write(tmp_path / "here/b.txt", b"c")
+    assert not set(here.stages) & set(with_text(composed, root=str(tmp_path / "here")).stages)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, r"`data.root` \(=\) must be a text file, or a directory of .txt files, and there is none; pass data.root"),
+        ({"root": "lost.txt"}, r"`data.root` \(=lost.txt\) must be a text file, or a directory .* there is none"),
+        ({"root": "."}, r"`data.root` \(=.\) must be a text file, or a directory of .txt files, and there is none"),
+        ({"root": "a.md", "tokenizer": "words"}, r"`data.tokenizer` \(=words\) must be characters or bytes, or a file"),
+    ],
+)
+def test_a_text_that_is_not_there_is_told(
+    composed: Mapping[str, Any], data: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.md", b"text")
+    with pytest.raises(schema.ConfigError, match=said):
+        with_text(composed, **data)
+
+
+def test_a_configuration_of_transformers_is_pinned_by_content(
+    composed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(path: str) -> Plan:
+        return make_plan([Job((), {**composed, "model": {**vars(parts.Transformers()), "path": path}})])
+
+    write(tmp_path / "here" / "config.json", b"{}")
+    write(tmp_path / "there" / "config.json", b"{}")
+    here = plan(str(tmp_path / "here"))
+    dense = next(iter(here.stages.values()))
+
+    assert list(here.stages) == list(plan(str(tmp_path / "there")).stages)
+    assert dense.location["model"] == {"path": str(tmp_path / "here"), "content": dense.fields["model"]["path"]}
+    assert list(dense.fields["sources"]["packages"]) == ["transformers"]
+    with pytest.raises(schema.ConfigError, match=r"`model.path` \(=.*\) must be a directory with a config.json"):
+        plan(str(tmp_path))
+    monkeypatch.setattr("orchestrator.planning.located.release_of", lambda _: None)
+    with pytest.raises(schema.ConfigError, match=r"needs the package transformers, which is not installed: pip"):
+        plan(str(tmp_path / "here"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import CPU, EPOCH, TRAIN, after_step, fit, metrics, network, points, problem, same, settings, state
 
-from orchestrator.config.components import Cnn, Digits
+from orchestrator.config.parts import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop

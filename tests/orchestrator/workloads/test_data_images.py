@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.config.components import FashionMnist, HuggingFace, Mnist
+from orchestrator.config.parts import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import data, idx_files, node_cache
 from orchestrator.workloads.idx_files import FILES, IdxSet

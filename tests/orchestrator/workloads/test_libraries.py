@@ -1,0 +1,123 @@
+"""Networks of transformers and timm, with random weights of tiny configurations: built, pruned, given other weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.config.sources import file_digest
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning import located
+from orchestrator.workloads import models
+from orchestrator.workloads.weights import initialise
+
+PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+VISION = (
+    *("", ".datasets", ".models", ".models.feature_extraction", ".ops", ".ops.misc"),
+    *(".transforms", ".transforms.functional"),
+)
+
+
+def build(kind: str, shape: tuple[int, ...], classes: int, seed: int = 0, **node: Any) -> nn.Module:
+    node = {"kind": kind, "input_shape": None, "classes": None, **node}
+    return models.build(node, input_shape=shape, classes=classes, seed=seed)
+
+
+def tiny(name: str, folder: Path) -> Any:
+    """Save the configuration of a tiny decoder of transformers, and return it."""
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 13, "bos_token_id": 0, "eos_token_id": 0}
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=16, **small)
+    else:
+        sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = transformers.LlamaConfig(max_position_embeddings=16, **sizes, **small)
+    config.save_pretrained(folder)
+    return config
+
+
+@pytest.mark.parametrize(("name", "pruned"), [("gpt2", 2 * 4 + 1), ("llama", 2 * 7 + 1)])
+def test_a_decoder_of_transformers_is_built_from_its_configuration(name: str, pruned: int, tmp_path: Path) -> None:
+    tiny(name, tmp_path)
+    first, again, other = (build("huggingface", (6,), 11, path=str(tmp_path), seed=seed) for seed in (1, 1, 2))
+    weights = [model.get_input_embeddings().weight for model in (first, again, other)]
+
+    assert first(torch.zeros(2, 6, dtype=torch.int64)).logits.shape == (2, 6, 13)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert len(models.prunable(first, PRUNE)) == pruned
+
+
+def test_what_transformers_saved_is_loaded_with_its_head_or_without(tmp_path: Path) -> None:
+    tiny("gpt2", tmp_path)
+    theirs = build("huggingface", (6,), 11, path=str(tmp_path), seed=1)
+    tokens = torch.arange(6).view(1, 6)
+    for part in (theirs, theirs.transformer):
+        part.save_pretrained(tmp_path / "saved")
+        ours = build("huggingface", (6,), 11, path=str(tmp_path / "saved"), seed=2, overrides={"vocab_size": 13})
+        place = located.checkpoint(str(tmp_path / "saved"))
+        initialise(ours, place, file_digest(place))
+
+        assert torch.equal(ours.eval()(tokens).logits, theirs.eval()(tokens).logits)
+
+
+def test_a_classifier_of_transformers_has_as_many_outputs_as_the_data_have_classes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, **sizes).save_pretrained(tmp_path)
+    model = build("huggingface", (1, 8, 8), 10, path=str(tmp_path), architecture="AutoModelForImageClassification")
+
+    assert model(torch.zeros(3, 1, 8, 8)).logits.shape == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            {"overrides": {"vocab_size": 5}},
+            r"has a vocabulary of 5, and the data have 11 tokens; pass \+model.ov",
+        ),
+        ({"architecture": "AutoModelForNothing"}, r"cannot be built by AutoModelForNothing of transformers: Attribut"),
+        ({"content": "0" * 64}, r"is not what the sweep was planned with: its config.json was changed since"),
+    ],
+)
+def test_what_transformers_cannot_build_is_told(node: dict[str, Any], said: str, tmp_path: Path) -> None:
+    tiny("gpt2", tmp_path)
+    with pytest.raises(OrchestratorError, match=said):
+        build("huggingface", (6,), 11, path=str(tmp_path), **node)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(OrchestratorError, match=r"`model.path` \(=.*\) cannot be built by AutoModelForCausalLM"):
+        build("huggingface", (6,), 11, path=str(tmp_path))
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm, with something in torchvision's place: wheels of that fit one build of torch, and no network uses it."""
+    if not located.release_of("timm"):
+        pytest.skip("timm is not installed")
+    if not located.release_of("torchvision"):
+        for name in VISION:
+            monkeypatch.setitem(sys.modules, f"torchvision{name}", MagicMock(FrozenBatchNorm2d=nn.BatchNorm2d))
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_network_of_timm_is_built_for_the_data_and_pruned() -> None:
+    first, again, other = (build("timm", (1, 8, 8), 10, architecture="test_resnet", seed=seed) for seed in (1, 1, 2))
+
+    assert first.eval()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert len(models.prunable(first, PRUNE)) == sum(isinstance(m, nn.Linear | nn.Conv2d) for m in first.modules())
+    state = [list(model.state_dict().values()) for model in (first, again, other)]
+    assert all(torch.equal(a, b) for a, b in zip(state[0], state[1], strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(state[0], state[2], strict=True))
+    sized = build("timm", (3, 32, 32), 4, architecture="test_vit", options={"img_size": 32})
+    assert sized(torch.zeros(2, 3, 32, 32)).shape == (2, 4)
+    with pytest.raises(OrchestratorError, match=r"`model.architecture` \(=resnet0\) cannot be built by timm.create"):
+        build("timm", (1, 8, 8), 10, architecture="resnet0")
+    with pytest.raises(OrchestratorError, match=r"`model.input_shape` \(=\[6\]\) must be \[channels, height, width\]"):
+        build("timm", (6,), 10, architecture="resnet18")
