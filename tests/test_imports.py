@@ -162,10 +162,11 @@ before = set(sys.modules)
 import torch
 from orchestrator.training import loop
 from orchestrator.workloads import data
+from orchestrator.workloads.tasks.classification import Classification
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 config = {"steps": 1, "epochs": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
 digits = data.load({"kind": "digits"})
-loop.fit(model, digits, config, seed=0, device=torch.device("cpu"))
+loop.fit(model, digits, Classification(), config, seed=0, device=torch.device("cpu"))
 print(len([name for name in set(sys.modules) - before if not name.startswith("omegaconf")]))
 """
 

@@ -17,7 +17,7 @@ POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
 _MOVING = ("seed", "target", "amount")
 """How a stage's fields call that, and what repeats a trial."""
 
-_DENSE = ("model.", "data.", "train.", "device", "threads")
+_DENSE = ("model.", "data.", "task.", "train.", "device", "threads")
 """What a dense network depends on, but its seed."""
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 

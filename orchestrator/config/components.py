@@ -28,6 +28,7 @@ _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
 _TARGET = Rule(_has_target, "have a `_target_`")
 _OPTIONAL_TARGET = _TARGET.or_null("; add one, or pass null for the default")
 _CLIP = Rule(lambda value: is_number(value) and value > 0, "be greater than 0").or_null("; pass null to clip nothing")
+_METRIC = Rule(lambda value: isinstance(value, str) and value.isidentifier(), "be loss, or a metric of the task")
 _NORM = Rule(
     lambda value: is_number(value) or value in NORMS,
     f"be a number or one of {', '.join(NORMS)}: the order of the norm; pass 2",
@@ -55,7 +56,7 @@ class Train:
     scheduler_interval: str = key("step", one_of("step", "epoch"))
     """The scheduler advances after each `step` or each `epoch`; ReduceLROnPlateau after each evaluation."""
     loss: Any = key(None, _OPTIONAL_TARGET)
-    """`_target_` and arguments of a callable (outputs, labels) -> loss; null is cross-entropy."""
+    """`_target_` and arguments of a callable (outputs, labels) -> loss; null is the model's own, else the task's."""
     precision: str = key("fp32", one_of("fp32", "bf16", "fp16"))
     """fp32, or autocast to bf16 or fp16; fp16 scales the loss and needs CUDA."""
     clip_norm: float | None = key(None, _CLIP)
@@ -68,8 +69,8 @@ class Train:
     """Steps between two evaluations on the validation split; null is once an epoch. The last step is always one."""
     select: str = key("best", one_of("best", "last"))
     """Which weights are kept: the `best` on the validation split (the earliest of equals), or the `last`."""
-    monitor: str = key("accuracy", one_of("accuracy", "loss"))
-    """What best means, for `select` and `patience`: highest `accuracy` or lowest `loss`."""
+    monitor: str | None = key(None, _METRIC.or_null())
+    """What best means, for `select` and `patience`: `loss`, or a metric of the task; null is its primary one."""
     patience: int | None = key(None, _COUNT.or_null())
     """Stop after this many evaluations in a row without a new best; null trains to the end."""
     checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"))
@@ -94,6 +95,26 @@ class Train:
                 f"`{where}.epochs` (={epochs}) and `{where}.steps` (={steps}) are {given} given; pass exactly "
                 f"one{remedy}"
             )
+
+
+@dataclass
+class Regression(Component):
+    """Numbers, by mean squared error; measured by RMSE, MAE and R2."""
+
+    kind: str | None = "regression"
+    unit: str = ""
+    """Of the labels."""
+    margin: float = key(0.0, at_least(0))
+    """The rise of RMSE that a match with dense may hide, unless `compare.margin` says otherwise."""
+
+
+@dataclass
+class Segmentation(Component):
+    """A class for each pixel; measured by mean IoU and the fraction of pixels."""
+
+    kind: str | None = "segmentation"
+    ignore_index: int = 255
+    """The label of pixels that count for nothing."""
 
 
 @dataclass
@@ -152,12 +173,18 @@ METHODS: Mapping[str, type] = {
     "random_structured": RandomStructured,
     "ln_structured": LnStructured,
 }
-BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "method": METHODS}
-"""Group -> kind -> its keys. What a kind stands for: `workloads.models`, `workloads.data`, `pruning.METHODS`."""
+TASKS: Mapping[str, type] = {
+    "classification": Component,
+    "regression": Regression,
+    "language_modelling": Component,
+    "segmentation": Segmentation,
+}
+BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "task": TASKS, "method": METHODS}
+"""Group -> kind -> its keys. What a kind stands for: `workloads.models`, `.data`, `.tasks.table`; `pruning.METHODS`."""
 
 
 def part_violations(group: str, node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each rule that a model, data set or method breaks; the user's own has few."""
-    own: Mapping[str, type] = {"model": parts.Network, "data": parts.DataSet, "method": Method}
+    """Yield a sentence for each rule that a model, data set, task or method breaks; the user's own has few."""
+    own: Mapping[str, type] = {"model": parts.Network, "data": parts.DataSet, "task": Component, "method": Method}
     schema = BUILT_IN[group].get(str(node.get("kind")), own[group])
     yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

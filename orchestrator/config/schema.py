@@ -124,6 +124,7 @@ class Config:
     objective: str = key("val/accuracy", one_of(*OBJECTIVES))
     model: Any = MISSING
     data: Any = MISSING
+    task: Any = MISSING
     train: components.Train = field(default_factory=components.Train)
     method: Any = MISSING
     schedule: Schedule = field(default_factory=Schedule)
@@ -138,6 +139,7 @@ class Config:
 NODES: Mapping[str, Mapping[str, type]] = {
     "model": components.MODELS,
     "data": components.DATA,
+    "task": {"base": components.Component, **components.TASKS},
     "method": {"base": components.Method, **components.METHODS},
 }
 
@@ -184,7 +186,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                         f"`{group}` holds the `_target_` (={target}), which is ours and may move or change; a target "
                         f"must be your own, and what is built in is named by `{group}.kind`."
                     )
-    for name in ("model", "data", "method", "train", "finetune"):
+    for name in ("model", "data", "task", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     for name in ("train", "finetune"):
         for part in ("optimizer", "scheduler", "loss"):

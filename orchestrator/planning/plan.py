@@ -20,8 +20,8 @@ from orchestrator.planning import located
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
-DENSE_PARTS = ("model", "data", "train")
-ROUND_PARTS = ("method", "prune", "finetune")
+DENSE_PARTS = ("model", "data", "task", "train")
+ROUND_PARTS = ("method", "prune", "task", "finetune")
 IN_NO_KEY = ("checkpoint_minutes",)
 """Of a training, what cannot change its result: the worker is told beside the fields."""
 LISTED = 20

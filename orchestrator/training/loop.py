@@ -23,12 +23,13 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.accumulation import Steps
 from orchestrator.training.averages import Averages
-from orchestrator.training.evaluation import autocast, criterion_of, evaluate, is_class, outputs_of
+from orchestrator.training.evaluation import autocast, evaluate, monitored
 from orchestrator.training.resuming import Keep, Resumable
 from orchestrator.training.train_state import TrainState
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.targets import create
+from orchestrator.workloads.tasks.task import Task
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
@@ -61,6 +62,7 @@ class FitResult:
 def fit(
     model: nn.Module,
     data: Data,
+    task: Task,
     config: Mapping[str, Any],
     *,
     seed: int,
@@ -74,11 +76,12 @@ def fit(
     """Train `model` in place on `device` and leave in it the selected weights (and buffers).
 
     Data order and dropout follow from `seed` alone; the caller's generators are restored. The curve has a point after
-    every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss`,
-    `val/accuracy` and `lr` (of the last step, in the first parameter group). The state before the first step is no
-    candidate for `select: best`: a network that was just pruned must not be returned as fine-tuned.
+    every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss` and what
+    the task measures, as in `val/rmse`, and `lr` (of the last step, in the first parameter group). The state before the
+    first step is no candidate for `select: best`: a network that was just pruned must not be returned as fine-tuned.
 
     Args:
+        task: with the loss of this training.
         config: a plain `orchestrator.config.components.Train`; absent keys have their defaults.
         on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
         cancelled: asked before each batch.
@@ -98,7 +101,7 @@ def fit(
     settings = Train(**config)
     model.to(device)
     with seeded(derive(seed, "training"), device):
-        run = _Run(model, data, settings, seed, device)
+        run = _Run(model, data, task, settings, seed, device)
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
         if state is not None:
@@ -111,9 +114,12 @@ def fit(
 class _Run(Resumable):
     """One training: the optimizer's state, where it is, and the best weights so far."""
 
-    def __init__(self, model: nn.Module, data: Data, config: Train, seed: int, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device
+    ) -> None:
         _require_precision(config.precision, device)
-        self.model, self.data, self.config, self.device = model, data, config, device
+        self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
+        self.monitor = monitored(task, config.monitor)
         batches = data.train.batches(
             config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
         )
@@ -130,10 +136,9 @@ class _Run(Resumable):
         _refuse_closure(self.optimizer)
         self.scheduler = self._scheduler()
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.loss = criterion_of(config.loss, device)
+        self.loss = task if isinstance(task, nn.Module) else getattr(task, "criterion", None)
         self.loss_of = torch.compile(self._loss_of) if config.compile else self._loss_of
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
-        self.by_accuracy = config.monitor == "accuracy" and (config.select == "best" or config.patience is not None)
         self.step = 0
         self.rate = 0.0
         self.skipped = False
@@ -172,20 +177,15 @@ class _Run(Resumable):
 
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step: along the mean gradient of all examples of the `batches`."""
-        if self.by_accuracy and not is_class(batches[0][1]):
-            raise TrainingError(
-                "`monitor` (=accuracy) must be loss where the labels of `data` are numbers and no classes: there is no "
-                "accuracy to choose the best step by; pass train.monitor=loss finetune.monitor=loss."
-            )
         for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
             parameter.grad = None
-        examples = sum(len(labels) for _, labels in batches)
+        sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
         losses = []
-        for inputs, labels in batches:
+        for batch, size in zip(batches, sizes, strict=True):
             with autocast(self.device, self.config.precision):
-                loss = self._loss(inputs, labels)
+                loss = self._loss(batch)
             if len(batches) > 1:
-                loss = loss * (len(labels) / examples)
+                loss = loss * (size / sum(sizes))
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
         if self.config.clip_norm is not None:
@@ -200,9 +200,9 @@ class _Run(Resumable):
         self.losses.append(sum(losses[1:], losses[0]))
         self.rate = float(self.optimizer.param_groups[0]["lr"])
 
-    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         try:
-            return self.loss_of(inputs, labels)
+            return self.loss_of(batch)
         except RuntimeError as error:
             if not self.config.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
@@ -212,8 +212,8 @@ class _Run(Resumable):
                 "train.compile=false finetune.compile=false."
             ) from error
 
-    def _loss_of(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        return self.loss(outputs_of(self.model, inputs), labels)
+    def _loss_of(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.model, batch)
 
     def _scheduler(self) -> LRScheduler | None:
         """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps."""
@@ -242,11 +242,11 @@ class _Run(Resumable):
         found = evaluate(
             self.model,
             self.data.val,
+            self.task,
             device=self.device,
             batch_size=config.eval_batch_size,
             precision=config.precision,
-            loss=self.loss,
-        )
+        ).figures
         if not math.isfinite(found["loss"]):
             raise _diverged("validation", self.step, found["loss"])
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -254,8 +254,7 @@ class _Run(Resumable):
         self.losses.clear()
         metrics = {
             "train/loss": train_loss,
-            "val/loss": found["loss"],
-            "val/accuracy": found["accuracy"],
+            **{f"val/{name}": value for name, value in found.items() if math.isfinite(value)},
             "lr": self.rate,
         }
         point = CurvePoint(self.step, self.step / self.epoch_length, time.time(), metrics)
@@ -272,8 +271,9 @@ class _Run(Resumable):
 
     def _keep(self, point: CurvePoint) -> bool:
         """Remember the weights if they are a new best; tell whether they are."""
-        value = point.metrics[f"val/{self.config.monitor}"]
-        value = -value if self.config.monitor == "loss" else value
+        value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
+        if not math.isfinite(value):
+            raise _diverged("validation", point.step, value, self.monitor.name)
         improved = value > self.best
         if improved:
             self.best = value
@@ -315,8 +315,8 @@ def _refuse_closure(optimizer: Optimizer) -> None:
         )
 
 
-def _diverged(which: str, step: int, loss: float) -> Diverged:
+def _diverged(which: str, step: int, value: float, what: str = "loss") -> Diverged:
     return Diverged(
-        f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
-        "`clip_norm=1.0`."
+        f"the {which} {what} is {value} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients "
+        "with `clip_norm=1.0`."
     )

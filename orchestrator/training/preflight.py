@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 
+from orchestrator.config.components import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
+from orchestrator.training.evaluation import monitored
 from orchestrator.training.stages import Stage, initialised
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split
+from orchestrator.workloads.tasks.batch import kind
 
 FEW = 8
 """Examples at most that are tried of each split."""
@@ -62,7 +65,8 @@ class _Rehearsal(Stage):
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(order.specs[0], initialised(dense, order.specs[0], order), order)
         whole = self._data
-        self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test))
+        tests = {name: _Few(split) for name, split in whole.tests.items()}
+        self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test), tests=tests)
 
     def fits(self) -> tuple[tuple[str, str], ...]:
         """Raise for a count that all rounds together cannot take; return the patterns of `prune` that match nothing."""
@@ -90,9 +94,10 @@ class _Rehearsal(Stage):
 
     def batch(self) -> str:
         """Describe a batch as a step sees it."""
-        inputs, labels = next(iter(self._data.train.batches(FEW, device=self._device)))
-        shapes = (f"{what} {tuple(each.shape)} {each.dtype}" for what, each in (("inputs", inputs), ("labels", labels)))
-        return " and ".join(shapes)
+        batch = next(iter(self._data.train.batches(FEW, device=self._device)))
+        if isinstance(batch, list | tuple) and len(batch) == 2:
+            return f"inputs {kind(batch[0])} and labels {kind(batch[1])}"
+        return kind(batch)
 
     def _fit(self, *args: Any, **options: Any) -> loop.FitResult:
         try:
@@ -100,7 +105,18 @@ class _Rehearsal(Stage):
         except loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in self._model.parameters()):
                 raise loop.Diverged("one step") from None
+            self._hold_monitor()
             return loop.FitResult((), 1, 0)
+
+    def _hold_monitor(self) -> None:
+        """Raise for a metric to choose by that the task has and these data do not give."""
+        config = Train(**self._config)
+        name = monitored(self._task, config.monitor).name
+        if (config.select == "best" or config.patience) and name not in self._measured(self._data.val).figures:
+            raise Misfit(
+                f"`train.monitor` (={config.monitor}) must be measured on `data`, which gives no {name}; pass null for "
+                f"{self._task.metrics[0].name}."
+            )
 
 
 @dataclass(frozen=True)

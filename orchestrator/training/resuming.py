@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.records import CurvePoint
 from orchestrator.training.averages import Averages
-from orchestrator.training.evaluation import Criterion
 from orchestrator.training.train_state import (
     TrainState,
     generators,
@@ -37,7 +36,8 @@ class Resumable:
     """A training between two steps."""
 
     model: nn.Module
-    loss: Criterion
+    loss: object
+    """What computes it: of a module, the state belongs to that of the training."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scaler: GradScaler

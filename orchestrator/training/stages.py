@@ -28,11 +28,14 @@ from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.checkpointing import Checkpointing
 from orchestrator.training.environment import environment
-from orchestrator.training.evaluation import criterion_of, evaluate
+from orchestrator.training.evaluation import evaluate
 from orchestrator.training.resuming import Unfit
 from orchestrator.training.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import data, models
-from orchestrator.workloads.tasks.classification import ACCURACY
+from orchestrator.workloads.splits import Split
+from orchestrator.workloads.tasks import table
+from orchestrator.workloads.tasks.batch import arguments, moved
+from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weights import initialise, load_state, plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
@@ -144,14 +147,18 @@ class Stage:
         self._spec, self._network, self._order = spec, network, order
         self._model, self._data = network.model, network.data
         self._device = torch.device(order.device)
-        self._config: Mapping[str, Any] = spec.fields[KINDS[spec.kind].training]
+        training = KINDS[spec.kind].training
+        self._config: Mapping[str, Any] = spec.fields[training]
+        task = table.build(spec.fields["task"])
+        self._task = table.with_loss(task, self._config["loss"], f"{training}.loss", self._device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
         started, clock = time.time(), time.perf_counter()
         done = act(self)
-        spec, network, after, count = self._spec, self._network, self._final(), self._macs()
+        spec, network, final, count = self._spec, self._network, self._final(), self._macs()
+        after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
         weights, earlier = plain_state(self._model), self._checkpoints.seconds
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
         if KINDS[spec.kind].prunes:
@@ -163,7 +170,7 @@ class Stage:
             round=spec.round,
             before=done.before,
             after={name: value for name, value in after.items() if math.isfinite(value)},
-            metrics=(ACCURACY,),
+            metrics=tuple(self._task.metrics),
             curve=done.fit.curve,
             requested_sparsity=spec.fields.get("target"),
             sparsity=network.masks.sparsity(),
@@ -178,7 +185,7 @@ class Stage:
             best_step=done.fit.best_step,
             started=started - earlier,
             started_from=network.digest,
-            details=done.details,
+            details={**done.details, "measured": {split: dict(found.details) for split, found in final.items()}},
             measurements={"seconds": earlier + time.perf_counter() - clock},
             warnings=(
                 *self._checkpoints.warnings,
@@ -217,16 +224,16 @@ class Stage:
             keeper.release()
         dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
         details = {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)}
-        return Trained(fit, _prefixed("val", before), details)
+        return Trained(fit, before, details)
 
     def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float]]:
         """Prune on top of the masks so far; return the masks, and the metrics before any fine-tuning."""
         fields = self._spec.fields
         generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
         _, masks = rounds.prune_round(self._model, fields, earlier, generator)
-        before = evaluate(self._model, self._data.val, **self._evaluation())
+        before = self._measured(self._data.val).figures
         rounds.hold_finite(before)
-        return masks, before
+        return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}
 
     def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float]]:
         """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
@@ -239,6 +246,7 @@ class Stage:
         return loop.fit(
             self._model,
             self._data,
+            self._task,
             self._config,
             seed=derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
             device=self._device,
@@ -248,31 +256,25 @@ class Stage:
             keep=self._checkpoints.keep,
         )
 
-    def _final(self) -> dict[str, float]:
-        """Metrics of the selected model; the test split is read here and nowhere else."""
-        found = _prefixed("val", evaluate(self._model, self._data.val, **self._evaluation()))
-        if not KINDS[self._spec.kind].reads_test:
-            return found
-        return found | _prefixed("test", evaluate(self._model, self._data.test, **self._evaluation()))
+    def _final(self) -> dict[str, Measured]:
+        """What the selected model achieves, by split; the test splits are read here and nowhere else."""
+        found = {"val": self._measured(self._data.val)}
+        if KINDS[self._spec.kind].reads_test:
+            found["test"] = self._measured(self._data.test)
+            found |= {f"test_{name}": self._measured(split) for name, split in self._data.tests.items()}
+        return found
 
-    def _evaluation(self) -> dict[str, Any]:
-        return {
-            "device": self._device,
-            "batch_size": self._config["eval_batch_size"],
-            "precision": self._config["precision"],
-            "loss": criterion_of(self._config["loss"], self._device),
-        }
+    def _measured(self, split: Split) -> Measured:
+        sizes = {"batch_size": self._config["eval_batch_size"], "precision": self._config["precision"]}
+        return evaluate(self._model, split, self._task, device=self._device, **sizes)
 
     def _macs(self) -> Macs:
-        example = data.example(self._data.train).unsqueeze(0).to(self._device)  # a real one: tokens are integers
-        return macs(self._model, example, self._network.masks)
+        example = moved(data.first(self._data.train), self._device)  # a real one: tokens are integers
+        given, named = arguments(self._model, example, labels=False)
+        return macs(self._model, named or given, self._network.masks)
 
 
 def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
     """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
     alone = config.get("clip_norm") is None and config["optimizer"]["_target_"] in ELEMENTWISE
     return "dense" if alone else "masked"
-
-
-def _prefixed(split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    return {f"{split}/{name}": value for name, value in metrics.items()}

@@ -8,15 +8,16 @@ is given it is cut from `train` as `val_fraction` or `val_size` and `split_seed`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from orchestrator.config.components import part_violations
 from orchestrator.core.canonical import canonical_json
@@ -25,6 +26,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.tasks.batch import tensors
 from orchestrator.workloads.text import text
 
 DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
@@ -35,6 +37,10 @@ DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "text": text,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
+NAMED = ("train", "val", "test", "tests", "classes")
+"""What the dict that a target returns may hold."""
+TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
+"""What a further test set may be called."""
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
 VAL_FRACTION = 0.1
@@ -53,6 +59,9 @@ class Data:
     input_shape: tuple[int, ...]
     """Of one example."""
     classes: int
+    """Or outputs, where labels are numbers."""
+    tests: Mapping[str, Split] = field(default_factory=dict)
+    """Further test sets, read as often as `test`."""
 
 
 def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) -> Data:
@@ -97,11 +106,12 @@ def _load(node: str, _sources: str) -> Data:
         _refuse_cut(config)
     else:
         splits["train"], splits["val"] = _cut(splits["train"], config, seed)
-    for key, split in splits.items():
+    tests = {name: _split(f"{name} test", value, workers) for name, value in _tests(named, config).items()}
+    for key, split in (splits | tests).items():
         if len(split) == 0:
             raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
-    shape = example(splits["train"]).shape
-    return Data(splits["train"], splits["val"], splits["test"], tuple(shape), _classes(named, splits))
+    train, val, test = (splits[key] for key in ("train", "val", "test"))
+    return Data(train, val, test, _shape(train), _classes(named, splits), tests)
 
 
 def _refuse_cut(config: Mapping[str, Any]) -> None:
@@ -118,13 +128,25 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(returned, list | tuple) and len(returned) in (2, 3):
         keys = ("train", "test") if len(returned) == 2 else ("train", "val", "test")
         return dict(zip(keys, returned, strict=True))
-    if isinstance(returned, Mapping) and {"train", "test"} <= set(returned) <= {"train", "val", "test", "classes"}:
+    if isinstance(returned, Mapping) and {"train", "test"} <= set(returned) <= {*NAMED}:
         return returned
     kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
     raise DataError(
-        f"{given('data', config)} must return a dict with train and test (and val, classes), or a "
+        f"{given('data', config)} must return a dict with train and test (and val, tests, classes), or a "
         f"tuple (train, test) or (train, val, test), not {kind}."
     )
+
+
+def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the further test sets."""
+    tests = named.get("tests") or {}
+    if not isinstance(tests, Mapping) or not all(isinstance(name, str) and TEST.fullmatch(name) for name in tests):
+        found = list(tests) if isinstance(tests, Mapping) else type(tests).__name__
+        raise DataError(
+            f"{given('data', config)} must return `tests` as a dict of splits by names of letters, digits and "
+            f'underscores, as in {{"corrupted": split}}, not {found}.'
+        )
+    return tests
 
 
 def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
@@ -139,7 +161,8 @@ def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
                 f"`data`: the {key} split has {len(images)} inputs but {len(labels)} labels; give one label an input."
             )
         return TensorSplit(images, labels if labels.is_floating_point() else labels.long())
-    if isinstance(value, Dataset) and not isinstance(value, IterableDataset) and hasattr(value, "__len__"):
+    reads = isinstance(value, Dataset) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping | Sequence))
+    if reads and not isinstance(value, IterableDataset) and hasattr(value, "__len__"):
         return LoaderSplit(value, workers)
     raise DataError(
         f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels) or a "
@@ -171,31 +194,40 @@ def _cut(
     return train.subset(rest), train.subset(val)
 
 
-def example(split: Split) -> Tensor:
-    """Return the input of the first example of `split` as it is stored, without a batch; generators are restored."""
+def first(split: Split) -> Any:
+    """Return a batch of the first example of `split` alone, as it is stored; generators are restored."""
     if isinstance(split, TensorSplit):
-        return split.take(torch.tensor([0]))[0][0]
+        return split.take(torch.tensor([0]))
     with seeded(0):  # a Dataset may augment
         if not isinstance(split, LoaderSplit):
-            return next(iter(split.batches(1, device=torch.device("cpu"))))[0][0]
+            return next(iter(split.batches(1, device=torch.device("cpu"))))
         item = split.dataset[0]
-    if not (isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], Tensor)):
-        kinds = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
-        raise DataError(
-            f"`data`: an item of the training Dataset must be a pair (input tensor, label), not ({', '.join(kinds)}); "
-            "add a transform such as torchvision.transforms.ToTensor()."
-        )
-    return item[0]
+        parts = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
+        if next(tensors(item), None) is None or (isinstance(item, list | tuple) and not isinstance(item[0], Tensor)):
+            raise DataError(
+                "`data`: an item of the training Dataset must be a pair (input tensor, label), or a dict or an object "
+                f"with tensors, not ({', '.join(parts)}); add a transform such as torchvision.transforms.ToTensor()."
+            )
+        return default_collate([item])
+
+
+def _shape(split: Split) -> tuple[int, ...]:
+    """Return the shape of the input of one example: of several, of the first."""
+    return tuple(next(tensors(first(split))).shape[1:])
 
 
 def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | LoaderSplit]) -> int:
-    """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label."""
+    """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label; where
+    labels are numbers, how many an example has.
+    """
     if named.get("classes") is not None:
         return int(named["classes"])
     listed = getattr(named["train"], "classes", None)
     if listed is not None:
         return len(listed)
     held = [split for split in splits.values() if not isinstance(split, LoaderSplit)]
+    if len(held) == len(splits) and held[0].labels.is_floating_point():
+        return held[0].labels[0].numel()
     if len(held) == len(splits):
         return 1 + max(int(split.labels.max()) for split in held)
     raise DataError(

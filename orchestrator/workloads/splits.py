@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset
 
 from orchestrator.core.seeding import derive, seeded
+from orchestrator.workloads.tasks.batch import moved
 
-Batch = tuple[Tensor, Tensor]
-"""Inputs (batch, ...) and labels (batch,), on the device."""
+Batch = Any
+"""What a Dataset's examples are collated to, on the device; of a split held in memory (inputs, labels)."""
 
 
 class Batches(Protocol):
@@ -223,8 +224,8 @@ class _LoaderBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         self.reads.epoch, self.reads.start = number, start
-        for inputs, labels in self.loader:
-            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+        for batch in self.loader:
+            yield moved(batch, self.device)
 
 
 @dataclass(frozen=True)

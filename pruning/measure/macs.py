@@ -60,8 +60,8 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
 
     Args:
         model: any module.
-        example: what to call the model with; a plain tuple is unpacked into arguments. Give a batch of one example for
-            the count of one example.
+        example: what to call the model with; a plain tuple is unpacked into arguments, a dict into named ones. Give a
+            batch of one example for the count of one example.
         masks: the masks to count unmasked weights by; None collects those that the model holds.
     """
     masks = MaskSet.collect(model) if masks is None else masks
@@ -75,7 +75,7 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
         with in_mode(model, training=False), torch.no_grad():
-            model(*arguments_of(example))
+            model(**example) if type(example) is dict else model(*arguments_of(example))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:

@@ -12,8 +12,12 @@ from torch.optim import Optimizer
 from orchestrator.training import loop
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import TensorSplit
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.table import with_loss
+from orchestrator.workloads.tasks.task import Task
 
 CPU = torch.device("cpu")
+CLASSES = Classification()
 TRAIN, BATCH = 50, 8
 EPOCH = 7
 """Steps of an epoch: six batches of 8 and one of 2."""
@@ -44,12 +48,17 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"epochs": 2, "batch_size": BATCH, "optimizer": optimizer, **changes}
 
 
+def task_of(options: dict[str, Any]) -> Task:
+    """Return classification, or what is in `options`, with their loss."""
+    return with_loss(options.pop("task", CLASSES), options.get("loss"), "train.loss", CPU)
+
+
 def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> loop.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
     hooks = {
         key: options.pop(key) for key in ("on_optimizer", "cancelled", "on_point", "state", "keep") if key in options
     }
-    return loop.fit(model, data or problem(), settings(**options), seed=seed, device=CPU, **hooks)
+    return loop.fit(model, data or problem(), task_of(options), settings(**options), seed=seed, device=CPU, **hooks)
 
 
 def after_step(act: Callable[[], object]) -> Callable[[Optimizer], object]:

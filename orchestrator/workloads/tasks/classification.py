@@ -2,7 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
 from orchestrator.core.metrics import Metric
+from orchestrator.workloads.tasks.batch import labels_of
+from orchestrator.workloads.tasks.supervised import Supervised, add_examples, class_labels, misfit
+from orchestrator.workloads.tasks.totals import Totals
 
 ACCURACY = Metric("accuracy", "%", "higher", margin=0.01, format=".2%")
 """The fraction of examples whose highest output is that of their class."""
+TOP5 = Metric("top5", "%", "higher", margin=0.01, format=".2%")
+"""The fraction of examples whose class is among the five highest outputs; known where there are more classes."""
+TOP = 5
+
+
+class Classification(Supervised):
+    """One class an example: outputs (batch, classes), labels (batch,) of integers.
+
+    While training, labels may also be of the outputs' shape and type: probabilities of classes, as mixing gives them.
+    """
+
+    metrics = (ACCURACY, TOP5)
+
+    def __init__(self) -> None:
+        super().__init__(nn.CrossEntropyLoss())
+
+    def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return logits and classes."""
+        labels = labels_of(batch)
+        if labels.is_floating_point() and labels.shape == outputs.shape and outputs.ndim == 2:
+            return outputs, labels
+        labels = class_labels("classification", labels)
+        if outputs.ndim != 2 or labels.shape != outputs.shape[:1]:
+            remedy = f"with labels of shape (batch,), which are {tuple(labels.shape)}; change `model` or `data`"
+            raise misfit("classification", "outputs of shape (batch, classes)", outputs, remedy)
+        return outputs, labels
+
+    def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
+        """Count hits, of each class too, and hits among the five highest outputs."""
+        labels = class_labels("classification", labels)
+        add_examples(totals, losses, examples)
+        classes = outputs.shape[1]
+        hits = outputs.argmax(1) == labels
+        totals.count("hits", hits.sum())
+        for name, chosen in (("of_class", labels), ("hits_of_class", labels[hits])):
+            totals.count(name, torch.bincount(chosen.clamp(min=0), minlength=classes)[:classes])
+        if classes > TOP:
+            totals.count("hits_of_top", (outputs.topk(TOP, 1).indices == labels.unsqueeze(1)).sum())
+
+    def figures(self, totals: Totals) -> Mapping[str, float]:
+        """Return loss and accuracies."""
+        count = int(totals.counted("examples"))
+        found = {"loss": totals.mean("loss", "examples"), ACCURACY.name: int(totals.counted("hits")) / count}
+        if len(totals.counted("of_class")) > TOP:
+            found[TOP5.name] = int(totals.counted("hits_of_top")) / count
+        return found
+
+    def details(self, totals: Totals) -> Mapping[str, Any]:
+        """Return how many examples each class has, and how many of them are hits."""
+        return {"hits": totals.counted("hits_of_class").tolist(), "of": totals.counted("of_class").tolist()}

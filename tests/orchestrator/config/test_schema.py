@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from training_cases import CPU, network, problem
+from training_cases import CLASSES, CPU, network, problem
 
 import pruning
 from orchestrator.config import components, rules
@@ -79,7 +79,7 @@ def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -
 
     assert not list(violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
-    assert loop.fit(network(), problem(), config, seed=0, device=CPU).steps == 2
+    assert loop.fit(network(), problem(), CLASSES, config, seed=0, device=CPU).steps == 2
 
 
 @pytest.mark.usefixtures("store")
@@ -131,7 +131,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"clip_norm": 0}, "`train.clip_norm` (=0) must be greater than 0; pass null to clip nothing."),
         ({"eval_every": 0}, "`train.eval_every` (=0) must be an integer of at least 1, or null."),
         ({"select": "first"}, "`train.select` (=first) must be one of best, last."),
-        ({"monitor": "val_loss"}, "`train.monitor` (=val_loss) must be one of accuracy, loss."),
+        ({"monitor": "val/loss"}, "`train.monitor` (=val/loss) must be loss, or a metric of the task, or null."),
         ({"patience": -2}, "`train.patience` (=-2) must be an integer of at least 1, or null."),
         ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are accumulate, batch_size, "),
     ],

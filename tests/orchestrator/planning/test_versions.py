@@ -44,7 +44,12 @@ SHARED = {
     ],
     "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
-REGISTRIES = {"model": f"{WORKLOADS}.models.MODELS", "data": f"{WORKLOADS}.data.DATA", "method": "pruning.METHODS"}
+REGISTRIES = {
+    "model": f"{WORKLOADS}.models.MODELS",
+    "data": f"{WORKLOADS}.data.DATA",
+    "task": f"{WORKLOADS}.tasks.table.TASKS",
+    "method": "pruning.METHODS",
+}
 HARMLESS = ("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__")
 """Not followed, but for seeding: they decide nothing that a stage computes."""
 

@@ -25,6 +25,7 @@ from orchestrator.store.store import Store
 from orchestrator.training import rounds, stages
 from orchestrator.training.rounds import LawBroken
 from orchestrator.workloads.models import prunable
+from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weights import plain_state, state_digest
 from pruning import MaskSet
 
@@ -36,6 +37,7 @@ TRAIN = {
     "loss": None,
     "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
 }
+TASK = {"kind": "classification"}
 PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
 RANDOM = {"kind": "random_unstructured", "scope": "layer"}
 SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
@@ -44,7 +46,7 @@ SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
 def dense(seed: int = 0, **changes: Any) -> StageSpec:
     model = {"kind": "mlp", "input_shape": None, "classes": None, "hidden": [8]}
     data = {"kind": "digits", "val_fraction": 0.15}
-    fields = {"model": model, "data": data, "train": TRAIN, "seed": seed, "device": "cpu", "threads": 1}
+    fields = {"model": model, "data": data, "task": TASK, "train": TRAIN, "seed": seed, "device": "cpu", "threads": 1}
     return StageSpec("dense", {**fields, **changes})
 
 
@@ -56,6 +58,7 @@ def chain(
         fields = {
             "method": method,
             "prune": {**PRUNE, "holding": holding},
+            "task": TASK,
             "finetune": TRAIN,
             "seed": 0,
             "round": index,
@@ -238,9 +241,14 @@ def test_seeds_draw_other_networks_and_other_masks(store: Store) -> None:
 def test_the_record_says_what_was_done(store: Store) -> None:
     trained, pruned = run(store, chain(0.5))
 
-    assert set(trained.after) == {"val/loss", "val/accuracy", "test/loss", "test/accuracy"}
+    names = ("loss", "accuracy", "top5")
+    assert set(trained.after) == {f"{split}/{name}" for split in ("val", "test") for name in names}
+    assert [metric.name for metric in trained.metrics] == ["accuracy", "top5"]
+    for split in ("val", "test"):
+        found = trained.details["measured"][split]
+        assert sum(found["hits"]) / sum(found["of"]) == trained.after[f"{split}/accuracy"]
     assert trained.before == {}
-    assert set(pruned.before) == {"val/loss", "val/accuracy"}, "the test split is read once, at the end"
+    assert set(pruned.before) == {f"val/{name}" for name in names}, "the test split is read once, at the end"
     assert pruned.requested_sparsity == 0.5
     assert pruned.tensor_sizes == SIZES or set(pruned.tensor_sizes.values()) == set(SIZES.values())
     assert pruned.remaining_parameters == pruned.parameters - 296
@@ -279,7 +287,7 @@ class Forgetful(pruning.L1Unstructured):
 
 
 def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "evaluate", lambda *_, **__: {"loss": math.nan, "accuracy": 0.5})
+    monkeypatch.setattr(stages, "evaluate", lambda *_, **__: Measured({"loss": math.nan, "accuracy": 0.5}))
     (record,) = run(store, (dense(),))
 
     assert record.after == {"val/accuracy": 0.5, "test/accuracy": 0.5}

@@ -12,7 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from training_cases import CPU, EPOCH, TRAIN, after_step, fit, metrics, network, points, problem, same, settings, state
+from training_cases import (
+    CLASSES,
+    CPU,
+    EPOCH,
+    TRAIN,
+    after_step,
+    fit,
+    metrics,
+    network,
+    points,
+    problem,
+    same,
+    settings,
+    state,
+)
 
 from orchestrator.config.parts import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
@@ -23,6 +37,7 @@ from orchestrator.workloads import data as data_sets
 from orchestrator.workloads import models
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import LoaderSplit, TensorSplit
+from orchestrator.workloads.tasks.regression import Regression
 
 
 def test_reruns_are_bit_equal_whatever_the_global_generators_hold() -> None:
@@ -131,7 +146,7 @@ def test_the_best_weights_on_validation_are_kept(monitor: str) -> None:
     best = max(values.values()) if monitor == "accuracy" else min(values.values())
     assert result.best_step == next(step for step in values if values[step] == best) < result.steps
     assert same(state(model), states[result.best_step])
-    val = evaluate(model, problem().val, device=CPU)
+    val = evaluate(model, problem().val, CLASSES, device=CPU).figures
     assert val == {key: result.curve[list(values).index(result.best_step)].metrics[f"val/{key}"] for key in val}
 
 
@@ -148,7 +163,7 @@ def test_the_last_weights_are_kept_when_asked_for() -> None:
 def test_the_state_before_the_first_step_is_no_candidate() -> None:
     model = network()
     fit(model, epochs=20)
-    before, good = state(model), evaluate(model, problem().val, device=CPU)["accuracy"]
+    before, good = state(model), evaluate(model, problem().val, CLASSES, device=CPU).figures["accuracy"]
 
     result = fit(model, lr=50.0, epochs=None, steps=1)
 
@@ -296,7 +311,7 @@ def test_what_an_evaluation_draws_is_the_same_each_time_and_no_draw_of_the_train
 
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    found = [evaluate(Noisy(), problem().val, device=CPU) for _ in range(2)]
+    found = [evaluate(Noisy(), problem().val, CLASSES, device=CPU) for _ in range(2)]
     assert found[0] == found[1]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -308,17 +323,17 @@ def test_what_an_evaluation_draws_is_the_same_each_time_and_no_draw_of_the_train
     assert same(state(first), state(second))
 
 
-def test_a_regression_is_chosen_by_its_loss() -> None:
+def test_a_regression_is_chosen_by_its_lowest_error() -> None:
     parts = [TensorSplit(split.images, split.images.sum(1, keepdim=True)) for split in (problem().train, problem().val)]
     data = Data(parts[0], parts[1], parts[1], (4,), 1)
-    squared = {"_target_": "torch.nn.MSELoss"}
 
-    with pytest.raises(OrchestratorError, match=r"`monitor` \(=accuracy\) must be loss .*; pass train.monitor=loss"):
-        fit(nn.Linear(4, 1), data=data, loss=squared)
-    result = fit(nn.Linear(4, 1), data=data, loss=squared, lr=0.01, monitor="loss")
-    assert result.best_step == min(result.curve, key=lambda point: point.metrics["val/loss"]).step
-    assert all(point.metrics["val/accuracy"] == 0 for point in result.curve)
-    assert fit(nn.Linear(4, 1), data=data, loss=squared, lr=0.01, select="last").best_step == result.steps
+    with pytest.raises(OrchestratorError, match=r"`task` \(=classification\) needs labels that are classes.*"):
+        fit(nn.Linear(4, 1), data=data)
+    with pytest.raises(OrchestratorError, match=r"`train.monitor` \(=accuracy\) must be one of rmse, mae, r2, loss"):
+        fit(nn.Linear(4, 1), data=data, task=Regression(), monitor="accuracy")
+    result = fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01)
+    assert result.best_step == min(result.curve, key=lambda point: point.metrics["val/rmse"]).step
+    assert fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, select="last").best_step == result.steps
 
 
 def test_no_batch_beyond_the_last_is_loaded() -> None:
@@ -360,5 +375,5 @@ def test_a_real_training_reaches_what_the_default_job_shows() -> None:
     for seed in range(2):
         model = models.build(asdict(Cnn()), input_shape=digits.input_shape, classes=digits.classes, seed=seed)
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
-        loop.fit(model, digits, config, seed=seed, device=CPU)
-        assert evaluate(model, digits.test, device=CPU)["accuracy"] > 0.98
+        loop.fit(model, digits, CLASSES, config, seed=seed, device=CPU)
+        assert evaluate(model, digits.test, CLASSES, device=CPU).figures["accuracy"] > 0.98

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_cases import BATCH, CPU, EPOCH, after_step, fit, metrics, problem, same, state
+from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics, problem, same, state
 
 from orchestrator.training import loop
 from orchestrator.training.accumulation import Steps
@@ -76,7 +76,7 @@ def test_averages_are_those_of_the_weights_after_each_step() -> None:
     result = fit(model, ema=0.8, select="last")
 
     assert near(state(model), averaged_by_hand(0.8)[0])
-    found = evaluate(model, problem().val, device=CPU)
+    found = evaluate(model, problem().val, CLASSES, device=CPU).figures
     assert result.curve[-1].metrics["val/loss"] == found["loss"]
 
 
@@ -90,7 +90,7 @@ def test_the_best_averages_are_kept() -> None:
     best = losses.index(min(losses))
     assert best < 5, "the case is to select an earlier epoch than the last"
     assert result.best_step == (best + 1) * EPOCH
-    assert evaluate(model, problem().val, device=CPU)["loss"] == losses[best]
+    assert evaluate(model, problem().val, CLASSES, device=CPU).figures["loss"] == losses[best]
     assert near(state(model), averaged_by_hand(0.5, epochs=6, lr=1.5)[1][best])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_cases import EPOCH, metrics, network, problem, settings
+from training_cases import CLASSES, EPOCH, metrics, network, problem, settings
 
 from orchestrator.training import loop
 
@@ -16,7 +16,9 @@ COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": Non
 
 
 def run(device: torch.device, **changes: Any) -> loop.FitResult:
-    return loop.fit(network(), problem(), settings(lr=0.02, scheduler=COSINE, **changes), seed=0, device=device)
+    return loop.fit(
+        network(), problem(), CLASSES, settings(lr=0.02, scheduler=COSINE, **changes), seed=0, device=device
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -34,7 +36,7 @@ def test_the_order_is_that_of_the_cpu() -> None:
     for device in (torch.device("cpu"), CUDA):
         model = network()
         model[3].p = 0.0
-        found.append(loop.fit(model, problem(), settings(lr=0.02), seed=0, device=device).curve[-1].metrics)
+        found.append(loop.fit(model, problem(), CLASSES, settings(lr=0.02), seed=0, device=device).curve[-1].metrics)
 
     assert found[1]["train/loss"] == pytest.approx(found[0]["train/loss"], rel=1e-3)
     assert found[1]["val/loss"] == pytest.approx(found[0]["val/loss"], rel=1e-3)

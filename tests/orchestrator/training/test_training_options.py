@@ -9,11 +9,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_cases import CPU, EPOCH, TRAIN, fit, metrics, network, points, problem, same, settings, state
+from training_cases import (
+    CLASSES,
+    CPU,
+    EPOCH,
+    TRAIN,
+    fit,
+    metrics,
+    network,
+    points,
+    problem,
+    same,
+    settings,
+    state,
+    task_of,
+)
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.training import loop
-from orchestrator.training.evaluation import criterion_of, evaluate
+from orchestrator.training.evaluation import evaluate
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from pruning import MaskKeeper, MaskSet
 
@@ -135,13 +149,15 @@ def test_a_loss_by_target_is_trained_and_reported() -> None:
         log = torch.log_softmax(model(points(30, 1).images).double(), 1)
     y = torch.eye(3, dtype=torch.float64)[points(30, 1).labels] * 0.8 + 0.2 / 3
     assert result.curve[0].metrics["val/loss"] == pytest.approx(-(log * y).sum(1).mean().item(), rel=1e-6)
-    evaluated = evaluate(model, problem().val, device=CPU, loss=criterion_of(smoothed, CPU))
+    evaluated = evaluate(
+        model, problem().val, CLASSES.with_loss(nn.CrossEntropyLoss(label_smoothing=0.2)), device=CPU
+    ).figures
     assert evaluated["loss"] == result.curve[0].metrics["val/loss"]
 
 
 def test_a_loss_that_is_a_plain_function() -> None:
     model = nn.Linear(4, 3)
-    found = evaluate(model, problem().val, device=CPU, batch_size=7, loss=plain_squared())
+    found = evaluate(model, problem().val, CLASSES.with_loss(plain_squared()), device=CPU, batch_size=7).figures
 
     with torch.no_grad():
         assert found["loss"] == pytest.approx(squared(model(points(30, 1).images), points(30, 1).labels).item())
@@ -154,7 +170,7 @@ def test_evaluation_by_hand() -> None:
         model.weight.copy_(torch.tensor([[math.log(3)], [0.0]]))
     split = TensorSplit(torch.ones(5, 1), torch.tensor([0, 0, 0, 1, 0]))
 
-    found = evaluate(model, split, device=CPU, batch_size=2)
+    found = evaluate(model, split, CLASSES, device=CPU, batch_size=2).figures
 
     assert found["accuracy"] == 0.8
     assert found["loss"] == pytest.approx((4 * math.log(4 / 3) + math.log(4)) / 5, rel=1e-6)
@@ -173,7 +189,7 @@ def test_evaluation_does_not_depend_on_order_or_kind_of_split() -> None:
         LoaderSplit(torch.utils.data.TensorDataset(images, labels)),
     ]
 
-    found = [evaluate(nn.Identity(), split, device=CPU, batch_size=64) for split in splits]
+    found = [evaluate(nn.Identity(), split, CLASSES, device=CPU, batch_size=64) for split in splits]
 
     assert found[1:] == found[:-1]
 
@@ -182,10 +198,10 @@ def test_evaluation_restores_every_modules_mode_even_when_it_fails() -> None:
     model = network()
     model[1].eval()
 
-    evaluate(model, problem().val, device=CPU)
+    evaluate(model, problem().val, CLASSES, device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
     with pytest.raises(RuntimeError):
-        evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), device=CPU)
+        evaluate(model, TensorSplit(torch.zeros(2, 9), torch.zeros(2).long()), CLASSES, device=CPU)
     assert [module.training for module in model] == [True, False, True, True, True]
 
 
@@ -193,9 +209,9 @@ def test_evaluation_draws_nothing_and_moves_no_buffer() -> None:
     model = network()
     before, generator = state(model), torch.get_rng_state()
 
-    first = evaluate(model, problem().val, device=CPU)
+    first = evaluate(model, problem().val, CLASSES, device=CPU)
 
-    assert first == evaluate(model, problem().val, device=CPU)
+    assert first == evaluate(model, problem().val, CLASSES, device=CPU)
     assert all(torch.equal(a, b) for a, b in zip(before, state(model), strict=True))
     assert torch.equal(torch.get_rng_state(), generator)
 
@@ -233,7 +249,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 )
 def test_what_cannot_be_trained_is_refused_in_a_sentence(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(OrchestratorError) as caught:
-        loop.fit(network(), problem(), settings(**options), seed=0, device=CPU)
+        loop.fit(network(), problem(), task_of(options), settings(**options), seed=0, device=CPU)
 
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,141 @@
+"""Batches of any form: a tensor, a tuple that ends in its labels, a dict (Hugging Face), or an object.
+
+What stands for the labels in a dict or an object is called one of `LABELS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.errors import OrchestratorError
+
+LABELS = ("labels", "label", "targets", "target", "y")
+_OUTPUTS = ("logits", "out", "predictions")
+
+
+class BatchError(OrchestratorError):
+    """A batch or an answer of the network that a task cannot use."""
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return `batch` with all its tensors on `device`, however deep they lie; what is no tensor stays."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(moved(value, device) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(batch, **{name: moved(value, device) for name, value in vars(batch).items()})
+    return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def size(batch: Any) -> int:
+    """Return how many examples `batch` holds: the length of its first tensor."""
+    first = next(tensors(batch), None)
+    if first is None or first.ndim == 0:
+        raise BatchError(f"a batch of `data` must hold a tensor whose first dimension is the batch, not {kind(batch)}.")
+    return len(first)
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of `batch`, those of inputs before labels."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for name in sorted(batch, key=lambda name: name in LABELS):
+            yield from tensors(batch[name])
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from tensors(value)
+    elif hasattr(batch, "__dict__"):
+        yield from tensors(vars(batch))
+
+
+def labels_of(batch: Any) -> Tensor:
+    """Return the labels of `batch`: the last of a tuple, or what is called so."""
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        found = batch[-1]
+    else:
+        held = batch if isinstance(batch, Mapping) else {n: getattr(batch, n) for n in LABELS if hasattr(batch, n)}
+        found = next((held[name] for name in LABELS if name in held), None)
+    if not isinstance(found, Tensor):
+        raise BatchError(
+            f"a batch of `data` must hold a tensor of labels, and {kind(batch)} has none; return (inputs, labels), or "
+            f"a dict in which they are called one of {', '.join(LABELS)}."
+        )
+    return found
+
+
+def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to call `model` with for `batch`: (positional, by name).
+
+    A tuple gives all but its labels by position. A dict gives by name what `forward` takes, and where it takes none of
+    these names, all but its labels by position. `labels` says whether those of a dict may be given, so that a model can
+    compute its own loss.
+    """
+    if isinstance(batch, Mapping):
+        takes = _takes(type(model).forward)
+        named = {n: v for n, v in batch.items() if (takes is None or n in takes) and (labels or n not in LABELS)}
+        if named.keys() - set(LABELS):
+            return (), named
+        return tuple(value for name, value in batch.items() if name not in LABELS), {}
+    if isinstance(batch, list | tuple):
+        return tuple(batch[:-1] if len(batch) > 1 else batch), {}
+    return (batch,), {}
+
+
+@cache
+def _takes(forward: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of what `forward` takes; None where it takes any."""
+    parameters = inspect.signature(forward).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
+    return None if not named and any(p.kind == p.VAR_KEYWORD for p in parameters) else frozenset(named)
+
+
+def answer_of(model: nn.Module, batch: Any, *, labels: bool = True) -> Any:
+    """Return what `model` returns for `batch`."""
+    given, named = arguments(model, batch, labels=labels)
+    return model(*given, **named)
+
+
+def outputs_of(answer: Any) -> Tensor:
+    """Return the outputs in what a model returned: that tensor, or the object's or dict's `logits` (transformers)."""
+    if isinstance(answer, Tensor):
+        return answer
+    found = (answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None) for name in _OUTPUTS)
+    for outputs in found:
+        if isinstance(outputs, Tensor):
+            return outputs
+    raise BatchError(
+        f"`model` returned {type(answer).__name__}; it must return a tensor of outputs, such as logits of shape "
+        "(batch, classes), or an object or dict that has them as `logits`. Wrap it in a module that does."
+    )
+
+
+def own_loss(answer: Any) -> Tensor | None:
+    """Return the loss that a model has computed itself, None where it has not."""
+    if isinstance(answer, Tensor):
+        return None
+    found = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def kind(value: Any) -> str:
+    """Describe a batch, or a part of one, in a few words."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {kind(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "(" + ", ".join(map(kind, value)) + ")"
+    return type(value).__name__

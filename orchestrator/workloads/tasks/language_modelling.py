@@ -1,0 +1,89 @@
+"""Tell the next token: cross-entropy over tokens, and perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.core.metrics import Metric
+from orchestrator.workloads.tasks import batch as forms
+from orchestrator.workloads.tasks.supervised import Supervised, add_places, class_labels, misfit
+from orchestrator.workloads.tasks.totals import Totals
+
+PERPLEXITY = Metric("perplexity", "", "lower", margin=0.1, format=".3f")
+"""exp of the mean cross-entropy of a token."""
+CROSS_ENTROPY = Metric("cross_entropy", "nats", "lower", margin=0.01, format=".4f")
+"""Of a token, whatever loss it is trained by."""
+IGNORED = -100
+"""A label that counts for nothing."""
+LARGEST = 700.0
+"""Cross-entropy whose exponential is still a number."""
+
+
+class LanguageModelling(Supervised):
+    """The next token: outputs (batch, length, tokens), and one of
+
+    - a pair (inputs, targets), both (batch, length) of integers: `targets[:, t]` is what follows `inputs[:, t]`;
+    - a dict with `input_ids`, and `labels` that stand where their tokens do and are shifted here, as Hugging Face has
+      it; without labels the tokens themselves, as far as `attention_mask` is 1;
+    - the tokens alone, as one tensor.
+
+    A target of -100 counts for nothing. Everything is by token: a batch weighs as many as it has targets.
+    """
+
+    metrics = (PERPLEXITY, CROSS_ENTROPY)
+
+    def __init__(self) -> None:
+        super().__init__(nn.CrossEntropyLoss(ignore_index=IGNORED))
+
+    def size(self, batch: Any) -> int:
+        """Return the number of targets."""
+        return int((_targets(batch)[0] != IGNORED).sum())
+
+    def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return logits (places, tokens), and the token that follows each (places,)."""
+        labels, shifted = _targets(batch)
+        if outputs.ndim == 3 and shifted:
+            outputs = outputs[:, :-1]
+        if outputs.ndim != 3 or outputs.shape[:2] != labels.shape:
+            need = f"outputs of shape (batch, length, tokens) for targets of shape {tuple(labels.shape)}"
+            raise misfit("language_modelling", need, outputs, "change `model` or `data`")
+        return outputs.flatten(0, 1), labels.flatten()
+
+    def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
+        """Add cross-entropies of tokens, and the losses that are trained by where these are others."""
+        add_places(totals, losses, examples, (labels != IGNORED).sum(), labels.numel())
+        each = F.cross_entropy(outputs.float(), labels, ignore_index=IGNORED, reduction="none")
+        totals.add("cross_entropy", each.double().view(examples, -1).sum(1))
+
+    def figures(self, totals: Totals) -> Mapping[str, float]:
+        """Return loss, perplexity and cross-entropy."""
+        mean = totals.mean("cross_entropy", "known")
+        perplexity = math.exp(mean) if mean < LARGEST else math.inf
+        return {"loss": totals.mean("loss", "known"), PERPLEXITY.name: perplexity, CROSS_ENTROPY.name: mean}
+
+    def details(self, totals: Totals) -> Mapping[str, Any]:
+        """Return how many tokens were counted."""
+        return {"tokens": int(totals.counted("known"))}
+
+
+def _targets(batch: Any) -> tuple[Tensor, bool]:
+    """Return the targets, and whether they are tokens that were shifted here."""
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        return class_labels("language_modelling", forms.labels_of(batch)), False
+    if isinstance(batch, Mapping):
+        tokens = next((batch[name] for name in ("labels", "input_ids") if name in batch), None)
+        if isinstance(tokens, Tensor) and "labels" not in batch and "attention_mask" in batch:
+            tokens = tokens.masked_fill(batch["attention_mask"] == 0, IGNORED)
+    else:
+        tokens = batch if isinstance(batch, Tensor) else next(forms.tensors(batch), None)
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2:
+        raise forms.BatchError(
+            f"`task` (=language_modelling) needs tokens of shape (batch, length), found {forms.kind(batch)}; return "
+            "them as one tensor, as a pair (inputs, targets), or as `input_ids` of a dict."
+        )
+    return class_labels("language_modelling", tokens)[:, 1:], True

@@ -1,0 +1,120 @@
+"""What the built-in tasks share: a forward pass, a loss of outputs and labels, and exact sums over examples."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from orchestrator.core.metrics import Metric
+from orchestrator.workloads.tasks import batch as forms
+from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.totals import Totals
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, labels) -> loss."""
+
+
+class Supervised(ABC):
+    """A task with labels. Subclasses say what a pair of outputs and labels is, and what is counted of it."""
+
+    metrics: tuple[Metric, ...]
+
+    def __init__(self, default: Criterion) -> None:
+        self.default = default
+        self.criterion: Criterion | None = None
+
+    def with_loss(self, criterion: Criterion) -> Self:
+        """Return this task with another loss in place of its own, and of the model's."""
+        found = copy.copy(self)
+        found.criterion = criterion
+        return found
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss: the criterion's that was given, else the model's own, else that of the task."""
+        answer = forms.answer_of(model, batch)
+        if self.criterion is None and (own := forms.own_loss(answer)) is not None:
+            return own.mean()
+        return (self.criterion or self.default)(*self.pair(forms.outputs_of(answer), batch))
+
+    def size(self, batch: Any) -> int:
+        """Return the number of examples."""
+        return forms.size(batch)
+
+    def totals(self, model: nn.Module, batches: Iterable[Any]) -> Totals:
+        """Return the exact sums of some batches; those of all batches are the sum of these."""
+        totals = Totals()
+        criterion = unreduced(self.criterion or self.default)
+        for batch in batches:
+            answer = forms.answer_of(model, batch)
+            outputs, labels = self.pair(forms.outputs_of(answer), batch)
+            own = forms.own_loss(answer) if self.criterion is None else None
+            losses = (criterion(outputs, labels) if own is None else own).float()
+            self.observe(totals, outputs, labels, losses, forms.size(batch))
+        return totals
+
+    def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
+        """Return `loss` and every metric over all of `batches`."""
+        totals = self.totals(model, batches)
+        return Measured(self.figures(totals), self.details(totals))
+
+    @abstractmethod
+    def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return outputs and labels as the criterion takes them; raise for what does not fit the task."""
+
+    @abstractmethod
+    def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
+        """Add what the figures of a batch are made of.
+
+        Args:
+            losses: what the criterion gives unreduced; one value where it, or the model, gives a mean.
+        """
+
+    @abstractmethod
+    def figures(self, totals: Totals) -> Mapping[str, float]:
+        """Return `loss` and the metrics."""
+
+    @abstractmethod
+    def details(self, totals: Totals) -> Mapping[str, Any]:
+        """Return what is no single number."""
+
+
+def add_examples(totals: Totals, losses: Tensor, count: int) -> None:
+    """Add losses of `count` examples: many values of one are their mean, one of a batch counts for each example."""
+    totals.add("loss", losses.flatten(1).mean(1) if losses.ndim > 1 else losses.expand(count))
+    totals.count("examples", count)
+
+
+def add_places(totals: Totals, losses: Tensor, examples: int, known: Tensor, places: int) -> None:
+    """Add losses of tokens or pixels, float64 sums by example; one of a batch counts for each that is `known`.
+
+    Args:
+        known: how many of the `places` count.
+    """
+    each = losses.double()
+    totals.add("loss", each.view(examples, -1).sum(1) if each.numel() == places else (each.mean() * known).reshape(1))
+    totals.count("known", known)
+
+
+def unreduced(loss: Criterion) -> Criterion:
+    """Return the loss of each example: one with an attribute `reduction` is asked for "none"."""
+    if not hasattr(loss, "reduction"):
+        return loss
+    found = copy.copy(loss)
+    found.reduction = "none"
+    return found
+
+
+def misfit(task: str, need: str, found: Tensor, remedy: str) -> forms.BatchError:
+    """Return the error of a batch or outputs that a task cannot use."""
+    return forms.BatchError(f"`task` (={task}) needs {need}, found {forms.kind(found)}; {remedy}.")
+
+
+def class_labels(task: str, labels: Tensor) -> Tensor:
+    """Return labels that are classes; raise for numbers."""
+    if labels.is_floating_point() or labels.is_complex():
+        raise misfit(task, "labels that are classes, integers from 0", labels, "pass task=regression for numbers")
+    return labels.long()

@@ -1,0 +1,96 @@
+"""The task that a configuration names: a built-in one by `kind`, one of the user's own by `_target_`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.metrics import Metric
+from orchestrator.core.plain_data import read_as
+from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.regression import Regression
+from orchestrator.workloads.tasks.segmentation import Segmentation
+from orchestrator.workloads.tasks.supervised import Supervised
+from orchestrator.workloads.tasks.task import Measured, Task
+
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "language_modelling": LanguageModelling,
+    "segmentation": Segmentation,
+}
+"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
+
+
+class TaskError(OrchestratorError):
+    """A task that cannot be used as it is configured or written."""
+
+
+def build(config: Mapping[str, Any]) -> Task:
+    """Build the task that `config` describes.
+
+    Raises:
+        OrchestratorError: the target fails, or lacks a member of a task, or its metrics are none.
+    """
+    task = create("task", config, kinds=TASKS)
+    for member in ("metrics", "loss", "size", "measure"):
+        if not hasattr(task, member):
+            raise TaskError(
+                f"{given('task', config)} must have `metrics`, `loss`, `size` and `measure`, and lacks `{member}`; see "
+                "docs/tasks.md."
+            )
+    metrics = task.metrics
+    if not (isinstance(metrics, list | tuple) and metrics and all(isinstance(each, Metric) for each in metrics)):
+        raise TaskError(
+            f"{given('task', config)} must have at least one `Metric` (orchestrator.core.metrics) in `metrics`, not "
+            f"{metrics!r}; the first is the primary one."
+        )
+    for metric in metrics:
+        try:
+            read_as(Metric, msgspec.to_builtins(metric))
+        except ValueError as error:
+            raise TaskError(f"{given('task', config)} has a metric that cannot be: {metric!r}: {error}.") from None
+    names = [metric.name for metric in metrics]
+    if len({*names, "loss"}) <= len(names):
+        raise TaskError(f"{given('task', config)} must give each metric a name of its own, and none `loss`: {names}.")
+    found: Task = task
+    return found
+
+
+def with_loss(task: Task, node: Mapping[str, Any] | None, where: str, device: Any) -> Task:
+    """Return `task` with the loss that the plain node called `where` describes, its tensors on `device`."""
+    if node is None:
+        return task
+    if not isinstance(task, Supervised):
+        raise TaskError(
+            f"`{where}` (={node.get('_target_')}) must be null for `task` (={type(task).__name__}), which has its "
+            "own; leave it out, or derive the task from Supervised."
+        )
+    criterion = create(where, node)
+    return task.with_loss(criterion.to(device) if isinstance(criterion, nn.Module) else criterion)
+
+
+def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
+    """Return what `task.measure` found, held to what the task says that it measures.
+
+    A metric that does not apply may be missing, but for the primary one.
+    """
+    result = found if isinstance(found, Measured) else Measured(found)
+    for name in ("loss", task.metrics[0].name):
+        if not isinstance(result.figures.get(name), int | float):
+            raise TaskError(
+                f"`task` (={type(task).__name__}) must return a number as `{name}` from `measure`, which returned "
+                f"{sorted(result.figures)}; add it."
+            )
+    known = {"loss", *(metric.name for metric in task.metrics)}
+    figures = {name: float(value) for name, value in result.figures.items() if name in known}
+    return Measured(
+        {name: value if math.isfinite(value) else math.nan for name, value in figures.items()}, result.details
+    )

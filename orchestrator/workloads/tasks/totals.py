@@ -1,0 +1,81 @@
+"""Exact sums over examples, so that a figure depends neither on the order of the examples nor on their batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+
+class Totals:
+    """Sums of floats, each exact, and integer counts; those of two parts of a split add up to those of the whole.
+
+    >>> totals = Totals()
+    >>> totals.add("loss", torch.tensor([0.5, 0.25]))
+    >>> totals.count("examples", 2)
+    >>> totals.mean("loss", "examples")
+    0.375
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[str, list[Tensor]] = {}
+        self._parts: dict[str, list[tuple[float, ...]]] = {}
+        self._counts: dict[str, Tensor] = {}
+
+    def add(self, name: str, values: Tensor) -> None:
+        """Add to a sum: floats of shape (examples,), or (examples, columns) for a sum of each column."""
+        self._new.setdefault(name, []).append(values.detach())
+
+    def count(self, name: str, counts: Tensor | int) -> None:
+        """Add integers, of one shape in each call."""
+        found = torch.as_tensor(counts).detach()
+        self._counts[name] = self._counts[name] + found if name in self._counts else found
+
+    def counted(self, name: str) -> Tensor:
+        """Return integer counts, on the CPU."""
+        return self._counts[name].cpu()
+
+    def exact(self, name: str) -> list[Fraction] | None:
+        """Return the sum of each column as it is, unrounded; None where a value is infinite or NaN."""
+        parts = self._folded(name)
+        if not all(math.isfinite(part) for column in parts for part in column):
+            return None
+        return [sum(map(Fraction, column), Fraction(0)) for column in parts]
+
+    def mean(self, name: str, by: str) -> float:
+        """Return the sum of one column by a count, rounded once each; NaN where a value is not finite."""
+        (parts,), count = self._folded(name), int(self.counted(by))
+        return math.fsum(parts) / count if count and all(map(math.isfinite, parts)) else math.nan
+
+    def __add__(self, other: Totals) -> Totals:
+        whole = Totals()
+        for each in (self, other):
+            for name in each._new.keys() | each._parts.keys():
+                columns = each._folded(name)
+                held = whole._parts.get(name, [()] * len(columns))
+                whole._parts[name] = [_expansion((*a, *b)) for a, b in zip(held, columns, strict=True)]
+            for name, counts in each._counts.items():
+                whole.count(name, counts.cpu())
+        return whole
+
+    def _folded(self, name: str) -> list[tuple[float, ...]]:
+        if new := self._new.pop(name, None):
+            values = torch.cat(new).double()
+            columns = [values.tolist()] if values.ndim == 1 else values.T.tolist()
+            held = self._parts.get(name, [()] * len(columns))
+            self._parts[name] = [_expansion((*parts, *column)) for parts, column in zip(held, columns, strict=True)]
+        return self._parts[name]
+
+
+def _expansion(values: Iterable[float]) -> tuple[float, ...]:
+    """Return a few floats whose sum is exactly that of `values`; (nan,) where one is not finite."""
+    values = tuple(values)
+    if not all(map(math.isfinite, values)):
+        return (math.nan,)
+    parts: list[float] = []
+    while rest := math.fsum((*values, *(-part for part in parts))):
+        parts.append(rest)
+    return tuple(parts) or (0.0,)

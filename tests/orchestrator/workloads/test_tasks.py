@@ -1,0 +1,289 @@
+"""Each task against scikit-learn and torch, whole and in batches; batches of every form; what does not fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+from torch import Tensor, nn
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.workloads.tasks.batch import labels_of, moved, size
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.regression import Regression
+from orchestrator.workloads.tasks.segmentation import Segmentation
+from orchestrator.workloads.tasks.supervised import Supervised
+from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.totals import Totals
+
+MODEL = nn.Identity()
+"""Outputs are given as inputs."""
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(*shape: int, of: int, seed: int = 1) -> Tensor:
+    return torch.randint(of, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def measured(task: Supervised, outputs: Tensor, labels: Tensor) -> Measured:
+    """Measure whole and in batches of 7, hold both to be one, and return it."""
+    whole = task.measure(MODEL, [(outputs, labels)])
+    parts = list(zip(outputs.split(7), labels.split(7), strict=True))
+    assert task.measure(MODEL, parts) == whole
+    first, second = task.totals(MODEL, parts[:2]), task.totals(MODEL, parts[2:])
+    assert Measured(task.figures(second + first), task.details(second + first)) == whole
+    return whole
+
+
+def test_classification_is_scikit_learns() -> None:
+    logits, labels = drawn(50, 8), classes(50, of=8)
+    found = measured(Classification(), logits, labels)
+
+    assert found.figures["accuracy"] == reference.accuracy_score(labels, logits.argmax(1))
+    top5 = reference.top_k_accuracy_score(labels, logits, k=5, labels=range(8))
+    assert found.figures["top5"] == pytest.approx(top5, abs=1e-6)
+    log = reference.log_loss(labels, logits.double().softmax(1), labels=range(8))
+    assert found.figures["loss"] == pytest.approx(log, rel=1e-6)
+    recall = reference.recall_score(labels, logits.argmax(1), average=None, zero_division=0)
+    rates = np.divide(found.details["hits"], found.details["of"])
+    assert rates == pytest.approx(recall, abs=1e-6)
+
+
+def test_five_classes_have_no_top_five() -> None:
+    assert set(measured(Classification(), drawn(20, 5), classes(20, of=5)).figures) == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_regression_is_scikit_learns(outputs: int) -> None:
+    predictions, labels = drawn(50, outputs), drawn(50, outputs, seed=3) + 1000
+    found = measured(Regression("m"), predictions, labels).figures
+
+    pair = labels.double().numpy(), predictions.double().numpy()
+    flat = [each.ravel() for each in pair]
+    assert found["rmse"] == pytest.approx(reference.root_mean_squared_error(*flat), rel=1e-6)
+    assert found["mae"] == pytest.approx(reference.mean_absolute_error(*flat), rel=1e-6)
+    assert found["r2"] == pytest.approx(reference.r2_score(*pair), rel=1e-6)
+    assert found["loss"] == pytest.approx(found["rmse"] ** 2, rel=1e-6)
+
+
+def test_a_column_of_predictions_fits_plain_labels() -> None:
+    labels = drawn(20)
+    found = measured(Regression(), drawn(20, 1, seed=5), labels)
+    assert found == measured(Regression(), drawn(20, 1, seed=5).squeeze(1), labels)
+    flat = Regression().measure(MODEL, [(drawn(20), torch.ones(20))])
+    assert math.isnan(flat.figures["r2"]), "labels that do not vary"
+
+
+def test_language_modelling_is_cross_entropy_by_token() -> None:
+    logits, targets = drawn(30, 6, 11), classes(30, 6, of=11)
+    targets[::3, 4:] = -100
+    found = measured(LanguageModelling(), logits, targets)
+
+    mean = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten(), ignore_index=-100).item()
+    assert found.figures["cross_entropy"] == pytest.approx(mean, rel=1e-6)
+    assert found.figures["loss"] == found.figures["cross_entropy"]
+    assert found.figures["perplexity"] == pytest.approx(math.exp(mean), rel=1e-6)
+    assert found.details == {"tokens": 30 * 6 - 10 * 2}
+    batch = (logits, targets)
+    assert LanguageModelling().loss(MODEL, batch).item() == pytest.approx(mean, rel=1e-6)
+    assert LanguageModelling().size(batch) == 160
+
+
+class Bigram(nn.Module):
+    """Logits of the next token from the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(drawn(11, 11))
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits = self.table[input_ids]
+        if labels is None:
+            return logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def test_tokens_of_every_form_say_the_same() -> None:
+    tokens, model, task = classes(12, 7, of=11), Bigram(), LanguageModelling()
+    forms: list[Any] = [
+        tokens,
+        (tokens[:, :-1], tokens[:, 1:]),
+        {"input_ids": tokens},
+        {"input_ids": tokens, "labels": tokens, "name": "not taken"},
+        {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
+    ]
+    found = [task.measure(model, [form]).figures for form in forms]
+
+    for figures in found:
+        assert figures == pytest.approx(found[0], rel=1e-6)
+    assert [task.size(form) for form in forms] == [72] * 5
+    assert [task.loss(model, form).item() for form in forms] == pytest.approx([found[0]["loss"]] * 5, rel=1e-6)
+    padded = {"input_ids": tokens, "attention_mask": (torch.arange(7) < 5).long().expand(12, 7)}
+    assert task.measure(model, [padded]).details == {"tokens": 12 * 4}
+
+
+def test_segmentation_is_scikit_learns() -> None:
+    logits, labels = drawn(21, 4, 5, 6), classes(21, 5, 6, of=3)  # the fourth class is only ever told
+    labels[:, 0] = 255
+    found = measured(Segmentation(), logits, labels)
+
+    known = labels.flatten() != 255
+    pair = labels.flatten()[known], logits.argmax(1).flatten()[known]
+    assert found.figures["mean_iou"] == pytest.approx(reference.jaccard_score(*pair, average="macro"), abs=1e-6)
+    assert found.figures["pixel_accuracy"] == pytest.approx(reference.accuracy_score(*pair), abs=1e-6)
+    mean = F.cross_entropy(logits.double(), labels, ignore_index=255).item()
+    assert found.figures["loss"] == pytest.approx(mean, rel=1e-6)
+    assert Segmentation().loss(MODEL, (logits, labels)).item() == pytest.approx(mean, rel=1e-6)
+
+
+@dataclass
+class Example:
+    x: Tensor
+    y: Tensor
+
+
+class Sized(nn.Module):
+    """Takes what a test gives, by name."""
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> dict[str, Tensor]:
+        return {"logits": x if extra is None else x + extra}
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (Sized(), {"x": drawn(9, 3), "label": classes(9, of=3), "index": torch.arange(9)}),
+        (Sized(), {"labels": classes(9, of=3), "x": drawn(9, 3), "extra": torch.zeros(9, 3)}),
+        (Sized(), (drawn(9, 3), torch.zeros(9, 3), classes(9, of=3))),
+        (nn.Identity(), {"pixels": drawn(9, 3), "targets": classes(9, of=3)}),
+    ],
+)
+def test_batches_of_every_form_say_the_same(model: nn.Module, batch: Any) -> None:
+    plain = Classification().measure(MODEL, [(drawn(9, 3), classes(9, of=3))])
+    assert Classification().measure(model, [moved(batch, torch.device("cpu"))]) == plain
+    assert size(batch) == 9
+    assert torch.equal(labels_of(batch), classes(9, of=3))
+
+
+def test_an_object_is_moved_and_handed_over_whole() -> None:
+    class OfObject(nn.Module):
+        def forward(self, example: Example) -> Tensor:
+            return example.x
+
+    batch = moved(Example(drawn(9, 3), classes(9, of=3)), torch.device("cpu"))
+    assert Classification().measure(OfObject(), [batch]).figures["accuracy"] == pytest.approx(
+        reference.accuracy_score(classes(9, of=3), drawn(9, 3).argmax(1))
+    )
+
+
+def test_what_is_moved_keeps_its_form() -> None:
+    meta = torch.device("meta")
+    batch = {"a": [torch.ones(2), ("text", torch.ones(3))], "b": Example(torch.ones(1), torch.ones(1)), "c": 5}
+    found = moved(batch, meta)
+
+    assert found["a"][0].device == found["a"][1][1].device == found["b"].x.device == meta
+    assert (found["a"][1][0], found["c"]) == ("text", 5)
+
+
+def test_the_loss_is_the_one_that_is_given_then_the_models_then_the_tasks() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+            return SimpleNamespace(logits=x, loss=None if labels is None else x.new_tensor(7.0))
+
+    batch = {"x": drawn(4, 3), "labels": classes(4, of=3)}
+    pair = (batch["x"], batch["labels"])
+    task = Classification()
+    other = task.with_loss(nn.MultiMarginLoss())
+
+    assert task.loss(Own(), batch) == task.measure(Own(), [batch]).figures["loss"] == 7
+    assert other.loss(Own(), batch) == nn.MultiMarginLoss()(*pair)
+    assert other.measure(Own(), [batch]).figures["loss"] == pytest.approx(nn.MultiMarginLoss()(*pair).item(), rel=1e-6)
+    assert task.loss(MODEL, pair) == F.cross_entropy(*pair)
+
+
+def test_soft_labels_are_trained_by_but_not_measured() -> None:
+    soft = drawn(4, 3).softmax(1)
+    assert Classification().loss(MODEL, (drawn(4, 3), soft)) == F.cross_entropy(drawn(4, 3), soft)
+    with pytest.raises(OrchestratorError, match="needs labels that are classes"):
+        Classification().measure(MODEL, [(drawn(4, 3), soft)])
+
+
+FLOATS, INTS = drawn(4), classes(4, of=3)
+
+
+@pytest.mark.parametrize(
+    ("task", "batch", "words"),
+    [
+        (
+            Classification(),
+            (drawn(4, 3), FLOATS),
+            r"`task` \(=classification\) needs labels that are classes.* \(4,\) floa",
+        ),
+        (
+            Classification(),
+            (drawn(4, 3, 2), INTS),
+            r"needs outputs of shape \(batch, classes\), found \(4, 3, 2\) float32",
+        ),
+        (Classification(), (drawn(4, 3), classes(4, 2, of=3)), r"with labels of shape \(batch,\), which are \(4, 2\)"),
+        (
+            Regression(),
+            (drawn(4, 1), INTS),
+            r"`task` \(=regression\) needs labels that are floating point.*classification",
+        ),
+        (Regression(), (drawn(4, 3), FLOATS), r"needs outputs of the shape of its labels, \(4,\), found \(4, 3\)"),
+        (LanguageModelling(), (drawn(4, 3), classes(4, 3, of=5)), r"needs outputs of shape \(batch, length, tokens\)"),
+        (LanguageModelling(), (drawn(4, 3, 5), drawn(4, 3)), "needs labels that are classes"),
+        (LanguageModelling(), {"x": drawn(4, 3)}, r"needs tokens of shape \(batch, length\), found {x: \(4, 3\)"),
+        (
+            Segmentation(),
+            (drawn(4, 3, 8, 8), classes(4, 4, 4, of=3)),
+            r"for labels of shape \(4, 4, 4\), found \(4, 3, 8",
+        ),
+        (Classification(), (drawn(4, 3),), "must hold a tensor of labels"),
+        (Classification(), {"x": drawn(4, 3)}, "called one of labels, label, target"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_sentence(task: Supervised, batch: Any, words: str) -> None:
+    with pytest.raises(OrchestratorError, match=words) as error:
+        task.loss(MODEL, batch)
+    assert "\n" not in str(error.value)
+
+
+def test_an_answer_without_outputs_is_refused() -> None:
+    class Silent(nn.Module):
+        def forward(self, x: Tensor) -> str:
+            return "nothing"
+
+    with pytest.raises(OrchestratorError, match="`model` returned str; it must return a tensor of outputs"):
+        Classification().loss(Silent(), (drawn(4, 3), INTS))
+
+
+@given(st.lists(st.lists(st.floats(-1e300, 1e300), max_size=6), max_size=6))
+def test_sums_are_exact_whatever_the_parts(parts: list[list[float]]) -> None:
+    totals, merged = Totals(), Totals()
+    totals.add("x", torch.zeros(0, dtype=torch.float64))
+    merged.add("x", torch.zeros(0, dtype=torch.float64))
+    for part in parts:
+        values = torch.tensor(part, dtype=torch.float64)
+        totals.add("x", values)
+        one = Totals()
+        one.add("x", values)
+        merged = merged + one
+
+    exact = sum(map(Fraction, (value for part in parts for value in part)), Fraction(0))
+    assert totals.exact("x") == merged.exact("x") == [exact]
