@@ -86,7 +86,9 @@ class Nodes:
     def _start(self, name: str, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
         folder, log = self.root / name, self.root / f"{name}.log"
         folder.mkdir()
+        (agent,) = _free_ports(1)  # Ray's own choice is one fixed port, which another cluster beside this one has
         options = ("--block", f"--node-ip-address={address}", "--object-store-memory=100000000")
+        options += (f"--dashboard-agent-listen-port={agent}",)
         command = [*prefix, *ray("start", *options, *arguments)]
         with log.open("wb") as file:
             process = subprocess.Popen(

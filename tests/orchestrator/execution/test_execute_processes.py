@@ -118,6 +118,7 @@ def test_nodes_leave_and_join_in_mid_sweep(root: Path, environment: dict[str, st
                     _kill(nodes[1])
                     running.clear()
                     nodes.append(_start_node(root, environment, join, "--node-ip-address=127.0.0.4"))
+                    _wait_until_up(nodes[2], root / "nodes.log", 3)
                     joined = True
                     (root / "go").touch()
         assert driver.returncode == 0
