@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from orchestrator.config.settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 

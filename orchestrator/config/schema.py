@@ -139,7 +139,7 @@ class Config:
 NODES: Mapping[str, Mapping[str, type]] = {
     "model": components.MODELS,
     "data": components.DATA,
-    "task": {"base": components.Component, **components.TASKS},
+    "task": {"base": parts.Component, **components.TASKS},
     "method": {"base": components.Method, **components.METHODS},
 }
 

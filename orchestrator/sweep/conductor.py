@@ -16,6 +16,7 @@ from rich.console import Console
 
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, ui_hint
@@ -35,7 +36,6 @@ from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sweep import submission
 from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.sweep.preflight import preflight

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from orchestrator.config.settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE

@@ -5,7 +5,7 @@ from typing import Any
 
 from factories import config
 
-from orchestrator.config.settings import as_typed, settings_of_each, varying
+from orchestrator.compare.settings import as_typed, settings_of_each, varying
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

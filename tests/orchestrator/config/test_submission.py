@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.sweep.submission import JOB_CONFIG, violations
+from orchestrator.config.submission import JOB_CONFIG, violations
 
 ELSEWHERE = {"store": {"uri": "s3://bucket/runs"}, "tracking": {"kind": "mlflow", "uri": "http://mlflow:5000"}}
 
