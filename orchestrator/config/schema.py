@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import MISSING
 
 from orchestrator.config import cluster, components, parts, sources, well_formed
-from orchestrator.config.objective import OBJECTIVES
 from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
@@ -42,6 +41,11 @@ _ADDRESS = Rule(
     lambda uri: "://" in uri or uri.startswith("databricks"),
     "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
 ).or_null(", or null")
+MATCHING = "matching_sparsity"
+_OBJECTIVE = Rule(
+    lambda name: name == MATCHING or (name.startswith("val/") and name[4:].isidentifier()),
+    f"be val/ and the name of a metric, as in val/loss, or {MATCHING}; the test split is not to select by",
+)
 _PATTERNS = Rule(bool, "hold a pattern, or nothing is pruned; pass ['*'] to take every one")
 
 
@@ -121,7 +125,7 @@ class Config:
     name: str | None = None
     seed: int = key(0, at_least(0, "; pass any other integer"))
     dry_run: bool = False
-    objective: str = key("val/accuracy", one_of(*OBJECTIVES))
+    objective: str | None = key(None, _OBJECTIVE.or_null())
     model: Any = MISSING
     data: Any = MISSING
     task: Any = MISSING

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.config.objective import objective
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
+from orchestrator.sweep.objective import objective
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
@@ -78,7 +78,7 @@ class Outcome:
     def objective(self, trial: int) -> float:
         """Return what the trial's configuration names as `objective`."""
         spec = self.plan.trials[trial]
-        return objective(str(spec.config["objective"]), [self.records[key] for key in spec.stages])
+        return objective(spec.config["objective"], [self.records[key] for key in spec.stages])
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return the error that says which trials are missing and why, and that the view is behind; or None."""

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from factories import make_plan, make_records
 
-from orchestrator.config.objective import OBJECTIVES, objective
+from orchestrator.config.rules import violations
+from orchestrator.config.schema import Config
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
+from orchestrator.sweep.objective import objective
 
 
 def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:
@@ -26,7 +29,7 @@ def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:
 def test_a_metric_is_that_of_the_last_round() -> None:
     records = chain_of(0.9, (0.5, 0.95), (0.8, 0.7))
 
-    assert objective("val/accuracy", records) == 0.7
+    assert objective(None, records) == objective("val/accuracy", records) == 0.7
     assert objective("val/loss", records) == 1.0
 
 
@@ -43,5 +46,13 @@ def test_the_largest_matching_sparsity(rounds: list[tuple[float, float]], larges
     assert objective("matching_sparsity", chain_of(0.9, *rounds)) == largest
 
 
-def test_no_objective_reads_the_test_split() -> None:
-    assert not [name for name in OBJECTIVES if name.startswith("test")]
+def test_where_lower_is_better_no_rise_matches() -> None:
+    rmse = Metric("accuracy", "", "lower", margin=0.0)
+    records = [replace(record, metrics=(rmse,)) for record in chain_of(0.9, (0.5, 0.8), (0.8, 0.95))]
+    assert objective("matching_sparsity", records) == 0.5
+
+
+@pytest.mark.parametrize("name", ["test/accuracy", "accuracy", "val/", "val/a b", ""])
+def test_no_objective_reads_the_test_split(name: str) -> None:
+    (sentence,) = violations("", Config, {"objective": name})
+    assert f"`objective` (={name}) must be val/ and the name of a metric" in sentence
