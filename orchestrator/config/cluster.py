@@ -20,6 +20,7 @@ _GPUS = Rule(
     lambda gpus: gpus == 0 or LEAST <= gpus <= 1,
     f"be 0, or from {LEAST} to 1: a trial uses one GPU; pass 1, or 0 to train on CPUs",
 )
+_SECONDS = Rule(lambda seconds: 0 < seconds < math.inf, "be above 0 seconds; pass 86400 for a day")
 _OWN_KEYS = {"CPU": "cpus_per_trial", "GPU": "gpus_per_trial", "memory": "memory_per_trial"}
 
 
@@ -73,6 +74,8 @@ class Cluster:
     """Intra-op threads of a trial; null: `cpus_per_trial`, at least 1. Results depend on it."""
     retries: int = key(2, at_least(0, "; pass 0 to give up at the first loss"))
     """Further attempts after a worker, its memory or its node was lost; other errors are never retried."""
+    stage_timeout: float | None = key(None, _SECONDS.or_null("; pass null to wait for ever"))
+    """Seconds that an attempt at a stage may take: one that hangs is ended, and tried again as after a loss."""
     backoff: float = key(1.0, at_least(0, " seconds; pass 0 to retry at once"))
     """Seconds before the first retry, doubled before each further one."""
     grace: float = key(5.0, at_least(0, " seconds; pass 30 where Slurm's KillWait is that long"))

@@ -28,3 +28,7 @@ class CannotKeep(OrchestratorError):
 
 class ModelError(OrchestratorError):
     """A network that cannot be built from its configuration, or has nothing to prune."""
+
+
+class Cancelled(Exception):
+    """A stage ended at a batch, as it was asked to."""

@@ -93,6 +93,8 @@ class WorkOrder:
     """To be asked at every batch: whether to end, by returning or raising."""
     grace: float = 0.0
     """Seconds that remain, once `cancelled` says so, before the worker is ended by force."""
+    stage_timeout: float | None = None
+    """Seconds after which a stage is to end at a batch, to be tried again."""
     log: str = ""
     """The file on the worker that takes what the work prints."""
     check: Callable[[], object] | None = None

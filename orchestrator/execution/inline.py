@@ -89,6 +89,7 @@ class InlineExecutor:
             attempt=attempt,
             cancelled=self._cancelled.is_set,
             grace=submission.grace(self._cluster.grace),
+            stage_timeout=self._cluster.stage_timeout,
         )
 
     def cancel(self) -> None:

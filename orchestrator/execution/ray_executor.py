@@ -126,6 +126,8 @@ class RayExecutor:
                 if dispatcher.stopping:
                     yield from self._end(dispatcher, tasks)
                 else:
+                    if self._cluster.stage_timeout is not None:
+                        tasks.end_late(self._cluster.stage_timeout + self._grace)  # it should have ended by itself
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
                 full = len(tasks) >= watch.capacity  # what is due has to wait all the same
@@ -239,6 +241,7 @@ class RayExecutor:
             threads=self._cluster.thread_count,
             attempt=attempt.number,
             grace=self._grace,
+            stage_timeout=self._cluster.stage_timeout,
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -56,6 +57,10 @@ class Tasks(Generic[Item]):
         self._variables: dict[str, str] = runtime_env.get("runtime_env", {}).get("env_vars", {})
         self._running: dict[ObjectRefGenerator, Attempt] = {}
         self._cancelled: dict[bool, float] = {}
+        self._since: dict[ObjectRefGenerator, float] = {}
+        """When the stage began that each task runs now."""
+        self._late: set[ObjectRefGenerator] = set()
+        """Tasks that were ended by force, for their stage took too long."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -97,9 +102,22 @@ class Tasks(Generic[Item]):
             ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         for generator in ready:
             item, attempt = _next(generator), self._running[generator]
+            self._since[generator] = time.monotonic()
+            if generator in self._late and (item is None or isinstance(item, Failure)):
+                item = Failure("it hung, and took longer than `cluster.stage_timeout`", transient=True)
             if item is None or isinstance(item, Failure | Outdated):
-                del self._running[generator]
+                del self._running[generator], self._since[generator]
+                self._late.discard(generator)
             yield attempt, item
+
+    def end_late(self, limit: float) -> None:
+        """End tasks by force whose stage takes longer than `limit` seconds."""
+        import ray
+
+        for generator in self._running.keys() - self._late:
+            if time.monotonic() - self._since.get(generator, math.inf) > limit:
+                self._late.add(generator)
+                ray.cancel(generator, force=True)  # the first time: Ray takes no second one
 
     def cancel(self, *, force: bool) -> float:
         """Cancel every task that has a stage left, once; return the seconds since then.

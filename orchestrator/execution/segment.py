@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from orchestrator.core.errors import StageMissing
+from orchestrator.core.errors import Cancelled, StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Key
+from orchestrator.core.specs import NETWORK, Key, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Result, Run, WorkOrder
 from orchestrator.execution.perform import resolve
@@ -37,7 +39,7 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
 def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Result:
     """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first."""
     spec, above = order.specs[index], (*order.lineage, *order.specs[:index])
-    run: Run = resolve(KINDS[spec.kind].run)
+    run: Run = _in_time(resolve(KINDS[spec.kind].run))
     try:
         return run(spec, inputs, order)
     except StageMissing:
@@ -46,6 +48,22 @@ def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Resul
         repeated = _result(replace(order, specs=above[-1:], lineage=above[:-1]), 0, {})
         order.store.commit(repeated.record, repeated.files)
         return run(spec, inputs, order)
+
+
+def _in_time(run: Run) -> Run:
+    """Have a stage end at a batch once it has taken `stage_timeout` seconds, and raise TimeoutError then."""
+
+    def timed(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
+        limit, begun = order.stage_timeout or math.inf, time.monotonic()
+        try:
+            late = replace(order, cancelled=lambda: order.cancelled() or time.monotonic() - begun > limit)
+            return run(spec, inputs, late)
+        except Cancelled as error:
+            if order.cancelled():
+                raise
+            raise TimeoutError(f"the stage took longer than `cluster.stage_timeout` (={limit:g} s)") from error
+
+    return timed
 
 
 def _standing(order: WorkOrder, index: int) -> StageRecord | None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.config.components import Train
 from orchestrator.config.rules import violations
+from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
@@ -42,10 +43,6 @@ class TrainingError(OrchestratorError):
 
 class Diverged(OrchestratorError):
     """The loss is not finite any more."""
-
-
-class Cancelled(Exception):
-    """`cancelled` said so at a batch boundary."""
 
 
 @dataclass(frozen=True)

@@ -439,3 +439,15 @@ def test_a_preflight_whose_worker_dies_may_pass_by_itself(make_ray: Make) -> Non
     assert index == 0
     assert isinstance(found, Failure)
     assert found.transient
+
+
+def test_a_stage_that_hangs_is_ended_by_force(make_ray: Make, store: DirectoryStore) -> None:
+    plan = plan_of(chain("stuck", {"hang": True}), chain("quick", {}, {}))
+    begun = time.monotonic()
+    events = list(make_ray(stage_timeout=0.5, grace=0.5, retries=0).run(plan))
+
+    assert time.monotonic() - begun < 20
+    (failed,) = (event for event in events if event.kind == "failed")
+    assert plan.stages[failed.key].fields["name"] == "stuck-0"
+    assert "longer than `cluster.stage_timeout`" in str(failed.failure)
+    assert sorted(of_kind(events, plan, "finished")) == ["quick-0", "quick-1"]

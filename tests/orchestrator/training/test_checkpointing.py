@@ -179,3 +179,18 @@ def test_another_processor_is_told(store: Store) -> None:
         checkpoints.latest()
         checkpoints.keep(lambda: TrainState.of({"step": 1}), ending=True)
     assert "'processor': 'a'" in checkpoints.warnings[0]
+
+
+def test_a_stage_that_takes_too_long_goes_on_in_the_next_attempt(store: Store, tmp_path: Path) -> None:
+    (spec,), other = specs()[:1], Store(str(tmp_path / "other"))
+    (expected,) = run(other, (spec,))
+    order, attempts = WorkOrder((spec,), store, grace=5, stage_timeout=1e-9), 0
+    while not store.finished([spec.key]):
+        before = store.checkpoints.reached(spec.key)
+        attempts += 1
+        with suppress(TimeoutError):
+            list(run_segment(replace(order, stage_timeout=1e-9 if attempts < 3 else None)))
+        assert before <= store.checkpoints.reached(spec.key) or attempts == 3
+
+    assert attempts == 3
+    assert bits(store.finished([spec.key])[spec.key], store) == bits(expected, other)
