@@ -108,6 +108,12 @@ def reached(module: str) -> set[str]:
     return found
 
 
+def test_only_the_tasks_say_what_a_network_is_measured_by() -> None:
+    said = [name for name, path in FILES.items() if "accurac" in path.read_text().lower()]
+
+    assert [name for name in said if name.startswith("orchestrator") and ".workloads.tasks" not in name] == []
+
+
 @pytest.mark.parametrize(("package", "room"), [("ray", "execution"), ("mlflow", "views.tracking")])
 def test_each_heavy_service_has_one_room(package: str, room: str) -> None:
     users = {module for module in FILES for name in imports(module) if name.split(".")[0] == package}
