@@ -13,6 +13,9 @@ WEIGHTS = "weights.safetensors"
 MASKS = "masks.npz"
 """The bit-packed masks of a round."""
 
+STATE, STATE_VALUES = "state.safetensors", "state.json"
+"""Where a training is: the result of a stage that ends at a step of it."""
+
 RECORD = "record.json"
 """The commit of a stage."""
 

@@ -161,6 +161,7 @@ class StageRecord:
         for name in self.CIRCUMSTANCES:
             data.pop(name)
         data["curve"] = [{k: v for k, v in point.items() if k != "time"} for point in data["curve"]]
+        data["spec"] = {k: v for k, v in data["spec"].items() if k != "starts_from"}
         return data
 
     def to_json(self) -> dict[str, Any]:

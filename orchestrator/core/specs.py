@@ -34,7 +34,8 @@ class StageSpec:
     `fields` holds exactly what the result depends on, defaults included. A dense stage has the fields `model`, `data`,
     `train`, `seed`, `device`, `threads`, `sources` and `versions` (of the user's code and ours); a round has `method`,
     `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions` and either
-    `target` (overall sparsity to reach) or `amount` (of what is left).
+    `target` (overall sparsity to reach) or `amount` (of what is left). A start has the fields of a dense stage and
+    `until`, the step at which it ends: its result is the state of that training then.
     """
 
     kind: str

@@ -25,6 +25,9 @@ class StageKind:
 
 
 KINDS: Mapping[str, StageKind] = {
+    "start": StageKind(
+        "orchestrator.training.stages:train_start", "start of the training", "train", prunes=False, reads_test=False
+    ),
     "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", "train", prunes=False),
     "round": StageKind("orchestrator.training.stages:prune_and_finetune", "round {round}", "finetune", prunes=True),
 }

@@ -91,6 +91,14 @@ def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
         yield spec
 
 
+def start_of(dense: StageSpec, until: int) -> StageSpec:
+    """Return the stage that is a dense training up to a step, 0 for the network as it is initialised.
+
+    The dense stage may go on from it, `replace(dense, starts_from=(start.key,))`, under the same key, to the same bits.
+    """
+    return StageSpec("start", {**dense.fields, "until": until}, location=dense.location)
+
+
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """What a result depends on: the seed, our code, and these parts less what is not passed to their targets."""
     left_out = {*sources.LABELS, *IN_NO_KEY}

@@ -49,6 +49,8 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.warnings: list[str] = []
+        self.anew = False
+        """Whether the stage is to start from its beginning, as what it might have gone on from did not fit."""
         self.seconds = 0.0
         """What earlier attempts took until the checkpoint that the stage went on from."""
         self._store, self._key, self._started_from = store, key, started_from
@@ -81,7 +83,7 @@ class Checkpointing:
 
     def set_aside(self, reason: str) -> None:
         """Set the checkpoint aside: the stage starts anew."""
-        self.seconds = 0.0
+        self.seconds, self.anew = 0.0, True
         self.warnings.append(f"its checkpoint was set aside, and it started anew: {reason}")
         self._store.put_aside(self._key, reason)
 

@@ -54,6 +54,8 @@ class FitResult:
     """Optimizer steps taken."""
     best_step: int
     """The step whose weights the model has now; 0 if no step was taken."""
+    state: TrainState | None = None
+    """Of a training that was to end at a step: where it is then. Its tensors are those of the model."""
 
 
 def fit(
@@ -69,6 +71,7 @@ def fit(
     on_point: Callable[[CurvePoint], object] = lambda _: None,
     state: TrainState | None = None,
     keep: Keep = lambda *_: None,
+    until: int | None = None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave in it the selected weights (and buffers).
 
@@ -86,6 +89,8 @@ def fit(
         state: where to go on from, as `keep` was given it by a training of the same network, data, settings and seed.
         keep: told before each batch how to get the state as it is then, and whether the training is about to be
             cancelled. The state's tensors are those that training moves: write them before you return.
+        until: the step to end at, of a training with the schedule of the whole: its weights and its state are the
+            result. 0 is the network as it is initialised.
 
     Raises:
         Cancelled: `cancelled` returned True.
@@ -104,8 +109,11 @@ def fit(
         if state is not None:
             run.go_on(state)
         with in_mode(model, training=True):
-            run.train(cancelled, on_point, keep)
-    return FitResult(tuple(run.curve), run.step, run.selected_step)
+            run.train(cancelled, on_point, keep, until)
+        if until is None:
+            run.select()
+            return FitResult(tuple(run.curve), run.step, run.selected_step)
+        return FitResult(tuple(run.curve), run.step, run.step, run.state())
 
 
 class _Run(Resumable):
@@ -146,9 +154,12 @@ class _Run(Resumable):
         self.best_state: list[Tensor] | None = None
         self.stale = 0
 
-    def train(self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep) -> None:
+    def train(
+        self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, until: int | None
+    ) -> None:
         every = self.config.eval_every or self.epoch_length
-        left = range(self.step + 1, self.length + 1)
+        last = self.step if self.stale == self.config.patience else self.length
+        left = range(self.step + 1, min(last, self.length if until is None else until) + 1)
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
             ending = cancelled()
@@ -170,7 +181,6 @@ class _Run(Resumable):
                     break
             elif len(self.losses) % CHECK_EVERY == 0:
                 self._mean_loss()
-        self._restore()
 
     def _update(self, batches: Sequence[Batch]) -> None:
         """Take one step: along the mean gradient of all examples of the `batches`."""
@@ -281,7 +291,8 @@ class _Run(Resumable):
                 self.best_state = [tensor.detach().clone() for tensor in self._state()]
         return improved
 
-    def _restore(self) -> None:
+    def select(self) -> None:
+        """Give the model the selected weights."""
         if self.averages is not None:
             self.averages.apply()
         if self.best_state is None or self.selected_step == self.step:

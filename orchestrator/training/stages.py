@@ -6,6 +6,7 @@ one that is restored from the store. Both give the same bits.
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import time
@@ -15,10 +16,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from orchestrator.core.errors import StageMissing
-from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
+from orchestrator.core.plain_data import parse_json
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
@@ -61,6 +64,11 @@ def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
     """
+    return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
+
+
+def train_start(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Build a network and train it up to a step: its state then is the result; raise what `train_dense` raises."""
     return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
 
 
@@ -164,6 +172,9 @@ class Stage:
         if KINDS[spec.kind].prunes:
             masks = network.masks.to_bytes()
             files[MASKS] = lambda file: file.write(masks)
+        if (state := done.fit.state) is not None:
+            values = json.dumps(state.values, allow_nan=False).encode()
+            files |= {STATE: partial(write_state, state.tensors), STATE_VALUES: lambda file: file.write(values)}
         record = StageRecord(
             key=spec.key,
             kind=spec.kind,
@@ -205,7 +216,17 @@ class Stage:
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._fit(self._checkpoints.latest()))
+        return Trained(self._fit(self._checkpoints.latest() or self._started()))
+
+    def _started(self) -> TrainState | None:
+        """Return the furthest state among the stages that this training may go on from without another result."""
+        store = self._order.store
+        found = {} if self._checkpoints.anew else store.finished(self._spec.starts_from)
+        if not found:
+            return None
+        furthest = max(found, key=lambda key: found[key].steps)
+        values = parse_json(store.read(furthest, STATE_VALUES))
+        return TrainState(load_file(store.fetch(furthest, STATE)), values)
 
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
@@ -254,6 +275,7 @@ class Stage:
             cancelled=self._order.cancelled,
             state=state,
             keep=self._checkpoints.keep,
+            until=self._spec.fields.get("until"),
         )
 
     def _final(self) -> dict[str, Measured]:

@@ -56,7 +56,9 @@ def task_of(options: dict[str, Any]) -> Task:
 def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> loop.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
     hooks = {
-        key: options.pop(key) for key in ("on_optimizer", "cancelled", "on_point", "state", "keep") if key in options
+        key: options.pop(key)
+        for key in ("on_optimizer", "cancelled", "on_point", "state", "keep", "until")
+        if key in options
     }
     return loop.fit(model, data or problem(), task_of(options), settings(**options), seed=seed, device=CPU, **hooks)
 

@@ -19,7 +19,9 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
+from orchestrator.planning.plan import start_of
 from orchestrator.store.store import Store
+from orchestrator.training import loop
 from orchestrator.training.checkpointing import Checkpointing
 from orchestrator.training.loop import Cancelled
 from orchestrator.training.train_state import NotPlain, TrainState
@@ -194,3 +196,22 @@ def test_a_stage_that_takes_too_long_goes_on_in_the_next_attempt(store: Store, t
 
     assert attempts == 3
     assert bits(store.finished([spec.key])[spec.key], store) == bits(expected, other)
+
+
+def test_the_start_of_a_training_is_a_stage_that_the_whole_may_go_on_from(store: Store, tmp_path: Path) -> None:
+    """Its test split is never read; the whole has the key and the record that it has without it."""
+    (dense,), other = chain()[:1], Store(str(tmp_path / "other"))
+    (expected,) = run(other, (dense,))
+    start, nothing = start_of(dense, 4), start_of(dense, 0)
+    begun, initialised = run(store, (start,)) + run(store, (nothing,))
+    assert (begun.steps, initialised.steps) == (4, 0)
+    assert not [name for name in {**begun.after, **initialised.after} if name.startswith("test/")]
+    assert len({dense.key, start.key, nothing.key}) == 3
+    steps = list[int]()
+    train = loop._Run.train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Run, "train", lambda run, *hooks: (steps.append(run.step), train(run, *hooks)))
+        (record,) = run(store, (replace(dense, starts_from=(nothing.key, start.key)),))
+    assert steps == [4]
+    assert bits(record, store) == bits(expected, other)

@@ -244,3 +244,21 @@ def test_generators_go_on() -> None:
     restore_generators(before.part("generators"), device)
 
     assert list(draws()) == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("until", [0, 5, EPOCH])
+def test_a_training_up_to_a_step_is_a_prefix_of_the_whole(case: str, until: int) -> None:
+    """With the schedule of the whole, and the whole goes on from there to the bits that it has by itself."""
+    whole, start, rest = network(), network(), network()
+    expected = fit(whole, **CASES[case])
+    begun = fit(start, until=until, **CASES[case])
+    assert begun.state is not None
+    found = fit(rest, state=elsewhere(begun.state), **CASES[case])
+
+    assert begun.steps == begun.best_step == min(until, expected.steps)
+    assert metrics(begun) == [point for point in metrics(expected) if point[0] <= until]
+    assert same(state(start), state(network())) == (until == 0)
+    assert metrics(found) == metrics(expected)
+    assert replace(found, curve=()) == replace(expected, curve=())
+    assert same(state(rest), state(whole))
