@@ -12,6 +12,7 @@ MOST_BYTES, MOST_CONTAINERS, DEEPEST = 2**27, 2**21, 64
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Margin = Annotated[float, Meta(ge=0, le=1e150)]
 Number = Annotated[float, Meta(ge=-1e150, le=1e150)]
 """Its square is a number as well."""
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import RECORD, WEIGHTS
-from orchestrator.core.plain_data import Fraction, quoted, read_as
+from orchestrator.core.plain_data import Margin, quoted, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan
@@ -46,7 +46,7 @@ class _Manifest:
 
 @dataclass(frozen=True)
 class _Compare:
-    margin: Fraction = 0.0
+    margin: Margin | None = None
 
 
 @dataclass(frozen=True)
