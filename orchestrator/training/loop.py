@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from orchestrator.config.components import Train
 from orchestrator.config.rules import violations
@@ -22,23 +21,17 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
-from orchestrator.training.accumulation import Steps
-from orchestrator.training.averages import Averages
 from orchestrator.training.evaluation import autocast, evaluate, monitored
 from orchestrator.training.resuming import Keep, Resumable
+from orchestrator.training.steps import Averages, Steps, TrainingError, optimizer_of, require_precision, scheduler_of
 from orchestrator.training.train_state import TrainState
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch
-from orchestrator.workloads.targets import create
 from orchestrator.workloads.tasks.task import Task
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
 """Steps after which losses are looked at in any case: looking waits for the device."""
-
-
-class TrainingError(OrchestratorError):
-    """A training that its configuration, device or data does not allow."""
 
 
 class Diverged(OrchestratorError):
@@ -122,7 +115,7 @@ class _Run(Resumable):
     def __init__(
         self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device
     ) -> None:
-        _require_precision(config.precision, device)
+        require_precision(config.precision, device)
         self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
         self.monitor = monitored(task, config.monitor)
         batches = data.train.batches(
@@ -137,9 +130,8 @@ class _Run(Resumable):
                 "training split, while drop_last is true; pass a smaller one."
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer: Optimizer = create("train.optimizer", config.optimizer, self.parameters)
-        _refuse_closure(self.optimizer)
-        self.scheduler = self._scheduler()
+        self.optimizer = optimizer_of(config, self.parameters)
+        self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self.loss = task if isinstance(task, nn.Module) else getattr(task, "criterion", None)
         self.loss_of = torch.compile(self._loss_of) if config.compile else self._loss_of
@@ -222,21 +214,6 @@ class _Run(Resumable):
     def _loss_of(self, batch: Batch) -> Tensor:
         return self.task.loss(self.model, batch)
 
-    def _scheduler(self) -> LRScheduler | None:
-        """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps."""
-        if self.config.scheduler is None:
-            return None
-        length = self.length
-        if self.config.scheduler_interval == "epoch":
-            length = -(-self.length // max(self.epoch_length, 1))
-        lengths = {"T_max", "total_steps", "total_iters"}
-        node = {
-            key: max(length, 1) if key in lengths and value is None else value
-            for key, value in self.config.scheduler.items()
-        }
-        scheduler: LRScheduler = create("train.scheduler", node, self.optimizer)
-        return scheduler
-
     def _schedule(self, interval: str) -> None:
         if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
             return
@@ -304,23 +281,6 @@ class _Run(Resumable):
     def _state(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
         yield from self.model.buffers()
-
-
-def _require_precision(precision: str, device: torch.device) -> None:
-    if precision == "fp16" and device.type != "cuda":
-        raise TrainingError(
-            f"`train.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
-            "cluster.gpus_per_trial=1."
-        )
-
-
-def _refuse_closure(optimizer: Optimizer) -> None:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TrainingError(
-            f"`train.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
-            "a trial are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
-        )
 
 
 def _diverged(which: str, step: int, value: float, what: str = "loss") -> Diverged:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.records import CurvePoint
-from orchestrator.training.averages import Averages
+from orchestrator.training.steps import Averages
 from orchestrator.training.train_state import (
     TrainState,
     generators,

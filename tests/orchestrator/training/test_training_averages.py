@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics, problem, same, state
 
 from orchestrator.training import loop
-from orchestrator.training.accumulation import Steps
 from orchestrator.training.evaluation import evaluate
+from orchestrator.training.steps import Steps
 from pruning import MaskKeeper
 
 

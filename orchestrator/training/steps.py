@@ -1,0 +1,127 @@
+"""A training's steps: what takes them, on which schedule, of how many batches; averages of the weights over them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from orchestrator.config.components import Train
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.workloads.splits import Batch, Batches
+from orchestrator.workloads.targets import create
+
+
+class TrainingError(OrchestratorError):
+    """A training that its configuration, device or data does not allow."""
+
+
+def require_precision(precision: str, device: torch.device) -> None:
+    """Raise `TrainingError` for a precision that a device has not."""
+    if precision == "fp16" and device.type != "cuda":
+        raise TrainingError(
+            f"`train.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
+            "cluster.gpus_per_trial=1."
+        )
+
+
+def optimizer_of(config: Train, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """Create the optimizer; raise `TrainingError` for one that computes gradients itself."""
+    optimizer: Optimizer = create("train.optimizer", config.optimizer, parameters)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TrainingError(
+            f"`train.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
+            "a trial are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
+        )
+    return optimizer
+
+
+def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length: int) -> LRScheduler | None:
+    """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps.
+
+    Args:
+        length: of the training, in optimizer steps.
+        epoch_length: the same of an epoch.
+    """
+    if config.scheduler is None:
+        return None
+    if config.scheduler_interval == "epoch":
+        length = -(-length // max(epoch_length, 1))
+    lengths = {"T_max", "total_steps", "total_iters"}
+    node = {
+        key: max(length, 1) if key in lengths and value is None else value for key, value in config.scheduler.items()
+    }
+    scheduler: LRScheduler = create("train.scheduler", node, optimizer)
+    return scheduler
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The optimizer steps of an epoch, `accumulate` batches each; the last one takes what is left."""
+
+    batches: Batches
+    accumulate: int
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // self.accumulate)
+
+    def after(self, step: int) -> Iterator[Sequence[Batch]]:
+        """Yield the batches of each step of all epochs after the first `step` ones."""
+        epoch, start = divmod(step, len(self))
+        for number in count(epoch):
+            batches = self.batches.epoch(number, start * self.accumulate)
+            while together := list(islice(batches, self.accumulate)):
+                yield together
+            start = 0
+
+
+class Averages:
+    """Exponential moving averages of parameters: average <- decay average + (1 - decay) parameter.
+
+    They begin with the parameters after the first step, so that the initialisation has no part in them, and what is 0
+    after every step is 0 in them.
+
+    Args:
+        parameters: what is trained.
+        decay: in (0, 1).
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
+        self._parameters, self._decay = parameters, decay
+        self.values: list[Tensor] = []
+        """In the order of the parameters; none before the first step."""
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters as an optimizer has left them."""
+        if self.values:
+            torch._foreach_lerp_(self.values, list(self._parameters), 1 - self._decay)
+        else:
+            self.values = [parameter.detach().clone() for parameter in self._parameters]
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let the network have the averages for a while."""
+        held = [parameter.detach().clone() for parameter in self._parameters]
+        self.apply()
+        try:
+            yield
+        finally:
+            self._assign(held)
+
+    def apply(self) -> None:
+        """Let the network have the averages from now on."""
+        self._assign(self.values)
+
+    @torch.no_grad()
+    def _assign(self, values: Sequence[Tensor]) -> None:
+        if values:
+            torch._foreach_copy_(list(self._parameters), list(values))
