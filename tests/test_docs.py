@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def snippets(page: str) -> list[str]:
-    """Return the Python that a page shows, in its order."""
-    return re.findall(r"^```python[ \w]*\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+def snippets(page: str, *names: str) -> list[str]:
+    """Return the Python that a page shows under these names, in its order."""
+    shown = re.findall(r"^```python ?(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [code for name, code in shown if name in names]
 
 
 @pytest.mark.slow  # imports three large libraries
@@ -24,7 +26,7 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
     of_gpt = "name = 'transformer.h.0.mlp.c_fc.weight'\n" + (
         "assert not model.get_parameter(name)[~masks_of_gpt[name]].any()\nassert model.get_parameter(name).any()\n"
     )
-    shown = snippets("own-training-loops.md")
+    shown = snippets("own-training-loops.md", "", "lightning", "transformers", "accelerate")
     told = [part + (of_gpt if "GPT2Config" in part else pruned) for part in shown]
     (tmp_path / "shown.py").write_text("\n".join(told))
 
@@ -38,3 +40,28 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
 
     assert len(shown) == 5
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow  # imports Lightning
+@pytest.mark.parametrize("function", ["train", "train_by_lightning"])
+def test_a_sweep_trains_by_the_functions_that_are_shown(function: str, tmp_path: Path) -> None:
+    shown = snippets("own-training-loops.md", "mine", "mine_lightning")
+    (tmp_path / "mine.py").write_text("\n\n".join(shown))
+    digests = {}
+    for store, target in (("own", f"mine.{function}"), ("ours", "null")):
+        asked = {"_target_": target, "scheduler": "null", "epochs": "2", "select": "last"}
+        own = [f"{node}.{key}={value}" for node in ("train", "finetune") for key, value in asked.items()]
+        others = ["cluster=inline", "tracking=none", "model=mlp", "schedule.sparsity=0.75", "schedule.rounds=2"]
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *others, *own, f"store.uri={store}"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        records = [json.loads(file.read_text())["record"] for file in tmp_path.glob(f"{store}/stages/*/record.json")]
+        digests[store] = sorted((record["round"], record["weights_digest"]) for record in records)
+
+    assert len(digests["ours"]) == 3
+    assert digests["own"] == digests["ours"]

@@ -39,6 +39,10 @@ _NORM = Rule(
 class Train:
     """How a network is trained (`train`) or fine-tuned after each pruning round (`finetune`)."""
 
+    _target_: str | None = None
+    """A training function of the user's own, package.module.function; null is the built-in loop."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What it takes beside the keys here; the built-in loop takes none."""
     epochs: int | None = key(15, _LENGTH)
     """Passes over the training split; exactly one of `epochs` and `steps` is given, 0 trains nothing."""
     steps: int | None = key(None, _LENGTH)
@@ -75,6 +79,15 @@ class Train:
     """Stop after this many evaluations in a row without a new best; null trains to the end."""
     checkpoint_minutes: float = key(5.0, at_least(0, " minutes; pass 0 to keep none"))
     """Minutes between two checkpoints, at least; 0 keeps none. No part of what identifies a result."""
+    teacher: str | None = key(None, one_of("dense").or_null(", or null"))
+    """Of `finetune`: `dense` has the loss be in part that of the outputs of the dense network; null: of the data."""
+    teacher_weight: float = key(
+        0.5, Rule(lambda value: is_number(value) and 0 < value <= 1, "lie in (0, 1]: the teacher's part of the loss")
+    )
+    teacher_temperature: float = key(
+        2.0, Rule(lambda value: is_number(value) and value > 0, "be greater than 0; pass 1 to leave outputs be")
+    )
+    """Classes' outputs of both networks are divided by it."""
     depends: list[str] = field(default_factory=list)
     """Files and directories that an own optimizer, scheduler or loss reads: their contents are part of the results."""
 
@@ -84,6 +97,11 @@ class Train:
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(node := values.get(part), Mapping) and "depends" in node:
                 yield f"`{where}.{part}.depends` (={node['depends']}) is not read there; give it as `{where}.depends`."
+        if values.get("options") and not values.get("_target_"):
+            yield (
+                f"`{where}.options` (={values['options']}) are for a training function of your own; pass "
+                f"`{where}._target_`, or leave them out."
+            )
         optimizer, epochs, steps = (values.get(name) for name in ("optimizer", "epochs", "steps"))
         rated = isinstance(optimizer, Mapping) and str(optimizer.get("_target_")).startswith("torch.optim.")
         lr = optimizer.get("lr") if rated and optimizer else None

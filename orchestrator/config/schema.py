@@ -192,10 +192,25 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                     )
     for name in ("model", "data", "task", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
+    if config["train"]["teacher"] is not None:
+        yield (
+            f"`train.teacher` (={config['train']['teacher']}) must be null: the dense network is what `train` trains; "
+            "pass finetune.teacher=dense."
+        )
     for name in ("train", "finetune"):
+        if config[name]["_target_"] is not None:
+            yield from _own_violations(name, config[name])
         for part in ("optimizer", "scheduler", "loss"):
             if isinstance(config[name][part], Mapping) and config[name][part].get("_target_"):
                 yield from _target_violations(f"{name}.{part}", config[name][part])
+
+
+def _own_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with how a training function is named."""
+    if str(node["_target_"]).split(".")[0] in sources.OURS:
+        yield f"`{name}._target_` (={node['_target_']}) must be your own function; pass null for the built-in loop."
+    else:
+        yield from _target_violations(name, node)
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:

@@ -23,6 +23,8 @@ Key = Sha256
 
 NETWORK = "network"
 """The role of the input whose live weights a stage goes on from."""
+TEACHER = "teacher"
+"""The role of the input whose outputs a stage learns to give."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +184,11 @@ class Plan:
                 yield tuple(run)
 
     def _goes_on(self, key: Key, parent: Key) -> bool:
-        """Whether a stage can follow another in one task: it needs nothing else of this plan."""
-        spec = self.stages[key]
-        return spec.parent == parent and self.needs(key) == (parent,) and not KINDS[spec.kind].own_task
+        """Whether a stage can follow another in one task: what else of this plan it needs stands before that one."""
+        spec, needs = self.stages[key], set(self.needs(key)) - {parent}
+        if spec.parent != parent or KINDS[spec.kind].own_task:
+            return False
+        return not needs or needs <= {above.key for above in self.lineage(parent)}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`: what many have in common, such as a model's configuration, stands once."""

@@ -15,7 +15,7 @@ from orchestrator.config.components import BUILT_IN
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
-from orchestrator.core.specs import NETWORK, Job, Plan, StageSpec, TrialSpec, identity_of
+from orchestrator.core.specs import NETWORK, TEACHER, Job, Plan, StageSpec, TrialSpec, identity_of
 from orchestrator.planning import located
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
@@ -86,8 +86,10 @@ def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
     spec = StageSpec("dense", dense, location=location)
     yield spec
     shared = _parts(config, ROUND_PARTS) | {"sources": _sources(config, DENSE_PARTS + ROUND_PARTS)}
+    taught = {TEACHER: spec.key} if config["finetune"]["teacher"] else {}
     for index, target in enumerate(round_targets(config), start=1):
-        spec = StageSpec("round", shared | {"round": index} | target, {NETWORK: spec.key}, location=location)
+        inputs = {NETWORK: spec.key, **taught}
+        spec = StageSpec("round", shared | {"round": index} | target, inputs, location=location)
         yield spec
 
 

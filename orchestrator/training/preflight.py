@@ -6,6 +6,7 @@ count of multiply-accumulates. What comes out is thrown away; no figure of it is
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import nn
 
 from orchestrator.config.components import Train
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
@@ -107,6 +109,10 @@ class _Rehearsal(Stage):
                 raise loop.Diverged("one step") from None
             self._hold_monitor()
             return loop.FitResult((), 1, 0)
+
+    def _teacher(self) -> nn.Module | None:
+        """A network as it is initialised stands for one that is not trained yet."""
+        return copy.deepcopy(self._model).eval() if TEACHER in self._spec.inputs else None
 
     def _hold_monitor(self) -> None:
         """Raise for a metric to choose by that the task has and these data do not give."""

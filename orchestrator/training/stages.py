@@ -25,20 +25,23 @@ from orchestrator.core.plain_data import parse_json
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import NETWORK, StageSpec
+from orchestrator.core.specs import NETWORK, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.checkpointing import Checkpointing
 from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
+from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.resuming import Unfit
+from orchestrator.training.steps import TrainingError
 from orchestrator.training.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import data, models
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import table
 from orchestrator.workloads.tasks.batch import arguments, moved
-from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.distilled import with_teacher
+from orchestrator.workloads.tasks.task import Measured, Task
 from orchestrator.workloads.weights import initialise, load_state, plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
@@ -124,16 +127,21 @@ def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
 def _restored(spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network that a stage goes on from, as the store has it."""
     key = str(spec.parent)
-    record = order.store.finished([key]).get(key)
-    if record is None:
-        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
-    lineage = (*order.lineage, *order.specs)
-    network = _built(lineage[0], spec, order)
-    load_state(network.model, order.store.fetch(key, WEIGHTS))
+    network, record = _stored(key, spec, order)
     if KINDS[record.kind].prunes:
         network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
     network.digest = record.weights_digest
     return network
+
+
+def _stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
+    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record."""
+    record = order.store.finished([key]).get(key)
+    if record is None:
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
+    network = _built((*order.lineage, *order.specs)[0], spec, order)
+    load_state(network.model, order.store.fetch(key, WEIGHTS))
+    return network, record
 
 
 @dataclass(frozen=True)
@@ -264,19 +272,37 @@ class Stage:
             raise Unfit(str(error)) from error
 
     def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
-        return loop.fit(
-            self._model,
-            self._data,
-            self._task,
-            self._config,
-            seed=derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
-            device=self._device,
-            on_optimizer=None if keeper is None else keeper.attach,
-            cancelled=self._order.cancelled,
-            state=state,
-            keep=self._checkpoints.keep,
-            until=self._spec.fields.get("until"),
-        )
+        shared: dict[str, Any] = {
+            "device": self._device,
+            "seed": derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
+            "on_optimizer": None if keeper is None else keeper.attach,
+            "cancelled": self._order.cancelled,
+            "state": state,
+            "keep": self._checkpoints.keep,
+        }
+        if self._config.get("_target_") is None:
+            until = self._spec.fields.get("until")
+            return loop.fit(self._model, self._data, self._taught(), self._config, until=until, **shared)
+        measured = partial(self._measured, self._data.val)
+        context = Context(self._model, self._network.masks, measured, **shared)
+        where = KINDS[self._spec.kind].training
+        if "until" in self._spec.fields:
+            raise TrainingError(
+                f"`{where}._target_` (={self._config['_target_']}) must be null where a stage ends at a step of the "
+                "training: a function of your own says itself when it ends; pass null for the built-in loop."
+            )
+        return run_own_loop(where, self._config, self._model, self._taught(), self._data, context)
+
+    def _taught(self) -> Task:
+        """Return the task, with the teacher that this stage has."""
+        teacher, config = self._teacher(), self._config
+        if teacher is None:
+            return self._task
+        return with_teacher(self._task, teacher, config["teacher_weight"], config["teacher_temperature"])
+
+    def _teacher(self) -> nn.Module | None:
+        key = self._spec.inputs.get(TEACHER)
+        return None if key is None else _stored(key, self._spec, self._order)[0].model.eval().requires_grad_(False)
 
     def _final(self) -> dict[str, Measured]:
         """What the selected model achieves, by split; the test splits are read here and nowhere else."""
@@ -298,5 +324,6 @@ class Stage:
 
 def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
     """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
-    alone = config.get("clip_norm") is None and config["optimizer"]["_target_"] in ELEMENTWISE
+    known = config.get("clip_norm") is None and config.get("_target_") is None
+    alone = known and config["optimizer"]["_target_"] in ELEMENTWISE
     return "dense" if alone else "masked"

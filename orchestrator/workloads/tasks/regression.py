@@ -28,6 +28,8 @@ class Regression(Supervised):
         margin: the rise of RMSE that a match with dense may hide; 0 hides none.
     """
 
+    numbers = True
+
     def __init__(self, unit: str = "", margin: float = 0.0) -> None:
         super().__init__(nn.MSELoss())
         rmse, mae = (Metric(name, unit, "lower", margin, ".4g") for name in ("rmse", "mae"))

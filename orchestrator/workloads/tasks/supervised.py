@@ -22,6 +22,8 @@ class Supervised(ABC):
     """A task with labels. Subclasses say what a pair of outputs and labels is, and what is counted of it."""
 
     metrics: tuple[Metric, ...]
+    numbers = False
+    """Whether outputs are numbers, and no logits of classes."""
 
     def __init__(self, default: Criterion) -> None:
         self.default = default
@@ -35,7 +37,10 @@ class Supervised(ABC):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss: the criterion's that was given, else the model's own, else that of the task."""
-        answer = forms.answer_of(model, batch)
+        return self.loss_of(forms.answer_of(model, batch), batch)
+
+    def loss_of(self, answer: Any, batch: Any) -> Tensor:
+        """Return the mean loss of what a model returned for `batch`."""
         if self.criterion is None and (own := forms.own_loss(answer)) is not None:
             return own.mean()
         return (self.criterion or self.default)(*self.pair(forms.outputs_of(answer), batch))

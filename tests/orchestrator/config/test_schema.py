@@ -133,7 +133,16 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"select": "first"}, "`train.select` (=first) must be one of best, last."),
         ({"monitor": "val/loss"}, "`train.monitor` (=val/loss) must be loss, or a metric of the task, or null."),
         ({"patience": -2}, "`train.patience` (=-2) must be an integer of at least 1, or null."),
-        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are accumulate, batch_size, "),
+        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are _target_, accumulate, batch_size, "),
+        (
+            {"ema": 1},
+            "`train.ema` (=1) must lie in (0, 1): the decay of an average; pass 0.999, or null for no averages.",
+        ),
+        ({"accumulate": 0}, "`train.accumulate` (=0) must be an integer of at least 1."),
+        ({"options": {"beta": 2}}, "`train.options` (={'beta': 2}) are for a training function of your own; pass "),
+        ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, or null."),
+        ({"teacher_weight": 0}, "`train.teacher_weight` (=0) must lie in (0, 1]"),
+        ({"teacher_temperature": 0}, "`train.teacher_temperature` (=0) must be greater than 0"),
     ],
 )
 def test_each_rule_is_said_in_a_sentence(change: dict[str, Any], words: str) -> None:

@@ -156,6 +156,54 @@ def test_a_changed_source_is_another_stage(
     assert keys[0] != keys[1]
 
 
+@pytest.mark.parametrize(("part", "stage"), [("train", 0), ("finetune", 1)])
+def test_a_changed_training_function_is_another_stage(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, stage: int
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keys = []
+    for body in ("def train(*_): ...\n", "def train(*_): return 1\n"):
+        (tmp_path / "their_loop.py").write_text(body)
+        keys.append(make_plan(jobs(config(**{f"{part}___target_": "their_loop.train"}))).trials[0].stages)
+
+    assert [first == second for first, second in zip(*keys, strict=True)][:2] == [stage > 0, False]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            "their_loop.fit",
+            r"`train\._target_` \(=their_loop\.fit\) is not defined: .* has no 'fit'; check the spelling",
+        ),
+        ("lost.train", r"`train\._target_` \(=lost\.train\) is not on the Python path"),
+        ("orchestrator.training.loop.fit", r"must be your own function; pass null for the built-in loop"),
+    ],
+)
+def test_a_training_function_that_is_none_is_refused(
+    config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "their_loop.py").write_text("def train(*_): ...\n")
+
+    with pytest.raises(ConfigError, match=said):
+        make_plan(jobs(config(train___target_=target)))
+
+
+def test_a_teacher_is_an_input_of_every_round(config: Callable[..., Any]) -> None:
+    plan = make_plan(jobs(config(finetune__teacher="dense"), config()))
+    dense, *rounds = plan.trials[0].stages
+
+    assert plan.stages[dense].inputs == {}
+    assert [dict(plan.stages[key].inputs) for key in rounds] == [
+        {"network": parent, "teacher": dense} for parent in (dense, *rounds[:-1])
+    ]
+    assert plan.trials[1].stages[0] == dense
+    assert not {*rounds} & {*plan.trials[1].stages}
+    with pytest.raises(ConfigError, match=r"`train\.teacher` \(=dense\) must be null"):
+        make_plan(jobs(config(train__teacher="dense")))
+
+
 @pytest.mark.parametrize(("part", "stage"), [("model", 0), ("data", 0), ("train", 0), ("method", 1), ("finetune", 1)])
 def test_what_a_node_depends_on_is_in_the_key_and_not_in_its_arguments(
     config: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, stage: int

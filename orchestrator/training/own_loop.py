@@ -1,0 +1,258 @@
+"""A training loop of the user's own: what it is given, and what must hold of the network that it leaves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from hydra.utils import get_object
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from orchestrator.config.components import Train
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.records import CurvePoint
+from orchestrator.core.seeding import derive, seeded
+from orchestrator.core.work_order import never
+from orchestrator.training.loop import Cancelled, Diverged, FitResult
+from orchestrator.training.resuming import Keep, Unfit
+from orchestrator.training.rounds import LawBroken
+from orchestrator.training.steps import TrainingError
+from orchestrator.training.train_state import TrainState, generators, module_state, restore_generators, restore_module
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.splits import Split
+from orchestrator.workloads.targets import TargetError, failure, given
+from orchestrator.workloads.tasks.task import Measured, Task
+from pruning import MaskSet
+from pruning.measure.macs import in_mode
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a training may see of a data set: not its test splits."""
+
+    train: Split
+    val: Split
+    input_shape: tuple[int, ...]
+    """Of one example."""
+    classes: int
+    """Or outputs, where labels are numbers."""
+
+
+class Context:
+    """What a training function is given beside the network and its data.
+
+    Args:
+        model: the network.
+        masks: its, empty while it is dense.
+        measured: returns what it achieves on the validation split now.
+        seed: of this training.
+        on_optimizer: told each optimizer, to keep masks in force after its steps.
+        cancelled: asked at each step.
+        keep: told between two steps how to get the state as it is then, and whether the training is about to end.
+        on_point: told each point of the curve as it comes.
+        state: where to go on from, as `keep` was given it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        masks: MaskSet,
+        measured: Callable[[], Measured],
+        *,
+        device: torch.device,
+        seed: int,
+        on_optimizer: Callable[[Optimizer], None] | None = None,
+        cancelled: Callable[[], bool] = never,
+        keep: Keep = lambda *_: None,
+        on_point: Callable[[CurvePoint], object] = lambda _: None,
+        state: TrainState | None = None,
+    ) -> None:
+        self.device, self.masks = device, masks
+        self._model = model
+        self.seed = derive(seed, "order")
+        """For the order of batches: with it they come in that of the built-in loop."""
+        self.draws = derive(seed, "training")
+        """What the global generators are seeded with."""
+        self.curve: list[CurvePoint] = []
+        self.steps = 0
+        """Steps that attached optimizers have taken."""
+        self._measured, self._on_optimizer, self._cancelled = measured, on_optimizer, cancelled
+        self._keep, self._on_point, self._state = keep, on_point, state
+        self._has_checkpoints = False
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Keep pruned weights at exactly 0 after each step of `optimizer`, count its steps, and end it when asked to.
+
+        Call it for every optimizer before its first step, in a dense training too.
+        """
+        if self._on_optimizer is not None:
+            self._on_optimizer(optimizer)
+        optimizer.register_step_pre_hook(lambda *_: self._end_if_asked())
+        optimizer.register_step_post_hook(lambda *_: self._count())
+
+    def evaluate(self) -> dict[str, float]:
+        """Return `loss` and the task's metrics of the network on the validation split, as it is now."""
+        return dict(self._measured().figures)
+
+    def report(self, step: int, metrics: Mapping[str, float], epoch: float | None = None) -> None:
+        """Add a point to the curve of the stage.
+
+        Args:
+            step: optimizer steps taken so far.
+            metrics: name -> value, as in {"train/loss": 0.4, "val/loss": 0.5}.
+            epoch: passes over the training split so far; None counts the points.
+
+        Raises:
+            Diverged: a value is infinite or NaN.
+        """
+        values = {str(name): float(value) for name, value in metrics.items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is {value} at step {step}: training diverged; lower the learning rate.")
+        point = CurvePoint(step, float(len(self.curve) + 1 if epoch is None else epoch), time.time(), values)
+        self.curve.append(point)
+        self._on_point(point)
+
+    def checkpoint(self, parts: Callable[[], Mapping[str, Any]]) -> None:
+        """Let the state be saved here, between two steps, and end the training if that is asked for.
+
+        Call it once a step: the state is asked for only when it is due.
+
+        Args:
+            parts: returns what the rest of the training follows from, beside the network and the global generators,
+                which are saved too: name -> tensors, numbers, text, and dicts, lists and tuples of these.
+
+        Raises:
+            Cancelled: the stage has been asked to end; let it pass.
+        """
+        self._has_checkpoints = True
+        ending = self._cancelled()
+        self._keep(lambda: self._saved(parts()), ending)
+        if ending:
+            raise Cancelled
+
+    def resumed(self) -> dict[str, Any] | None:
+        """Go on from the last checkpoint: restore network and generators, and return its parts; None at the start.
+
+        A function that calls `checkpoint` calls it, too, when all is built that takes a state, before its first step.
+
+        Raises:
+            Unfit: the checkpoint is of another training; let it pass.
+        """
+        state, self._state = self._state, None
+        if state is None:
+            return None
+        try:
+            restore_module(self._model, state.part("model"))
+            self.steps = state.part("step")
+            self.curve[:] = [CurvePoint(**point) for point in state.part("curve")]
+            restore_generators(state.part("generators"), self.device)
+            parts: dict[str, Any] = state.part("own")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unfit(str(error)) from error
+        return parts
+
+    def require_resumed(self) -> None:
+        """Raise `TrainingError` if there was a checkpoint that the function did not ask for."""
+        if self._state is not None:
+            raise TrainingError(
+                "a training function that calls `context.checkpoint` must call `context.resumed` before its first "
+                "step, or the training would begin anew; add it."
+            )
+
+    def _saved(self, parts: Mapping[str, Any]) -> TrainState:
+        state = {
+            "step": self.steps,
+            "model": module_state(self._model),
+            "curve": [asdict(point) for point in self.curve],
+            "generators": generators(self.device),
+            "own": dict(parts),
+        }
+        return TrainState.of(state)
+
+    def _end_if_asked(self) -> None:
+        if not self._has_checkpoints and self._cancelled():
+            raise Cancelled
+
+    def _count(self) -> None:
+        self.steps += 1
+
+
+def run_own_loop(
+    where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
+) -> FitResult:
+    """Train `model` in place by the function that `config` names, and hold what it leaves to the laws.
+
+    Args:
+        where: the node's place in the configuration: `train` or `finetune`.
+        config: a plain `orchestrator.config.components.Train` with a `_target_`.
+
+    Raises:
+        Cancelled: the stage has been asked to end.
+        Unfit: the checkpoint that it would go on from is of another training.
+        OrchestratorError: the function cannot be imported or raised, or it left a network that cannot be used.
+    """
+    function, before = _function(where, config), _form(model)
+    seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
+    model.to(context.device)
+    try:
+        with seeded(context.draws, context.device), in_mode(model, training=True):
+            function(model, task, seen, Train(**config), context)
+    except (Cancelled, Unfit, OrchestratorError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split()) or "no more is said"
+        raise TrainingError(
+            f"{given(where, config)} failed after {context.steps} steps with {type(error).__name__}: "
+            f"{said.rstrip('.')}; mend it, or leave out `{where}._target_` for the built-in loop."
+        ) from error
+    context.require_resumed()
+    model.to(context.device)
+    for parameter in model.parameters():
+        parameter.grad = None
+    _hold(where, config, model, before, context.masks)
+    steps = max([context.steps, *(point.step for point in context.curve[-1:])])
+    return FitResult(tuple(context.curve), steps, steps)
+
+
+def _function(where: str, config: Mapping[str, Any]) -> Callable[..., object]:
+    try:
+        function = get_object(config["_target_"])
+    except (Exception, SystemExit) as error:  # its module raises
+        raise TargetError(failure(where, config, error)) from error
+    if not callable(function) or isinstance(function, type):
+        raise TrainingError(
+            f"{given(where, config)} must be a function (model, task, data, config, context) that trains the model, "
+            f"not {'a class' if isinstance(function, type) else type(function).__name__}."
+        )
+    found: Callable[..., object] = function
+    return found
+
+
+def _form(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
+
+
+def _hold(where: str, config: Mapping[str, Any], model: nn.Module, before: Mapping[str, Any], masks: MaskSet) -> None:
+    after = _form(model)
+    if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
+        raise TrainingError(
+            f"{given(where, config)} must leave the network its parameters and buffers, and changed shape or dtype of "
+            f"{changed[0]}; undo what it wraps or converts."
+        )
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if not bool(parameter.isfinite().all()):
+            raise Diverged(f"{name} is infinite or NaN after {given(where, config)}: training diverged.")
+    for name, mask in masks.items():
+        if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
+            raise LawBroken(
+                f"{given(where, config)} must keep pruned weights at 0, and moved those of {name}; call "
+                "`context.attach(optimizer)` before the first step."
+            )

@@ -1,0 +1,145 @@
+"""A stage with a teacher learns what the dense network answers, and is measured as without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load
+from test_stages import TRAIN, chain, run
+from torch import Tensor, nn
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import NETWORK, TEACHER, Plan, StageSpec
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.store.store import Store
+from orchestrator.training.preflight import run_preflight
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.distilled import Distilled
+from orchestrator.workloads.tasks.language_modelling import LanguageModelling
+from orchestrator.workloads.tasks.regression import Regression
+from pruning import MaskSet
+
+
+def layers(outputs: int, count: int = 2) -> list[nn.Linear]:
+    torch.manual_seed(0)
+    return [nn.Linear(4, outputs) for _ in range(count)]
+
+
+def test_the_loss_is_that_of_hinton_et_al() -> None:
+    student, teacher = layers(3)
+    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0])
+
+    loss = Distilled(Classification(), teacher, weight=0.3, temperature=4.0).loss(student, (inputs, labels))
+
+    own, theirs = student(inputs), teacher(inputs)
+    soft = nn.KLDivLoss(reduction="batchmean")((own / 4).log_softmax(1), (theirs / 4).softmax(1))
+    assert loss.item() == pytest.approx((0.7 * F.cross_entropy(own, labels) + 0.3 * 16 * soft).item(), rel=1e-6)
+    loss.backward()
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+
+
+def test_numbers_are_held_to_those_of_the_teacher() -> None:
+    student, teacher = layers(1)
+    inputs, labels = torch.randn(5, 4), torch.randn(5)
+
+    loss = Distilled(Regression(), teacher, weight=1.0, temperature=4.0).loss(student, (inputs, labels))
+
+    assert loss.item() == pytest.approx((student(inputs) - teacher(inputs)).square().mean().item(), rel=1e-6)
+
+
+def test_a_token_that_does_not_count_is_not_taught_either() -> None:
+    torch.manual_seed(0)
+    student, teacher = (nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)) for _ in range(2))
+    tokens, targets = torch.randint(7, (2, 5)), torch.randint(7, (2, 5))
+    task = Distilled(LanguageModelling(), teacher, weight=1.0, temperature=1.0)
+    targets[:, 3:] = -100
+
+    padded, cut = (task.loss(student, (tokens[:, :n], targets[:, :n])).item() for n in (5, 3))
+
+    assert padded == pytest.approx(cut, rel=1e-6)
+
+
+def test_it_is_measured_as_without_a_teacher() -> None:
+    student, teacher = layers(3)
+    batches: list[tuple[Tensor, Tensor]] = [(torch.randn(5, 4), torch.tensor([0, 1, 2, 1, 0]))]
+    task = Distilled(Classification(), teacher, weight=0.5, temperature=2.0)
+
+    assert task.measure(student, batches) == Classification().measure(student, batches)
+    assert task.metrics == Classification().metrics
+
+
+def taught(*targets: float, **changes: Any) -> tuple[StageSpec, ...]:
+    """Return the stages of a trial whose rounds learn from the dense network."""
+    specs = list(chain(*targets))
+    for index, spec in enumerate(specs[1:], start=1):
+        lesson = {**TRAIN, "teacher": "dense", "teacher_weight": 1.0, "teacher_temperature": 2.0, **changes}
+        inputs = {NETWORK: specs[index - 1].key, TEACHER: specs[0].key}
+        specs[index] = replace(spec, fields={**spec.fields, "finetune": lesson}, inputs=inputs)
+    return tuple(specs)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def test_rounds_learn_from_the_dense_network_in_one_segment_or_many(store: Store, tmp_path: Path) -> None:
+    specs = taught(0.5, 0.75)
+    together = run(store, specs)
+    other = Store(str(tmp_path / "other"))
+    apart = [record for index, spec in enumerate(specs) for record in run_alone(other, spec, specs[:index])]
+    untaught = run(store, chain(0.5, 0.75))
+
+    assert [record.weights_digest for record in apart] == [record.weights_digest for record in together]
+    assert together[0].weights_digest == untaught[0].weights_digest
+    assert together[1].weights_digest != untaught[1].weights_digest
+    weights = load(store.read(together[2].key, "weights.safetensors"))
+    for name, mask in MaskSet.from_bytes(store.read(together[2].key, "masks.npz")).items():
+        assert not weights[name][~mask].any()
+
+
+def run_alone(store: Store, spec: StageSpec, lineage: tuple[StageSpec, ...]) -> list[Any]:
+    from orchestrator.execution.segment import run_segment
+
+    return list(run_segment(WorkOrder(specs=(spec,), store=store, lineage=lineage)))
+
+
+def test_the_rounds_of_a_trial_with_a_teacher_stay_one_segment() -> None:
+    specs = taught(0.5, 0.75, 0.9)
+    plan = Plan({spec.key: spec for spec in specs}, ())
+
+    assert list(plan.segments()) == [(specs[0].key,), tuple(spec.key for spec in specs[1:])]
+    left = plan.without([specs[0].key])
+    assert list(left.segments()) == [tuple(spec.key for spec in specs[1:])]
+
+
+def test_a_preflight_tries_a_stage_before_its_teacher_is_trained(store: Store) -> None:
+    specs = taught(0.5)
+
+    assert list(run_preflight(WorkOrder(specs=specs[1:], store=store, lineage=specs[:1])))
+
+
+class Own:
+    """A task of which nothing is known but what every task has."""
+
+    metrics = Classification().metrics
+
+    def __init__(self) -> None:
+        self.task = Classification()
+        self.loss, self.size, self.measure = self.task.loss, self.task.size, self.task.measure
+
+
+def test_a_task_whose_outputs_are_not_known_has_no_teacher(store: Store) -> None:
+    specs = taught(0.5)
+    own = {"_target_": f"{__name__}.Own"}
+    specs = tuple(replace(spec, fields={**spec.fields, "task": own}) for spec in specs)
+    specs = (specs[0], replace(specs[1], inputs={NETWORK: specs[0].key, TEACHER: specs[0].key}))
+
+    with pytest.raises(OrchestratorError, match=r"^`finetune\.teacher` \(=dense\) must be null for `task` \(=Own\)"):
+        run(store, specs)
