@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
 from orchestrator.compare.statistics import estimate, matches, paired_difference
 from orchestrator.core.metrics import Metric
@@ -51,11 +52,12 @@ def compare_trials(
                 dense_labels[position.dense] = position.dense_label
             else:
                 groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
-    points = [_point(list(group.values()), metrics) for group in groups.values()]
+    points = [_point(list(group.values()), metrics, records) for group in groups.values()]
     comparison = Comparison(
         rows=tuple(rows),
         dense=tuple(
-            _point([(row, row) for row in group.values()], metrics, dense_labels[key]) for key, group in dense.items()
+            _point([(row, row) for row in group.values()], metrics, records, dense_labels[key])
+            for key, group in dense.items()
         ),
         points=_marked(sorted(points, key=_rank(rows))),
         trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
@@ -122,7 +124,12 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, posi
         )
 
 
-def _point(samples: Sequence[tuple[Row, Row]], metrics: Mapping[str, Metric], label: str = "") -> Point:
+def _point(
+    samples: Sequence[tuple[Row, Row]],
+    metrics: Mapping[str, Metric],
+    records: Mapping[str, StageRecord],
+    label: str = "",
+) -> Point:
     """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point.
 
     Args:
@@ -132,6 +139,7 @@ def _point(samples: Sequence[tuple[Row, Row]], metrics: Mapping[str, Metric], la
     rows = [row for row, _ in samples]
     values = {row.stage: row.test for row in rows}
     reference = {row.stage: dense.test for row, dense in samples}
+    stages = {row.stage: dense.stage for row, dense in samples}
     befores = [row.val_before for row in rows if row.val_before is not None]
     first = rows[0]
     return Point(
@@ -151,6 +159,8 @@ def _point(samples: Sequence[tuple[Row, Row]], metrics: Mapping[str, Metric], la
         val=estimate([row.val for row in rows]),
         val_before=estimate(befores),
         difference=paired_difference(values, reference),
+        further=further(stages, records),
+        harmed=harmed(stages, records),
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),

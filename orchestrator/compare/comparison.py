@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from orchestrator.compare.further import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
@@ -92,6 +93,10 @@ class Point:
     total_seconds: float
     own_steps: float
     own_seconds: float
+    further: tuple[Further, ...] = ()
+    """The same on further test sets."""
+    harmed: tuple[Harm, ...] = ()
+    """The classes that pruning harms most, the worst first."""
     best: bool = False
     """Whether its mean is the best of several lines at this sparsity."""
     matching: Match | None = None

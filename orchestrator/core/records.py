@@ -39,10 +39,19 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
+class _Counts:
+    """Of a split: for each class what is right, and of how many."""
+
+    hits: tuple[Count, ...] = ()
+    of: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Details:
     """What code reads of any record's details."""
 
     rounding: Fraction = 0.0
+    measured: Mapping[str, _Counts] = field(default_factory=dict)
     dead_tensors: tuple[str, ...] = ()
 
 
@@ -83,8 +92,9 @@ class StageRecord:
     started_from: str = ""
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What only its kind has to say: of a round `dead_tensors`, the names of those without an entry left, and
-    `rounding`, by how much whole entries or channels may keep the sparsity from the requested one.
+    """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
+    `dead_tensors`, the names of those without an entry left, and `rounding`, by how much whole entries or channels may
+    keep the sparsity from the requested one.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took. Never part of the result."""

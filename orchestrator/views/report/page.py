@@ -90,10 +90,11 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
 
 def _tables(comparison: Comparison) -> Iterator[str]:
     for title, points in tables.sections(comparison):
+        columns = tables.columns(points)
         yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
         yield '<th title="line of the plots">method</th>'
         yield "".join(
-            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in tables.COLUMNS
+            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in columns
         )
         yield "</tr></thead><tbody>"
         before = ""
@@ -101,7 +102,7 @@ def _tables(comparison: Comparison) -> Iterator[str]:
             classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
             cells = [
                 point.line if point.line != before else "",
-                *(_typeset(each.cell(point)) for each in tables.COLUMNS),
+                *(_typeset(each.cell(point)) for each in columns),
             ]
             yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
             before = point.line

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point, Row
+from orchestrator.compare.further import Further
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric, percent
 from orchestrator.core.redact import shown
@@ -74,7 +75,35 @@ COLUMNS = (
     Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
     Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
 )
+HARM = Column(
+    "harmed most",
+    lambda p: ", ".join(f"{each.label} -{percent(each.loss)}" for each in p.harmed),
+    hint="classes that lose most against dense, in percentage points, mean over seeds",
+)
 NARROW = tuple(column for column in COLUMNS if column.width)
+
+
+def columns(points: Sequence[Point]) -> tuple[Column, ...]:
+    """Return the columns of the page: those of every comparison, and what these points show beside."""
+    shown = [column for name in names_of_further(points) for column in _on_further(name)]
+    return (*COLUMNS, *shown, *([HARM] if any(point.harmed for point in points) else []))
+
+
+def names_of_further(points: Sequence[Point]) -> list[str]:
+    """Return the names of the further test sets."""
+    return list(dict.fromkeys(each.name for point in points for each in point.further))
+
+
+def _on_further(name: str) -> Iterator[Column]:
+    def on(point: Point) -> Further | None:
+        return next((each for each in point.further if each.name == name), None)
+
+    yield Column(f"{name} {{metric}}", lambda p: spread(each.test, p.metric) if (each := on(p)) else "", 15)
+    yield Column(
+        "vs dense [95% interval]",
+        lambda p: difference(each.difference, p.metric) if p.round and (each := on(p)) else "",
+        23,
+    )
 
 
 def ratio(value: float) -> str:
@@ -132,20 +161,25 @@ def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
 def text_table(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the table, 79 characters wide where figures are short, panel by panel."""
     for title, points in sections(comparison):
-        rows = [[column.heading(points[0].metric) for column in NARROW]]
-        rows += [[column.cell(point) for column in NARROW] for point in points]
-        widths = [
-            max(column.width, *map(len, cells)) for column, cells in zip(NARROW, zip(*rows, strict=True), strict=True)
-        ]
         yield title
-        yield _aligned(rows[0], widths)
-        before = "dense"
-        for point, row in zip(points, rows[1:], strict=True):
-            if point.line != before:
-                yield point.line
-                before = point.line
-            yield _aligned(row, widths)
+        yield from _block(NARROW, points)
+        for name in names_of_further(points):
+            yield f"{title}: {name}"
+            yield from _block((COLUMNS[0], *_on_further(name)), points)
         yield ""
+
+
+def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
+    rows = [[column.heading(points[0].metric) for column in shown]]
+    rows += [[column.cell(point) for column in shown] for point in points]
+    widths = [max(column.width, *map(len, cells)) for column, cells in zip(shown, zip(*rows, strict=True), strict=True)]
+    yield _aligned(rows[0], widths)
+    before = "dense"
+    for point, row in zip(points, rows[1:], strict=True):
+        if point.line != before:
+            yield point.line
+            before = point.line
+        yield _aligned(row, widths)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -188,6 +222,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
             shown = f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
         panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
         yield f"Largest matching sparsity of {line}{panel}: {shown}"
+        sparsest = max(comparison.lines[key], key=lambda point: point.sparsity)
+        if sparsest.harmed:
+            shown = ", ".join(f"{each.label} (-{percent(each.loss)})" for each in sparsest.harmed)
+            yield f"Classes that {line}{panel} at {percent(sparsest.sparsity)}% harms most, in points: {shown}"
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (
@@ -253,6 +291,12 @@ def _flat(point: Point) -> dict[str, Any]:
         elif name in ("test", "val", "val_before", "difference"):
             for part in ("mean", "std", "low", "high"):
                 flat[f"{name}_{part}"] = None if value is None else value[part]
+        elif name == "further":
+            for each in point.further:
+                for what, found in (("test", each.test), ("difference", each.difference)):
+                    flat[f"{each.name}_{what}_mean"] = None if found is None else found.mean
+        elif name == "harmed":
+            flat[name] = " ".join(str(each.label) for each in point.harmed)
         elif name != "stages":
             flat[name] = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return flat

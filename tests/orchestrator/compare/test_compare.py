@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import subprocess
@@ -338,9 +340,6 @@ def test_the_text_table_fits_a_terminal_and_says_what_it_knows() -> None:
 
 
 def test_csv_and_json_read_back() -> None:
-    import csv
-    import io
-
     plan, records = golden()
     found = compare_trials(plan, records)
     rows = list(csv.DictReader(io.StringIO(rows_csv(found).decode())))
@@ -431,3 +430,35 @@ def test_the_best_of_lines_is_the_lowest_where_lower_is_better() -> None:
         ("random_unstructured", True),
         ("l1_unstructured", False),
     ]
+
+
+def test_further_test_sets_and_the_classes_that_are_harmed_most() -> None:
+    plan = make_plan(("l1_unstructured",), (0.9,), (0, 1), 1)
+    records = make_records(plan)
+    for key, record in records.items():
+        hits = [10, 9, 8, 5] if record.round == 0 else [10, 3, 7 + plan.stages[key].fields["seed"], 6]
+        details = {"measured": {"test": {"hits": hits, "of": [10, 10, 10, 0]}}}
+        after = {**record.after, "test_shifted/accuracy": 0.8 - 0.1 * record.round}
+        records[key] = replace(record, details=details, after=after)
+    found = compare_trials(plan, records)
+    (point,), (dense,) = found.points, found.dense
+
+    assert [(each.label, round(each.loss, 9)) for each in point.harmed] == [(1, 0.6), (2, 0.05)], (
+        "3 is not in the split"
+    )
+    assert dense.harmed == ()
+    (shifted,) = point.further
+    assert shifted.name == "shifted"
+    assert shifted.test is not None
+    assert shifted.difference is not None
+    assert (shifted.test.mean, shifted.difference.mean) == pytest.approx((0.7, -0.1))
+    table = "\n".join(text_table(found))
+    assert "cnn on digits: shifted" in table
+    assert "shifted accuracy %" in table
+    assert any(
+        "Classes that l1_unstructured at 90.01% harms most, in points: 1 (-60.00), 2 (-5.00)" in n for n in notes(found)
+    )
+    (row,) = [
+        row for row in csv.DictReader(io.StringIO(points_csv(found).decode())) if row["line"] == "l1_unstructured"
+    ]
+    assert float(row["shifted_test_mean"]) == pytest.approx(0.7)
