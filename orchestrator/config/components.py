@@ -136,6 +136,21 @@ class Segmentation(Component):
 
 
 @dataclass
+class TorchMetrics(Component):
+    """Metrics of torchmetrics, by `_target_`."""
+
+    kind: str | None = "torchmetrics"
+    measures: dict[str, Any] = field(default_factory=dict)
+    """Name -> `_target_` and arguments; the first is the primary one."""
+    criterion: Any = key(None, _OPTIONAL_TARGET)
+    """The loss, where neither `train.loss` nor the network gives one; null is cross-entropy."""
+    better: dict[str, str] = field(default_factory=dict)
+    """Name -> `higher` or `lower`, of a metric that does not say so itself."""
+    margin: float = key(0.0, at_least(0))
+    """The loss of the primary metric that a match with dense may hide, unless `compare.margin` says otherwise."""
+
+
+@dataclass
 class Method(Component):
     """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
 
@@ -196,6 +211,7 @@ TASKS: Mapping[str, type] = {
     "regression": Regression,
     "language_modelling": Component,
     "segmentation": Segmentation,
+    "torchmetrics": TorchMetrics,
 }
 BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "task": TASKS, "method": METHODS}
 """Group -> kind -> its keys. What a kind stands for: `workloads.models`, `.data`, `.tasks.table`; `pruning.METHODS`."""

@@ -30,6 +30,7 @@ VERSIONS: Mapping[str, int] = {
     "task/regression": 1,
     "task/language_modelling": 1,
     "task/segmentation": 1,
+    "task/torchmetrics": 1,
     "method/identity": 1,
     "method/random_unstructured": 1,
     "method/l1_unstructured": 1,

@@ -19,12 +19,14 @@ from orchestrator.workloads.tasks.regression import Regression
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "classification": Classification,
     "regression": Regression,
     "language_modelling": LanguageModelling,
     "segmentation": Segmentation,
+    "torchmetrics": TorchMetrics,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 

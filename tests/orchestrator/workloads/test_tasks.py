@@ -18,6 +18,8 @@ from sklearn import metrics as reference
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.metrics import Metric
+from orchestrator.workloads.tasks import table
 from orchestrator.workloads.tasks.batch import labels_of, moved, size
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
@@ -287,3 +289,122 @@ def test_sums_are_exact_whatever_the_parts(parts: list[list[float]]) -> None:
 
     exact = sum(map(Fraction, (value for part in parts for value in part)), Fraction(0))
     assert totals.exact("x") == merged.exact("x") == [exact]
+
+
+F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 4, "average": "macro"}
+ERROR = {"_target_": "torchmetrics.MeanSquaredError", "squared": False}
+
+
+def test_metrics_of_torchmetrics_are_scikit_learns() -> None:
+    task = table.build({"kind": "torchmetrics", "measures": {"f1": F1}, "margin": 0.02})
+    logits, labels = drawn(50, 4), classes(50, of=4)
+    parts = list(zip(logits.split(7), labels.split(7), strict=True))
+    whole, batched = (table.measured(task, task.measure(MODEL, each)) for each in ([(logits, labels)], parts))
+
+    assert task.metrics[0].better == "higher"
+    assert task.metrics[0].margin == 0.02
+    score = reference.f1_score(labels, logits.argmax(1), average="macro")
+    assert whole.figures["f1"] == pytest.approx(score, abs=1e-6)
+    assert batched.figures == pytest.approx(whole.figures, rel=1e-12)
+    assert task.measure(MODEL, parts) == batched, "measured anew each time"
+
+
+def test_our_figures_are_those_of_torchmetrics() -> None:
+    from torchmetrics import classification, regression, text
+
+    logits, labels = drawn(50, 8), classes(50, of=8)
+    ours = measured(Classification(), logits, labels).figures
+    for name, top in (("accuracy", 1), ("top5", 5)):
+        theirs = classification.MulticlassAccuracy(8, average="micro", top_k=top)(logits, labels)
+        assert ours[name] == pytest.approx(float(theirs), abs=1e-6)
+    outputs, numbers = drawn(50, 2), drawn(50, 2, seed=3)
+    figures = measured(Regression(), outputs, numbers).figures
+    assert figures["rmse"] == pytest.approx(
+        float(regression.MeanSquaredError(squared=False)(outputs, numbers)), abs=1e-6
+    )
+    assert figures["r2"] == pytest.approx(float(regression.R2Score()(outputs, numbers)), abs=1e-5)
+    tokens, targets = drawn(12, 6, 9), classes(12, 6, of=9)
+    perplexity = text.Perplexity()(tokens, targets)
+    assert measured(LanguageModelling(), tokens, targets).figures["perplexity"] == pytest.approx(
+        float(perplexity), rel=1e-6
+    )
+    pixels, told = classes(9, 5, 5, of=3), drawn(9, 3, 5, 5)
+    overlap = classification.MulticlassJaccardIndex(3)(told, pixels)
+    assert measured(Segmentation(), told, pixels).figures["mean_iou"] == pytest.approx(float(overlap), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        (
+            {"measures": {"f1": F1}, "better": {"f1": "lower"}},
+            r"`task.better.f1` \(=lower\) .* its own direction is higher",
+        ),
+        (
+            {"measures": {"mean": {"_target_": "torchmetrics.MeanMetric"}}},
+            "it does not say itself: pass higher or lower",
+        ),
+        ({"measures": {}}, r"`task.measures` \(=\{\}\) must hold at least one metric"),
+        (
+            {"measures": {"x": {"_target_": "torch.nn.ReLU"}}},
+            r"`task.measures.x` \(=ReLU\) must be a metric of torchmetrics",
+        ),
+        (
+            {"measures": {"x": {"_target_": "torchmetrics.NoSuch"}}},
+            r"`task.measures.x._target_` .* could not be created",
+        ),
+    ],
+)
+def test_a_wrong_metric_is_refused_in_a_sentence(node: dict[str, Any], words: str) -> None:
+    with pytest.raises(OrchestratorError, match=words):
+        table.build({"kind": "torchmetrics", **node})
+
+
+def test_a_metric_of_many_numbers_is_refused() -> None:
+    task = table.build({"kind": "torchmetrics", "measures": {"f1": {**F1, "average": None}}})
+    with pytest.raises(OrchestratorError, match=r"`task.measures.f1` .* must compute one number"):
+        task.measure(MODEL, [(drawn(9, 4), classes(9, of=4))])
+
+
+class Members:
+    """A task with the members that a test names."""
+
+    def __init__(self, **members: Any) -> None:
+        vars(self).update({"loss": len, "size": len, "measure": len, "metrics": (RMSE,)} | members)
+        if members.get("size") == "none":
+            del self.size
+
+
+RMSE = Metric("rmse", "", "lower", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"size": "none"}, "must have `metrics`, `loss`, `size` and `measure`, and lacks `size`"),
+        ({"metrics": []}, "must have at least one `Metric`"),
+        ({"metrics": ["rmse"]}, "must have at least one `Metric`"),
+        ({"metrics": [{"bad": 1}]}, "must have at least one `Metric`"),
+    ],
+)
+def test_an_own_task_is_held_to_its_members(members: dict[str, Any], words: str) -> None:
+    with pytest.raises(OrchestratorError, match=words):
+        table.build({"_target_": f"{__name__}.Members", **members})
+
+
+def better_up() -> Members:
+    return Members(metrics=(Metric("rmse", "", "up", 0.1),))
+
+
+def twice() -> Members:
+    return Members(metrics=(RMSE, RMSE))
+
+
+def test_an_own_task_has_metrics_that_can_be() -> None:
+    assert table.build({"_target_": f"{__name__}.Members"}).metrics == (RMSE,)
+    with pytest.raises(OrchestratorError, match=r"has a metric that cannot be.*up"):
+        table.build({"_target_": f"{__name__}.better_up"})
+    with pytest.raises(OrchestratorError, match="must give each metric a name of its own"):
+        table.build({"_target_": f"{__name__}.twice"})
+    with pytest.raises(OrchestratorError, match="must return a number as `rmse` from `measure`"):
+        table.measured(table.build({"_target_": f"{__name__}.Members"}), {"loss": 1.0})

@@ -1,0 +1,103 @@
+"""Measured by any metric of torchmetrics, named by `_target_`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.metrics import Metric
+from orchestrator.workloads.targets import create
+from orchestrator.workloads.tasks.batch import labels_of
+from orchestrator.workloads.tasks.supervised import Supervised, add_examples
+from orchestrator.workloads.tasks.task import Measured
+from orchestrator.workloads.tasks.totals import Totals
+
+
+class TorchMetrics(Supervised):
+    """Outputs and labels as the metrics' `update` takes them.
+
+    Args:
+        measures: name -> `_target_` of a metric that computes one number, and its arguments; the first is the primary.
+        criterion: `_target_` and arguments of the loss, where neither `train.loss` nor the model gives one.
+        better: name -> `higher` or `lower`, of a metric that does not say so itself.
+        margin: the loss of the primary metric that a match with dense may hide.
+    """
+
+    def __init__(
+        self,
+        measures: Mapping[str, Any],
+        criterion: Mapping[str, Any] | None = None,
+        better: Mapping[str, str] | None = None,
+        margin: float = 0.0,
+    ) -> None:
+        super().__init__(nn.CrossEntropyLoss() if criterion is None else create("task.criterion", criterion))
+        if not measures:
+            raise OrchestratorError(
+                "`task.measures` (={}) must hold at least one metric, as in "
+                "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}}."
+            )
+        self._nodes = measures
+        self._running: dict[str, Any] = self._made()
+        asked = better or {}
+        self.metrics = tuple(_described(name, each, asked.get(name), margin) for name, each in self._running.items())
+
+    def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return outputs and labels as they are."""
+        return outputs, labels_of(batch)
+
+    def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
+        """Update each metric."""
+        add_examples(totals, losses, examples)
+        for metric in self._running.values():
+            metric.to(outputs.device).update(outputs, labels)
+
+    def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
+        """Return `loss` and every metric over all of `batches`."""
+        self._running = self._made()
+        return super().measure(model, batches)
+
+    def figures(self, totals: Totals) -> Mapping[str, float]:
+        """Return loss and metrics."""
+        found = {"loss": totals.mean("loss", "examples")}
+        for name, metric in self._running.items():
+            value = metric.compute()
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise OrchestratorError(
+                    f"`task.measures.{name}` (={type(metric).__name__}) must compute one number; pass an average, as "
+                    f"in task.measures.{name}.average=macro."
+                )
+            found[name] = float(value)
+        return found
+
+    def details(self, totals: Totals) -> Mapping[str, Any]:
+        """Return how many examples were counted."""
+        return {"examples": int(totals.counted("examples"))}
+
+    def _made(self) -> dict[str, Any]:
+        """Return new metrics, whose sums are in float64."""
+        made = {name: create(f"task.measures.{name}", node) for name, node in self._nodes.items()}
+        for name, metric in made.items():
+            if not all(hasattr(metric, member) for member in ("update", "compute", "set_dtype")):
+                raise OrchestratorError(
+                    f"`task.measures.{name}` (={type(metric).__name__}) must be a metric of torchmetrics, with "
+                    "`update` and `compute`."
+                )
+            metric.set_dtype(torch.float64)
+        return made
+
+
+def _described(name: str, metric: Any, asked: str | None, margin: float) -> Metric:
+    """Return what the figures of a metric mean."""
+    says = getattr(metric, "higher_is_better", None)
+    own = None if says is None else "higher" if says else "lower"
+    if (asked or own) not in ("higher", "lower") or (asked and own and asked != own):
+        said = f"its own direction is {own}" if own else "it does not say itself"
+        raise OrchestratorError(
+            f"`task.better.{name}` (={asked}) must say whether higher or lower is better of {type(metric).__name__}; "
+            f"{said}: pass {own or 'higher or lower'}."
+        )
+    return Metric(name, "", "higher" if (asked or own) == "higher" else "lower", margin)
