@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator.config.components import part_violations
 from orchestrator.core.canonical import canonical_json
@@ -37,7 +37,7 @@ DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "text": text,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
-NAMED = ("train", "val", "test", "tests", "classes")
+NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate")
 """What the dict that a target returns may hold."""
 TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
 """What a further test set may be called."""
@@ -101,17 +101,21 @@ def _load(node: str, _sources: str) -> Data:
         return returned
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
-    splits = {key: _split(key, named[key], workers) for key in ("train", "val", "test") if named.get(key) is not None}
+    collate = _collate(named, config)
+    splits = {
+        key: _split(key, named[key], workers, collate) for key in ("train", "val", "test") if named.get(key) is not None
+    }
     if "val" in splits:
         _refuse_cut(config)
     else:
         splits["train"], splits["val"] = _cut(splits["train"], config, seed)
-    tests = {name: _split(f"{name} test", value, workers) for name, value in _tests(named, config).items()}
+    tests = {name: _split(f"{name} test", value, workers, collate) for name, value in _tests(named, config).items()}
     for key, split in (splits | tests).items():
         if len(split) == 0:
             raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
-    train, val, test = (splits[key] for key in ("train", "val", "test"))
-    return Data(train, val, test, _shape(train), _classes(named, splits), tests)
+    classes = _classes(named, splits)
+    train, val, test = _with_transform(splits["train"], named, config, workers), splits["val"], splits["test"]
+    return Data(train, val, test, _shape(train), classes, tests)
 
 
 def _refuse_cut(config: Mapping[str, Any]) -> None:
@@ -132,9 +136,25 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
         return returned
     kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
     raise DataError(
-        f"{given('data', config)} must return a dict with train and test (and val, tests, classes), or a "
-        f"tuple (train, test) or (train, val, test), not {kind}."
+        f"{given('data', config)} must return a dict with train and test (and val, tests, classes, transform, "
+        f"collate), or a tuple (train, test) or (train, val, test), not {kind}."
     )
+
+
+def _with_transform(
+    train: TensorSplit | LoaderSplit, named: Mapping[str, Any], config: Mapping[str, Any], workers: int
+) -> TensorSplit | LoaderSplit:
+    """Return the training split with the transform that it alone gets."""
+    if (transform := named.get("transform")) is None:
+        return train
+    if not callable(transform):
+        raise DataError(
+            f"{given('data', config)} must return a `transform` that can be called with the inputs of a training "
+            f"example, not {type(transform).__name__}."
+        )
+    if isinstance(train, TensorSplit):
+        train = LoaderSplit(TensorDataset(*train.take(torch.arange(len(train)))), workers)
+    return replace(train, transform=transform)
 
 
 def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,7 +169,19 @@ def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, 
     return tests
 
 
-def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
+def _collate(named: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[list[Any]], Any] | None:
+    collate = named.get("collate")
+    if collate is not None and not callable(collate):
+        raise DataError(
+            f"{given('data', config)} must return a `collate` that can be called with a list of examples, not "
+            f"{type(collate).__name__}."
+        )
+    return collate
+
+
+def _split(
+    key: str, value: Any, workers: int, collate: Callable[[list[Any]], Any] | None = None
+) -> TensorSplit | LoaderSplit:
     if isinstance(value, TensorSplit | LoaderSplit):
         return value
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
@@ -163,7 +195,7 @@ def _split(key: str, value: Any, workers: int) -> TensorSplit | LoaderSplit:
         return TensorSplit(images, labels if labels.is_floating_point() else labels.long())
     reads = isinstance(value, Dataset) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping | Sequence))
     if reads and not isinstance(value, IterableDataset) and hasattr(value, "__len__"):
-        return LoaderSplit(value, workers)
+        return LoaderSplit(value, workers, collate=collate)
     raise DataError(
         f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels) or a "
         "Dataset with a length. The orchestrator makes the DataLoader, so that its order follows the trial's seed."
@@ -177,8 +209,8 @@ def _cut(
     if isinstance(train, LoaderSplit) and train.draws():
         raise DataError(
             f"{given('data', config)} draws at random as it reads a training example, so a validation split cut from "
-            "that would be augmented too; return (train, val, test) with a `val` that is not, such as a Subset of the "
-            "same examples without the transform."
+            "that would be augmented too; return a dict with what draws as `transform`, which training examples alone "
+            "get, or a `val` that does not draw."
         )
     fraction = config.get("val_fraction")
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
@@ -202,13 +234,15 @@ def first(split: Split) -> Any:
         if not isinstance(split, LoaderSplit):
             return next(iter(split.batches(1, device=torch.device("cpu"))))
         item = split.dataset[0]
+        if split.collate is not None:
+            return split.first()
         parts = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
         if next(tensors(item), None) is None or (isinstance(item, list | tuple) and not isinstance(item[0], Tensor)):
             raise DataError(
                 "`data`: an item of the training Dataset must be a pair (input tensor, label), or a dict or an object "
                 f"with tensors, not ({', '.join(parts)}); add a transform such as torchvision.transforms.ToTensor()."
             )
-        return default_collate([item])
+        return split.first()
 
 
 def _shape(split: Split) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.workloads.tasks.batch import moved
@@ -122,6 +122,12 @@ class LoaderSplit:
 
     dataset: Dataset[Any]
     num_workers: int = 0
+    transform: Callable[[Any], Any] | None = None
+    """What is done to an example as it is read: to the inputs of a pair, to all of another."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of examples; None is torch's `default_collate`."""
+    _kept: dict[Any, _LoaderBatches] = field(default_factory=dict, repr=False, compare=False)
+    """The loader of the evaluations so far: its worker processes serve the next, too."""
 
     def __len__(self) -> int:
         return _length(self.dataset)
@@ -137,7 +143,11 @@ class LoaderSplit:
 
     def subset(self, rows: Tensor) -> LoaderSplit:
         """Return a split of these examples only."""
-        return LoaderSplit(Subset(self.dataset, rows.tolist()), self.num_workers)
+        return replace(self, dataset=Subset(self.dataset, rows.tolist()), _kept={})
+
+    def first(self) -> Any:
+        """Return a batch of the first example."""
+        return (self.collate or default_collate)([_transformed(self.dataset[0], self.transform)])
 
     def batches(
         self,
@@ -152,7 +162,13 @@ class LoaderSplit:
         What the Dataset draws from global generators follows from `seed`, the epoch and the batch, in whichever process
         it is read. Worker processes, if any, live through all epochs.
         """
-        return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last)
+        if seed is not None or not self.num_workers:
+            return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last)
+        asked = batch_size, device, drop_last
+        if asked not in self._kept:
+            self._kept.clear()
+            self._kept[asked] = _LoaderBatches(self, batch_size, device, _Orders(len(self), None), drop_last)
+        return self._kept[asked]
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -208,8 +224,9 @@ class _LoaderBatches:
         self.device = device
         self.reads = _Reads(orders, size, drop_last)
         self.loader: DataLoader[Any] = DataLoader(
-            _Seeded(split.dataset, orders.seed or 0),
+            _Seeded(split.dataset, orders.seed or 0, split.transform),
             batch_sampler=self.reads,
+            collate_fn=split.collate,
             generator=torch.Generator(),  # or else it draws from the global one
             num_workers=split.num_workers,
             persistent_workers=split.num_workers > 0,
@@ -256,11 +273,21 @@ class _Reads(Sampler[Any]):
 class _Seeded(Dataset[Any]):
     """Reads the batches of a Dataset, each with the global generators seeded for it, in whichever process."""
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: Dataset[Any], seed: int, transform: Callable[[Any], Any] | None) -> None:
+        self.dataset, self.seed, self.transform = dataset, seed, transform
 
     def __getitems__(self, read: _Read) -> list[Any]:
         with seeded(derive(self.seed, read.place)):
             if together := getattr(self.dataset, "__getitems__", None):
-                return list(together(read.indices))
-            return [self.dataset[index] for index in read.indices]
+                found = list(together(read.indices))
+            else:
+                found = [self.dataset[index] for index in read.indices]
+            return [_transformed(example, self.transform) for example in found]
+
+
+def _transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
+    if transform is None:
+        return example
+    if isinstance(example, list | tuple):
+        return (transform(example[0]), *example[1:])
+    return transform(example)

@@ -211,7 +211,7 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("stream", {}, ["train split", "Stream", "length"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
         ("empty", {}, ["test split", "empty"]),
-        ("augmented", {}, ["data._target_", "draws at random", "(train, val, test)"]),
+        ("augmented", {}, ["data._target_", "draws at random", "`transform`"]),
         ("absent", {}, ["data._target_", "KeyError"]),
         ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),
         ("dict", {"val_fraction": 0.01}, ["val_fraction=0.01", "19"]),
