@@ -1,0 +1,89 @@
+"""A command that is interrupted, or killed with all its workers, within a long stage goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from commands import Command, records_of, results_of
+
+from orchestrator.store.store import Store
+
+LONG = (
+    *(
+        "model=cnn",
+        "train.epochs=150",
+        "finetune.epochs=1",
+        "schedule=one_shot",
+        "schedule.sparsity=0.5",
+        "name=faulty",
+    ),
+    *("tracking=none", "cluster.num_cpus=1"),
+)
+"""A dense training of about a minute, and a round."""
+
+
+def key_of(folder: Path) -> str:
+    """Return the stage that has a checkpoint, "" where none has."""
+    known = Store(str(folder / "store")).checkpoints.known()
+    return known[0] if known else ""
+
+
+def reached(folder: Path) -> int:
+    """Return how far the one stage has come that has a checkpoint."""
+    return Store(str(folder / "store")).checkpoints.reached(key) if (key := key_of(folder)) else -1
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The folder of the sweep when nothing goes wrong, in one process, and the seconds that its dense training took."""
+    folder = tmp_path_factory.mktemp("quiet") / "sweep"
+    command = Command(folder, *LONG, "cluster=inline")
+    assert command.wait(300) == 0, command.stderr
+    return folder, max(record.seconds for record in records_of(folder).values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("cluster", ["inline", "local"])
+def test_an_interrupted_stage_writes_a_checkpoint_and_goes_on_from_it(
+    start: Callable[..., Command], tmp_path: Path, quiet: tuple[Path, float], cluster: str
+) -> None:
+    folder = tmp_path / "sweep"
+    command = start(folder, *LONG, f"cluster={cluster}")
+    command.until(lambda: "started" in command.stdout, timeout=120)
+    time.sleep(quiet[1] / 2)
+    command.send(signal.SIGINT, group=True)
+
+    assert command.wait(30) == 130
+    assert reached(folder) > 0
+    assert start(folder, *LONG, f"cluster={cluster}").wait(300) == 0
+    assert results_of(folder) == results_of(quiet[0])
+    assert not key_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_driver_killed_with_its_workers_at_65_percent_leaves_less_than_half(
+    start: Callable[..., Command], tmp_path: Path, quiet: tuple[Path, float]
+) -> None:
+    folder, often = tmp_path / "sweep", ("train.checkpoint_minutes=0.03",)
+    command = start(folder, *LONG, *often)
+    steps = max(record.steps for record in records_of(quiet[0]).values())
+    command.until(lambda: reached(folder) > 0.65 * steps, timeout=300)
+    for pid in (command.process.pid, *command.processes()):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    command.process.wait(30)
+    again = start(folder, *LONG, *often)
+
+    assert again.wait(300) == 0, again.stderr
+    assert results_of(folder) == results_of(quiet[0])
+    (dense,) = (record for record in records_of(folder).values() if not record.round)
+    print(f"undisturbed {quiet[1]:.1f} s; in all {dense.seconds:.1f} s of training")
+    assert dense.seconds < 1.5 * quiet[1] + 5, "what was done before is not done again"
