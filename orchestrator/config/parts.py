@@ -137,6 +137,11 @@ class Transformers(Model):
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys of config.json that are to have other values."""
 
+    @staticmethod
+    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield what is said of weights that are not given; a revision may be that of `path`."""
+        yield from Network.across(where, {**values, "revision": None})
+
 
 @dataclass
 class Timm(Model):

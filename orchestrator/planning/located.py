@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -41,26 +42,41 @@ def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Args:
         config: of a trial, without violations
     """
-    parts = {name: dict(config[name]) for name in ("model", "data")}
+    parts, places = _pinned(canonical_json([config["model"], config["data"]]))
+    return {**parts}, {**places}
+
+
+@lru_cache(maxsize=1024)
+def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    parts = dict(zip(("model", "data"), json.loads(text), strict=True))
     places: dict[str, dict[str, Any]] = {"model": {}, "data": {}}
     model, data = parts["model"], parts["data"]
+    revision = model.pop("revision", None)
     if model.get("weights") is not None:
-        places["model"]["weights"] = place = checkpoint(model["weights"], model.get("revision"))
+        places["model"]["weights"] = place = checkpoint(model["weights"], revision)
         model["weights"] = place_digest(place)
-    model.pop("revision", None)
     if model.get("kind") == "huggingface":
-        folder = config_folder(model["path"], model.get("revision"))
+        folder = config_folder(model["path"], revision)
         model["path"] = place_digest(f"{folder}/config.json")
         places["model"] |= {"path": folder, "content": model["path"]}
     if data.get("kind") == "text":
         content = content_of_text(data["root"], data["tokenizer"])
-        places["data"] = {key: os.path.abspath(data[key]) for key in content} | {"content": content}
+        places["data"] = {key: _absolute(data[key]) for key in content} | {"content": content}
         data |= content
     for key in ("root", "download"):
         if data.get("kind") not in (None, "text") and key in data:
-            places["data"][key] = os.path.abspath(data[key]) if key == "root" else data[key]
+            places["data"][key] = _absolute(data[key]) if key == "root" else data[key]
             del data[key]  # the content of a published set is pinned by checksums
     return parts, {name: place for name, place in places.items() if place}
+
+
+def look_again() -> None:
+    """Forget what lay where: a plan asks once for what many of its trials have, the next one anew."""
+    _pinned.cache_clear()
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -172,9 +188,9 @@ def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
 
 
 def _tokenizer_content(tokenizer: str) -> str:
-    if tokenizer not in TOKENIZERS and not Path(tokenizer).is_file():
+    if tokenizer not in TOKENIZERS and not Path(tokenizer).expanduser().is_file():
         raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file that the package tokenizers has saved.")
-    return tokenizer if tokenizer in TOKENIZERS else place_digest(tokenizer)
+    return tokenizer if tokenizer in TOKENIZERS else place_digest(os.path.expanduser(tokenizer))
 
 
 def hub_folder(name: str, revision: str | None) -> Path:

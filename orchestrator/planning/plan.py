@@ -31,6 +31,7 @@ LISTED = 20
 def make_plan(jobs: Sequence[Job]) -> Plan:
     """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them."""
     sources.look_again()
+    located.look_again()
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
     wrong: dict[str, list[str]] = {}

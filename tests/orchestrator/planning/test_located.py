@@ -144,8 +144,9 @@ def test_a_text_that_is_not_there_is_told(
 def test_a_configuration_of_transformers_is_pinned_by_content(
     composed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plan(path: str) -> Plan:
-        return make_plan([Job((), {**composed, "model": {**vars(parts.Transformers()), "path": path}})])
+    def plan(path: str, revision: str | None = None) -> Plan:
+        node = {**vars(parts.Transformers()), "path": path, "revision": revision}
+        return make_plan([Job((), {**composed, "model": node})])
 
     write(tmp_path / "here" / "config.json", b"{}")
     write(tmp_path / "there" / "config.json", b"{}")
@@ -157,6 +158,12 @@ def test_a_configuration_of_transformers_is_pinned_by_content(
     assert list(dense.fields["sources"]["packages"]) == ["transformers"]
     with pytest.raises(schema.ConfigError, match=r"`model.path` \(=.*\) must be a directory with a config.json"):
         plan(str(tmp_path))
+    hub(tmp_path / "hub", monkeypatch)
+    write(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40) / "config.json", b"{}")
+    commit = next(iter(plan("them/net", "main").stages.values())).location["model"]["path"]
+    assert commit == str(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40))
+    with pytest.raises(schema.ConfigError, match=r"no commit at revision v2"):
+        plan("them/net", "v2")
     monkeypatch.setattr("orchestrator.planning.located.release_of", lambda _: None)
     with pytest.raises(schema.ConfigError, match=r"needs the package transformers, which is not installed: pip"):
         plan(str(tmp_path / "here"))
