@@ -139,7 +139,10 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, setting: str) -> 
         ([*OWN, "+sweep=unheaded"], "sweep/unheaded.yaml cannot be composed: Could not override 'model@sweep.model'."),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
         ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
-        (["+sweep=foo"], "`sweep` (=foo) must be one of methods, random_amounts; add your own with --config-dir"),
+        (
+            ["+sweep=foo"],
+            "`sweep` (=foo) must be one of language_model, methods, random_amounts; add your own with --config-dir",
+        ),
         (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
         (["seed=???"], "`seed` (=???) has no value: give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
