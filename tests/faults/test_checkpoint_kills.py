@@ -29,6 +29,7 @@ ADAM = {"_target_": "torch.optim.Adam", "lr": 1e-3}
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None}
 PLATEAU = {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "patience": 0}
 TRAIN = {"epochs": 4, "batch_size": 16, "eval_batch_size": 512, "precision": "fp32", "loss": None, "optimizer": SGD}
+TASK = {"kind": "classification"}
 DIGITS = {"kind": "digits", "val_fraction": 0.15}
 VARIANTS: dict[str, dict[str, Any]] = {
     "momentum, dropout, batch norm": {},
@@ -74,7 +75,7 @@ def stages(variant: str, epochs: int) -> tuple[StageSpec, ...]:
     if "workers" in variant:
         data = {"_target_": f"{__name__}.shifted", "num_workers": 1}
     model = {"kind": "cnn", "input_shape": None, "classes": None, "channels": [8, 16], "dropout": 0.2}
-    fields = {"model": model, "data": data, "train": train, "seed": 1, "device": "cpu", "threads": 1}
+    fields = {"model": model, "data": data, "task": TASK, "train": train, "seed": 1, "device": "cpu", "threads": 1}
     often = {part: {"checkpoint_minutes": 0.05 / 60} for part in ("train", "finetune")}
     dense = StageSpec("dense", fields, location=often)
     if "round" not in variant:
@@ -88,7 +89,7 @@ def stages(variant: str, epochs: int) -> tuple[StageSpec, ...]:
         "holding": "keeper",
     }
     method = {"kind": "random_unstructured", "scope": "layer"}
-    rest = {"method": method, "prune": prune, "finetune": train, "seed": 1, "round": 1, "target": 0.6}
+    rest = {"task": TASK, "method": method, "prune": prune, "finetune": train, "seed": 1, "round": 1, "target": 0.6}
     return dense, StageSpec("round", rest, {NETWORK: dense.key}, location=often)
 
 
@@ -128,7 +129,7 @@ def disturbed(root: Path, specs: tuple[StageSpec, ...], kills: int, longest: flo
         assert process.exitcode in (0, -9)
         if len(specs) == 1:
             assert began.value == max(reached, 0), "an attempt goes on from the last checkpoint"
-            assert process.exitcode == 0 or store.checkpoints.reached(last) >= reached
+            assert store.finished([last]) or store.checkpoints.reached(last) >= reached
     return killed
 
 
