@@ -22,9 +22,9 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.evaluation import autocast, evaluate, monitored
-from orchestrator.training.resuming import Keep, Resumable
+from orchestrator.training.state.resuming import Keep, Resumable
+from orchestrator.training.state.train_state import TrainState
 from orchestrator.training.steps import Averages, Steps, TrainingError, optimizer_of, require_precision, scheduler_of
-from orchestrator.training.train_state import TrainState
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.task import Task

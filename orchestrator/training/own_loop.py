@@ -19,10 +19,16 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.loop import Cancelled, Diverged, FitResult
-from orchestrator.training.resuming import Keep, Unfit
 from orchestrator.training.rounds import LawBroken
+from orchestrator.training.state.resuming import Keep, Unfit
+from orchestrator.training.state.train_state import (
+    TrainState,
+    generators,
+    module_state,
+    restore_generators,
+    restore_module,
+)
 from orchestrator.training.steps import TrainingError
-from orchestrator.training.train_state import TrainState, generators, module_state, restore_generators, restore_module
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure, given

@@ -29,13 +29,13 @@ from orchestrator.core.specs import NETWORK, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
-from orchestrator.training.checkpointing import Checkpointing
 from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.own_loop import Context, run_own_loop
-from orchestrator.training.resuming import Unfit
+from orchestrator.training.state.checkpointing import Checkpointing
+from orchestrator.training.state.resuming import Unfit
+from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.training.steps import TrainingError
-from orchestrator.training.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.workloads import data, models
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import table

@@ -22,9 +22,9 @@ from orchestrator.execution.segment import run_segment
 from orchestrator.planning.plan import start_of
 from orchestrator.store.store import Store
 from orchestrator.training import loop
-from orchestrator.training.checkpointing import Checkpointing
 from orchestrator.training.loop import Cancelled
-from orchestrator.training.train_state import NotPlain, TrainState
+from orchestrator.training.state.checkpointing import Checkpointing
+from orchestrator.training.state.train_state import NotPlain, TrainState
 
 KEY = "a" * 64
 

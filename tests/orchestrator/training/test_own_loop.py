@@ -21,7 +21,7 @@ from orchestrator.store.store import Store
 from orchestrator.training import loop
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.rounds import LawBroken
-from orchestrator.training.train_state import TrainState
+from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskKeeper, MaskSet
 

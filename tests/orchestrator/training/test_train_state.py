@@ -20,8 +20,8 @@ from torch.utils.data import Dataset
 from training_cases import EPOCH, fit, metrics, network, problem, same, state
 
 from orchestrator.training import loop
-from orchestrator.training.resuming import Unfit
-from orchestrator.training.train_state import NotPlain, TrainState, generators, restore_generators
+from orchestrator.training.state.resuming import Unfit
+from orchestrator.training.state.train_state import NotPlain, TrainState, generators, restore_generators
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import LoaderSplit
 from orchestrator.workloads.weights import write_state

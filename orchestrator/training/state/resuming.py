@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.records import CurvePoint
-from orchestrator.training.steps import Averages
-from orchestrator.training.train_state import (
+from orchestrator.training.state.train_state import (
     TrainState,
     generators,
     module_state,
@@ -22,6 +21,7 @@ from orchestrator.training.train_state import (
     restore_module,
     restore_optimizer,
 )
+from orchestrator.training.steps import Averages
 
 Keep = Callable[[Callable[[], TrainState], bool], object]
 """Told before each batch how to get the state as it is then, and whether the training is about to be cancelled."""

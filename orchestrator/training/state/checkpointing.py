@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.work_order import States
-from orchestrator.training.train_state import NotPlain, TrainState
+from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weights import write_state
 
 MOST_SHARE = 0.01
