@@ -23,7 +23,8 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
-from orchestrator.training.stages import Stage, initialised
+from orchestrator.training.networks import initialised
+from orchestrator.training.stages import Stage
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split
 from orchestrator.workloads.tasks.batch import kind

@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.plain_data import parse_json
 from orchestrator.core.records import StageRecord
@@ -31,6 +30,7 @@ from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
+from orchestrator.training.networks import Network, initialised, restored, stored
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.resuming import Unfit
@@ -42,22 +42,12 @@ from orchestrator.workloads.tasks import table
 from orchestrator.workloads.tasks.batch import arguments, moved
 from orchestrator.workloads.tasks.distilled import with_teacher
 from orchestrator.workloads.tasks.task import Measured, Task
-from orchestrator.workloads.weights import initialise, load_state, plain_state, state_digest, write_state
+from orchestrator.workloads.weights import plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet
 from pruning.measure.macs import Macs, macs
 
 ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
 """Optimizers that move each entry by its own gradients alone."""
-
-
-@dataclass
-class Network:
-    """A network on its device, its masks so far, its data, and the digest of its state as it was last committed."""
-
-    model: nn.Module
-    masks: MaskSet
-    data: data.Data
-    digest: str = ""
 
 
 def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -83,7 +73,7 @@ def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: Wor
         OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
     """
     live = [network for network in (inputs.get(NETWORK),) if isinstance(network, Network)]
-    return _performed(spec, lambda: live.pop() if live else _restored(spec, order), order, Stage.prune)
+    return _performed(spec, lambda: live.pop() if live else restored(spec, order), order, Stage.prune)
 
 
 def _performed(
@@ -104,44 +94,6 @@ def _performed(
     except Unfit as error:
         checkpoints.set_aside(str(error))
         return Stage(spec, network(), order, checkpoints).result(act)
-
-
-def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network of the stage `dense` as its training begins: random, or a checkpoint's."""
-    network = _built(dense, spec, order)
-    node, place = dense.fields["model"], spec.location.get("model", {}).get("weights")
-    if place is not None:
-        initialise(network.model, place, node["weights"], node.get("reinitialise") or ())
-    return network
-
-
-def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network of the stage `dense` with random weights."""
-    loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
-    seed = derive(dense.fields["seed"], "0/init")
-    node = {**dense.fields["model"], **spec.location.get("model", {})}
-    model = models.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
-    return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
-
-
-def _restored(spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network that a stage goes on from, as the store has it."""
-    key = str(spec.parent)
-    network, record = _stored(key, spec, order)
-    if KINDS[record.kind].prunes:
-        network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
-    network.digest = record.weights_digest
-    return network
-
-
-def _stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
-    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record."""
-    record = order.store.finished([key]).get(key)
-    if record is None:
-        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
-    network = _built((*order.lineage, *order.specs)[0], spec, order)
-    load_state(network.model, order.store.fetch(key, WEIGHTS))
-    return network, record
 
 
 @dataclass(frozen=True)
@@ -302,7 +254,7 @@ class Stage:
 
     def _teacher(self) -> nn.Module | None:
         key = self._spec.inputs.get(TEACHER)
-        return None if key is None else _stored(key, self._spec, self._order)[0].model.eval().requires_grad_(False)
+        return None if key is None else stored(key, self._spec, self._order)[0].model.eval().requires_grad_(False)
 
     def _final(self) -> dict[str, Measured]:
         """What the selected model achieves, by split; the test splits are read here and nowhere else."""

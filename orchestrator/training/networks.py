@@ -1,0 +1,67 @@
+"""The network that a stage works on: as it is initialised, or as another stage left it in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from orchestrator.core.errors import StageMissing
+from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.seeding import derive
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.workloads import data, models
+from orchestrator.workloads.weights import initialise, load_state
+from pruning import MaskSet
+
+
+@dataclass
+class Network:
+    """A network on its device, its masks so far, its data, and the digest of its state as it was last committed."""
+
+    model: nn.Module
+    masks: MaskSet
+    data: data.Data
+    digest: str = ""
+
+
+def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network of the stage `dense` as its training begins: random, or a checkpoint's."""
+    network = _built(dense, spec, order)
+    node, place = dense.fields["model"], spec.location.get("model", {}).get("weights")
+    if place is not None:
+        initialise(network.model, place, node["weights"], node.get("reinitialise") or ())
+    return network
+
+
+def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network of the stage `dense` with random weights."""
+    loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
+    seed = derive(dense.fields["seed"], "0/init")
+    node = {**dense.fields["model"], **spec.location.get("model", {})}
+    model = models.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
+    return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
+
+
+def restored(spec: StageSpec, order: WorkOrder) -> Network:
+    """Return the network that a stage goes on from, as the store has it."""
+    key = str(spec.parent)
+    network, record = stored(key, spec, order)
+    if KINDS[record.kind].prunes:
+        network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
+    network.digest = record.weights_digest
+    return network
+
+
+def stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
+    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record."""
+    record = order.store.finished([key]).get(key)
+    if record is None:
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
+    network = _built((*order.lineage, *order.specs)[0], spec, order)
+    load_state(network.model, order.store.fetch(key, WEIGHTS))
+    return network, record
