@@ -23,7 +23,8 @@ from orchestrator.config.components import part_violations
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.images import digits, fashion_mnist, huggingface, mnist
+from orchestrator.workloads.images.huggingface import huggingface
+from orchestrator.workloads.images.named import digits, fashion_mnist, mnist
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.targets import create, given
 from orchestrator.workloads.tasks.batch import tensors

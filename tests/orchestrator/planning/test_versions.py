@@ -186,7 +186,7 @@ def test_the_closure_holds_what_decides_bits() -> None:
     assert any(name.endswith(".global_unstructured") for name in rounds)
     assert f"{WORKLOADS}.models._image" in closure([root["model/cnn"]])
     assert f"{WORKLOADS}.models.mlp" in closure([root["model/cnn"]]), "its classifier"
-    assert f"{WORKLOADS}.idx_files.read" in closure([root["data/mnist"]])
+    assert f"{WORKLOADS}.images.idx_files.read" in closure([root["data/mnist"]])
 
 
 def test_places_imports_and_docstrings_are_no_code_but_constants_are() -> None:

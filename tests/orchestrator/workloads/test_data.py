@@ -112,12 +112,12 @@ def test_digits_are_scikit_learns_each_in_one_split() -> None:
 
 
 def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orchestrator.workloads import images
+    from orchestrator.workloads.images import named
 
-    direct = images._digits_table()
+    direct = named._digits_table()
     monkeypatch.setattr(Path, "is_file", lambda self: False)
 
-    assert np.array_equal(images._digits_table(), direct)
+    assert np.array_equal(named._digits_table(), direct)
 
 
 def test_a_set_whose_files_have_changed_is_read_again() -> None:

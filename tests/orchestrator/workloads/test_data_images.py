@@ -22,9 +22,10 @@ from torch import Tensor
 
 from orchestrator.config.parts import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
-from orchestrator.workloads import data, idx_files, node_cache
-from orchestrator.workloads.idx_files import FILES, IdxSet
-from orchestrator.workloads.images import Normalisation
+from orchestrator.workloads import data, node_cache
+from orchestrator.workloads.images import idx_files
+from orchestrator.workloads.images.idx_files import FILES, IdxSet
+from orchestrator.workloads.images.pixels import Normalisation
 from orchestrator.workloads.splits import Split
 
 ARRAYS = [
