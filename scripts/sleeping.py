@@ -26,8 +26,9 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
-from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.local_backend import LocalBackend
+from orchestrator.store.unfinished.checkpoints import Checkpoints
+from orchestrator.store.unfinished.failures import Failures
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 STEPS = {"dense": 15, "round": 6}
@@ -48,6 +49,11 @@ class NoStore:
     def checkpoints(self) -> Checkpoints:
         """There are none."""
         return Checkpoints(LocalBackend("none"), "none")
+
+    @property
+    def failures(self) -> Failures:
+        """There are none."""
+        return Failures(LocalBackend("none"))
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Nothing is finished."""

@@ -9,7 +9,9 @@ from typing import Any
 from orchestrator.config.components import BUILT_IN
 from orchestrator.core.redact import redact_tree
 
-CIRCUMSTANCES = frozenset({"name", "objective", "tracking", "store", "cluster", "compare", "hydra", "dry_run"})
+CIRCUMSTANCES = frozenset(
+    {"name", "objective", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
+)
 """Top-level keys that say where and why a trial runs, not what it is."""
 
 

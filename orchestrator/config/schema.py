@@ -125,6 +125,7 @@ class Config:
     name: str | None = None
     seed: int = key(0, at_least(0, "; pass any other integer"))
     dry_run: bool = False
+    retry_failed: bool = False
     objective: str | None = key(None, _OBJECTIVE.or_null())
     model: Any = MISSING
     data: Any = MISSING

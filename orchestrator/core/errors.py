@@ -8,6 +8,8 @@ class OrchestratorError(Exception):
 
     exit_status = 1
     """What the command line ends with; 2 where nothing was started."""
+    repeats = False
+    """Whether a stage that ended so ends so each time, on the same processor with the same releases."""
 
 
 class StoreError(OrchestratorError):

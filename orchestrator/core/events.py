@@ -27,6 +27,8 @@ class Failure:
     transient: bool = False
     fatal: bool = False
     """Whether no other trial can do better, as where the store is full: the sweep stops."""
+    repeats: bool = False
+    """Whether the same stage fails so each time, on the same processor with the same releases."""
 
     def __post_init__(self) -> None:
         """Redact: what failed may quote what it was given."""

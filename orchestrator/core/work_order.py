@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
+from orchestrator.core.plain_data import Seconds
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 
@@ -21,6 +22,33 @@ class Checkpoint:
     step: int
     values: Mapping[str, Any]
     tensors: Path
+
+
+@dataclass(frozen=True)
+class PastFailure:
+    """How a stage failed that would fail so again: the name of its error, what was said, when (Unix seconds)."""
+
+    kind: str
+    message: str
+    time: Seconds
+    circumstances: Mapping[str, str]
+    """What decides beside its key how it ends: where it ran, and the weights that it started from."""
+
+
+class Failures(Protocol):
+    """Where it is remembered how stages failed, one failure a stage."""
+
+    def save(self, key: str, failure: PastFailure) -> None:
+        """Remember how a stage failed."""
+        ...
+
+    def of(self, key: str) -> PastFailure | None:
+        """Return how a stage failed, None where that is not known."""
+        ...
+
+    def known(self) -> list[str]:
+        """Return the keys of the stages of which a failure is remembered."""
+        ...
 
 
 class States(Protocol):
@@ -53,6 +81,11 @@ class StageStore(Protocol):
     @property
     def checkpoints(self) -> States:
         """The states of stages that have not ended."""
+        ...
+
+    @property
+    def failures(self) -> Failures:
+        """How stages failed that would fail so again."""
         ...
 
     def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:

@@ -69,6 +69,7 @@ def failure_of(error: BaseException, log: str = "", given: Sequence[Mapping[str,
         log=log,
         host=socket.gethostname(),
         transient=_is_transient(error),
+        repeats=isinstance(error, OrchestratorError) and error.repeats and error.__cause__ is None,
         fatal=isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and not _is_transient(error),
     )
 

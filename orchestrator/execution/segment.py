@@ -5,29 +5,41 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
-from orchestrator.core.errors import Cancelled, StageMissing
+from orchestrator.core.errors import Cancelled, OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Key, StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import Result, Run, WorkOrder
-from orchestrator.execution.perform import resolve
+from orchestrator.core.work_order import PastFailure, Result, Run, WorkOrder
+from orchestrator.execution.perform import failure_of, resolve
+from orchestrator.training.environment import deciding
+
+
+class FailedBefore(OrchestratorError):
+    """A stage that is not tried, since it failed before and would fail so again."""
+
+    repeats = True
 
 
 def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
     """Run the stages of `order`; yield each one's record once it is durable.
 
     A stage that turns out to be durable already, because what it starts from had to be repeated and gave the same
-    bits, is not run again. Where another worker's commit stands, what follows goes on from its weights, not from ours.
+    bits, is not run again; nor is one that failed before, if it would fail so again. Where another worker's commit
+    stands, what follows goes on from its weights, not from ours.
     """
     network: object = None
     repeats = bool(order.store.finished([spec.key for spec in order.specs]))
-    for index in range(len(order.specs)):
+    failed = set(order.store.failures.known())
+    for index, spec in enumerate(order.specs):
         if repeats and (record := _standing(order, index)) is not None:
             network = None
         else:
+            if spec.key in failed:
+                _refuse(spec, order)
             result = _result(order, index, {} if network is None else {NETWORK: network})
             record = order.store.commit(result.record, result.files)
             order.store.checkpoints.drop(record.key)
@@ -39,7 +51,7 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
 def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Result:
     """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first."""
     spec, above = order.specs[index], (*order.lineage, *order.specs[:index])
-    run: Run = _in_time(resolve(KINDS[spec.kind].run))
+    run: Run = _remembered(_in_time(resolve(KINDS[spec.kind].run)))
     try:
         return run(spec, inputs, order)
     except StageMissing:
@@ -48,6 +60,39 @@ def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Resul
         repeated = _result(replace(order, specs=above[-1:], lineage=above[:-1]), 0, {})
         order.store.commit(repeated.record, repeated.files)
         return run(spec, inputs, order)
+
+
+def _refuse(spec: StageSpec, order: WorkOrder) -> None:
+    """Raise `FailedBefore` for a stage that would fail as it did before."""
+    past = order.store.failures.of(spec.key)
+    if past is not None and past.circumstances == _circumstances(spec, order):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.time))
+        raise FailedBefore(
+            f"failed before, on {when}: {past.message.rstrip('.')}; pass retry_failed=true to try it again."
+        )
+
+
+def _remembered(run: Run) -> Run:
+    """Have the store remember how a stage fails, if it would fail so again."""
+
+    def remembered(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
+        try:
+            return run(spec, inputs, order)
+        except OrchestratorError as error:
+            failure = failure_of(error, given=[each.fields for each in (*order.lineage, *order.specs)])
+            if failure.repeats:
+                past = PastFailure(type(error).__name__, failure.message, time.time(), _circumstances(spec, order))
+                with suppress(StoreError):  # the failure itself is to be told
+                    order.store.failures.save(spec.key, past)
+            raise
+
+    return remembered
+
+
+def _circumstances(spec: StageSpec, order: WorkOrder) -> dict[str, str]:
+    """Return what decides, beside its key, how a stage ends: where it runs, and the weights that it starts from."""
+    inputs = order.store.finished(spec.inputs.values())
+    return deciding(order.device) | {key: record.weights_digest for key, record in inputs.items()}
 
 
 def _in_time(run: Run) -> Run:

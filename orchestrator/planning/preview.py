@@ -13,8 +13,15 @@ SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""
 
 
-def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
-    """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out."""
+def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection[str] = ()) -> str:
+    """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out.
+
+    Args:
+        name: of the sweep
+        plan: what it is made of
+        finished: stages that the store holds
+        failed: stages of which the store knows how they failed
+    """
     asked = sum(len(trial.stages) for trial in plan.trials)
     dense = sum(not KINDS[spec.kind].prunes for spec in plan.stages.values())
     first = plan.trials[0].config
@@ -25,6 +32,7 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
         f"dense trainings: {dense}, rounds: {len(plan.stages) - dense}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
+        *_failed(plan, set(failed) - set(finished)),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
@@ -33,6 +41,14 @@ def preview(name: str, plan: Plan, finished: Collection[str]) -> str:
         "Nothing was run: this is dry_run=true. Whether built-in parts fit each other is tried when a sweep starts.",
     ]
     return "\n".join(lines)
+
+
+def _failed(plan: Plan, failed: Collection[str]) -> Iterator[str]:
+    count = len(plan.stages.keys() & set(failed))
+    if count and plan.trials[0].config["retry_failed"]:
+        yield f"failed    {count} before, to be tried again"
+    elif count:
+        yield f"failed    {count} before, not to be repeated by such a worker; pass retry_failed=true to try again"
 
 
 def _resources(config: Mapping[str, Any]) -> str:

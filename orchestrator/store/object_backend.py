@@ -24,7 +24,19 @@ FETCHED = ".fetched"
 """What the names of files end in that were fetched to this node: the digest of their content, and this."""
 
 
-def check_protocol(uri: str) -> None:
+def absolute(uri: str) -> str:
+    """Return the URI of a store as it is told apart: a directory's path in full; raise StoreError for none."""
+    for scheme in ("file://", "local://"):
+        uri = uri.removeprefix(scheme)
+    if "://" in uri:
+        _check_protocol(uri)
+        return uri.rstrip("/")
+    if not uri.strip():
+        raise StoreError(f"`store.uri` (={uri!r}) must name a directory or a URI such as s3://bucket/prefix")
+    return os.path.abspath(os.path.expanduser(uri))
+
+
+def _check_protocol(uri: str) -> None:
     """Raise StoreError where no file system answers to the protocol of `uri`, or its package is not installed."""
     import fsspec
 

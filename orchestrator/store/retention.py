@@ -21,7 +21,8 @@ from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
 """How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""
-
+UNFINISHED = ("checkpoints/", "failures/")
+"""Where it is kept how far stages have come, and how they failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +91,8 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     entries = list(store.backend.entries())
     commits = store.stages.all_standing(store.stages.known())
     records = {key: commit.record for key, commit in commits.items()}
-    checkpoints = any(entry.path.startswith("checkpoints/") for entry in entries)
-    asks = checkpoints or store.keep != "all" or store.max_bytes is not None
+    unfinished = any(entry.path.startswith(UNFINISHED) for entry in entries)
+    asks = unfinished or store.keep != "all" or store.max_bytes is not None
     saved, damages = saved_plans(store) if asks else ([], [])
     needed = set(records) if damages else needed_weights(records, [*saved, *plans])
     idle = [key for key, record in records.items() if WEIGHTS in record.files and key not in needed]
@@ -110,7 +111,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
         if entry.modified < before
         and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
     }
-    leftovers |= _idle_checkpoints(entries, records, [*saved, *plans], damages)
+    leftovers |= _idle(entries, records, [*saved, *plans], damages)
     if store.keep == "all":  # only as far as `max_bytes` asks, the oldest first
         room = math.inf if store.max_bytes is None else to_bytes(store.max_bytes)
         excess = sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room
@@ -127,15 +128,15 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
 
 
-def _idle_checkpoints(
+def _idle(
     entries: Iterable[Entry], finished: Collection[str], plans: Iterable[Plan], damages: Collection[str]
 ) -> dict[str, int]:
-    """Return path -> bytes of checkpoints that nothing goes on from: their stages are finished, or in no sweep."""
+    """Return path -> bytes of checkpoints and failures that nothing asks for: of stages finished, or in no sweep."""
     wanted = {key for plan in plans for key in plan.stages} - set(finished)
     return {
         entry.path: entry.bytes
         for entry in entries
-        if entry.path.startswith("checkpoints/")
+        if entry.path.startswith(UNFINISHED)
         and (key := entry.path.split("/")[1]) not in wanted
         and (key in finished or not damages)
     }
@@ -169,6 +170,7 @@ def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) ->
         StoreError: a saved sweep, which might need any weights, cannot be read; nothing was removed
     """
     store.checkpoints.drop_all(records)  # of stages whose worker was lost between their commit and that
+    store.failures.drop_all(records)
     if store.keep == "all":
         return set()
     saved, damages = saved_plans(store)
@@ -215,6 +217,6 @@ def _category(path: str) -> str:
     if top != "stages":
         if top in ("tmp", "probes", "leases"):
             return "running or leftover"
-        return top if top in ("checkpoints", "sweeps", "quarantine", "preflights") else "other"
+        return top if top in ("checkpoints", "failures", "sweeps", "quarantine", "preflights") else "other"
     name = path.rpartition("/")[2]
     return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")

@@ -129,7 +129,7 @@ def summaries(store: Store) -> list[Summary]:
     done, saved = set[str](), dict[str, float]()
     for entry in store.backend.entries():
         top, _, rest = entry.path.partition("/")
-        if top in ("stages", "checkpoints"):
+        if top in ("stages", "checkpoints", "failures"):
             key, _, name = rest.partition("/")
             sizes[key] = sizes.get(key, 0) + entry.bytes
             done.update({key} if name == RECORD else ())

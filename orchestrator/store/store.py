@@ -4,6 +4,7 @@
     ROOT/stages/KEY/record.json         the commit of a stage, sealed with its own digest
     ROOT/stages/KEY/[ATTEMPT/]NAME      its files, whose digests the record holds
     ROOT/checkpoints/KEY/               where a stage was that has not ended
+    ROOT/failures/KEY                   how a stage failed that would fail so again
     ROOT/sweeps/NAME.json               what a sweep was, to rebuild its comparison
     ROOT/preflights/KEY                 what can run: tried once, and safe to forget
     ROOT/quarantine/KEY-*/              damaged stages, each with a reason.txt
@@ -14,7 +15,6 @@ Nothing is ever unpickled, and no name from a plan or a record leads out of the 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,12 +32,13 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
-from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
-from orchestrator.store.object_backend import ObjectBackend, check_protocol
+from orchestrator.store.object_backend import ObjectBackend, absolute
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.stages import Stages, folder_of
+from orchestrator.store.unfinished.checkpoints import Checkpoints
+from orchestrator.store.unfinished.failures import Failures
 
 FORMAT = 1
 """Raised whenever the layout changes: a store of another layout is refused, never misread."""
@@ -70,7 +71,7 @@ class Store:
     def __post_init__(self) -> None:
         if self.keep not in get_args(Keep):
             raise StoreError(f"`store.keep` (={self.keep!r}) must be one of {', '.join(get_args(Keep))}")
-        object.__setattr__(self, "uri", _absolute(self.uri))
+        object.__setattr__(self, "uri", absolute(self.uri))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Any, ...]]:
         return type(self), (self.uri, self.keep, self.options, self.max_bytes, self.read_only)
@@ -125,6 +126,11 @@ class Store:
     def checkpoints(self) -> Checkpoints:
         """The states of stages that have not ended."""
         return Checkpoints(self.backend, self._name)
+
+    @cached_property
+    def failures(self) -> Failures:
+        """How stages failed that would fail so again."""
+        return Failures(self.backend)
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         """Return the records of those `keys` that are committed.
@@ -203,6 +209,7 @@ class Store:
         """Forget a stage, so that the next run repeats it from its start."""
         self.backend.remove_folder(folder_of(key))
         self.checkpoints.drop(key)
+        self.failures.drop(key)
 
     def leases(self, owner: str = "", ttl: float = LEASE_SECONDS, clock: Callable[[], float] = time.time) -> Leases:
         """Return the means by which drivers that share this store keep from training a stage at the same time."""
@@ -283,17 +290,6 @@ def _follows(record: StageRecord, above: Mapping[Key, StageRecord]) -> bool:
     """Whether a stage started from what stands as its parent, as far as that is there."""
     parent = above.get(record.inputs.get(NETWORK, ""))
     return parent is None or record.started_from == parent.weights_digest
-
-
-def _absolute(uri: str) -> str:
-    for scheme in ("file://", "local://"):
-        uri = uri.removeprefix(scheme)
-    if "://" in uri:
-        check_protocol(uri)
-        return uri.rstrip("/")
-    if not uri.strip():
-        raise StoreError(f"`store.uri` (={uri!r}) must name a directory or a URI such as s3://bucket/prefix")
-    return os.path.abspath(os.path.expanduser(uri))
 
 
 def _sweep_path(name: str) -> str:

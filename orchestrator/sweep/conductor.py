@@ -50,7 +50,7 @@ from orchestrator.views.tracking.process import TrackerProcess
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 REPORT = "comparison/report.html"
-SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run")
+SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
 """Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
 
 
@@ -73,7 +73,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
             if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
-            say(preview(info.name, plan, finished))
+            say(preview(info.name, plan, finished, store.failures.known()))
             return Outcome(plan, {}, ran=False)
     return _run(plan, info, store, config)
 
@@ -154,6 +154,8 @@ def _train(
             store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
             retention.limit(store, outcome.plan)
             todo = _still_missing(outcome, todo, store)
+            if config["retry_failed"]:
+                store.failures.drop_all(todo.stages)
         progress.opening(info.name, places)
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)

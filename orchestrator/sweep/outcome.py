@@ -93,7 +93,9 @@ class Outcome:
                 lines += self._told(key, failure)
             if len(self.causes) > SHOWN:
                 lines.append(f"  and {len(self.causes) - SHOWN} more failures")
-            lines.append("What finished is kept: the same command runs the rest.")
+            again = any(failure.repeats for failure in self.causes.values())
+            less = ", less what would fail again (retry_failed=true tries that, too)" if again else ""
+            lines.append(f"What finished is kept: the same command runs the rest{less}.")
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
         error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND
         return error

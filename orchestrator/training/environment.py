@@ -12,6 +12,9 @@ import torch
 
 import orchestrator
 
+DECIDING = ("processor", "torch", "numpy")
+"""Of an environment, what bits depend on."""
+
 
 def environment() -> dict[str, str]:
     """Return the versions that results may depend on."""
@@ -23,6 +26,12 @@ def environment() -> dict[str, str]:
         "platform": platform.platform(),
         "orchestrator": orchestrator.__version__,
     }
+
+
+def deciding(device: str) -> dict[str, str]:
+    """Return what the bits, and so the failure, of a stage on `device` depend on beside its key."""
+    found = {name: value for name, value in environment().items() if name in (*DECIDING, "orchestrator")}
+    return found | ({"gpu": torch.cuda.get_device_name(device)} if device.startswith("cuda") else {})
 
 
 @cache

@@ -37,6 +37,8 @@ CHECK_EVERY = 100
 class Diverged(OrchestratorError):
     """The loss is not finite any more."""
 
+    repeats = True
+
 
 @dataclass(frozen=True)
 class FitResult:

@@ -23,6 +23,8 @@ from pruning.selection.channels import check_dim, check_structured
 class LawBroken(OrchestratorError):
     """A trial whose result must not be reported: what was asked for is not what came out."""
 
+    repeats = True
+
 
 class Overflow(LawBroken):
     """A pruned network whose loss is no number."""

@@ -22,6 +22,8 @@ from orchestrator.workloads.targets import create
 class TrainingError(OrchestratorError):
     """A training that its configuration, device or data does not allow."""
 
+    repeats = True
+
 
 def require_precision(precision: str, device: torch.device) -> None:
     """Raise `TrainingError` for a precision that a device has not."""

@@ -19,6 +19,7 @@ from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome, own_frames
+from orchestrator.training import loop
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
@@ -89,6 +90,30 @@ def test_a_diverging_trial_fails_alone(run: Run) -> None:
     assert [outcome.complete(trial) for trial in range(3)] == [True, False, True]
     assert len(outcome.failures) == 2, "its dense stage, and the round below with the cause"
     assert all("training diverged" in reason for reason in outcome.failures.values())
+
+
+def test_a_trial_that_diverged_is_not_tried_again_unless_asked(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit, begun, line = loop.fit, list[int](), ["train.optimizer.lr=1e10"]
+    monkeypatch.setattr(loop, "fit", lambda *given, **more: begun.append(1) or fit(*given, **more))
+
+    def dense(*more: str) -> tuple[int, str]:
+        begun.clear()
+        outcome = run([*line, *more])
+        return len(begun), next(iter(outcome.failures.values()), "")
+
+    assert dense()[1].startswith("the training loss is ")
+    trained, reason = dense()
+    assert trained == 0
+    assert reason.startswith("failed before, on 2")
+    assert reason.endswith("pass retry_failed=true to try it again.")
+    capsys.readouterr()
+    assert dense("dry_run=true") == (0, "")
+    assert "failed    1 before, not to be repeated" in capsys.readouterr().out
+    trained, reason = dense("retry_failed=true")
+    assert trained == 1
+    assert reason.startswith("the training loss is ")
 
 
 def test_infinite_norms_are_pruned_by(run: Run) -> None:

@@ -19,8 +19,9 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
-from orchestrator.store.checkpoints import Checkpoints
 from orchestrator.store.local_backend import LocalBackend
+from orchestrator.store.unfinished.checkpoints import Checkpoints
+from orchestrator.store.unfinished.failures import Failures
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class DirectoryStore:
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(LocalBackend(str(self.root / "states")), "the store")
+
+    @property
+    def failures(self) -> Failures:
+        return Failures(LocalBackend(str(self.root / "states")))
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
         found = {key: self.root / key for key in keys}

@@ -12,14 +12,12 @@ from safetensors.torch import load_file
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.work_order import States
+from orchestrator.training.environment import DECIDING
 from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weights import write_state
 
 MOST_SHARE = 0.01
 """Of the time of a training that checkpoints may take: where they are slow, they become rarer."""
-
-DECIDING = ("processor", "torch", "numpy")
-"""Of an environment, what bits depend on."""
 
 _log = logging.getLogger(__name__)
 

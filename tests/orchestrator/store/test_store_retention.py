@@ -17,6 +17,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec
+from orchestrator.core.work_order import PastFailure
 from orchestrator.store import retention
 from orchestrator.store.retention import needed_weights, prune, sizes, verify
 from orchestrator.store.store import Store
@@ -245,7 +246,7 @@ def test_with_all_kept_the_oldest_unneeded_weights_go_as_far_as_the_limit_asks(
     assert all(store.read(spec.key, "masks.safetensors") for spec in specs)
 
 
-def test_checkpoints_stay_while_a_sweep_goes_on_from_them(tmp_path: Path) -> None:
+def test_checkpoints_and_failures_stay_while_a_sweep_goes_on_from_them(tmp_path: Path) -> None:
     """Of a dense stage that is finished, a round that is not, and a stage that no sweep has any more."""
     store = Store(str(tmp_path / "store"))
     specs = chain(1)
@@ -255,20 +256,24 @@ def test_checkpoints_stay_while_a_sweep_goes_on_from_them(tmp_path: Path) -> Non
     other = key_of(7)
     for key in (*plan.stages, other):
         store.checkpoints.save(key, 3, {}, FILES[WEIGHTS])
+        store.failures.save(key, PastFailure("Diverged", "it diverged", 0.0, {}))
     pruned = prune(store)
 
     assert {path.split("/")[1] for path in pruned.leftovers} == {specs[0].key, other}
     assert pruned.bytes > 2 * len(FILES[WEIGHTS])
     assert [key for key in plan.stages if store.checkpoints.reached(key) >= 0] == [specs[1].key]
-    assert "checkpoints" in sizes(store)
+    assert store.failures.known() == [specs[1].key]
+    assert {"checkpoints", "failures"} < sizes(store).keys()
     assert prune(store).leftovers == ()
 
 
-def test_a_sweep_that_ends_leaves_no_checkpoint_of_what_is_finished(tmp_path: Path) -> None:
+def test_a_sweep_that_ends_leaves_no_checkpoint_or_failure_of_what_is_finished(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"), keep="all")
     (spec,) = chain()
     record = store.commit(record_for(spec), FILES)
     store.checkpoints.save(spec.key, 3, {}, FILES[WEIGHTS])
+    store.failures.save(spec.key, PastFailure("Diverged", "it diverged", 0.0, {}))
     retention.prune_sweep(store, Plan({spec.key: spec}, (trial_of("a", [spec]),)), {spec.key: record})
 
     assert store.checkpoints.reached(spec.key) == -1
+    assert store.failures.of(spec.key) is None

@@ -1,0 +1,101 @@
+"""A stage that would fail as it did is not tried again; whatever may have passed since then is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_cases import FILES, chain, record_for
+
+from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.execution import segment
+from orchestrator.execution.perform import perform
+from orchestrator.store.store import Store
+from orchestrator.training.loop import Diverged
+from orchestrator.training.rounds import LawBroken, Overflow
+from orchestrator.training.steps import TrainingError
+
+Attempt = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
+    """Run a round that raises `error`; return how often it was run, and what was said."""
+    dense, spec = chain(1)[:2]
+    store.commit(record_for(dense), FILES)
+
+    def act(error: BaseException | None) -> tuple[int, str]:
+        runs = []
+
+        def run(*_: object) -> Result:
+            runs.append(1)
+            if error is not None:
+                raise error
+            return Result(record_for(spec), FILES, None)
+
+        monkeypatch.setattr(segment, "resolve", lambda _: run)
+        (outcome,) = perform(WorkOrder((spec,), store, lineage=(dense,)), segment.run_segment)
+        return len(runs), getattr(outcome, "message", "")
+
+    return act
+
+
+@pytest.mark.parametrize("error", [Diverged("nan."), LawBroken("nested"), Overflow("inf"), TrainingError("wrong")])
+def test_what_would_come_again_is_not_tried_again(error: OrchestratorError, attempt: Attempt, store: Store) -> None:
+    assert attempt(error) == (1, str(error))
+    runs, said = attempt(None)
+    assert runs == 0
+    assert said.startswith("failed before, on 2")
+    assert said.endswith(f": {str(error).rstrip('.')}; pass retry_failed=true to try it again.")
+    assert attempt(None) == (runs, said), "and it is told of the first time"
+    store.failures.drop_all(store.failures.known())
+    assert attempt(None) == (1, "")
+
+
+def _caused(error: OrchestratorError, cause: Exception) -> OrchestratorError:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(MemoryError(), ConnectionError(), TimeoutError(), RuntimeError("CUDA error"), FileNotFoundError("data")),
+        *(DataError("not downloaded"), OrchestratorError("something")),
+        _caused(TrainingError("own loop"), OSError("a file is missing")),
+    ],
+)
+def test_what_may_have_passed_since_then_is_tried_again(error: Exception, attempt: Attempt, store: Store) -> None:
+    assert attempt(error)[0] == 1
+    assert store.failures.known() == []
+    assert attempt(None) == (1, "")
+
+
+def test_another_environment_tries_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(Diverged("nan"))
+    monkeypatch.setattr(segment, "deciding", lambda _: {"processor": "another"})
+    assert attempt(None) == (1, "")
+
+
+def test_other_weights_to_start_from_try_again(attempt: Attempt, store: Store) -> None:
+    attempt(Diverged("nan"))
+    (key,) = store.failures.known()
+    past = store.failures.of(key)
+    assert past is not None
+    dense = chain(1)[0].key
+    assert past.circumstances[dense] == store.finished([dense])[dense].weights_digest
+    store.failures.save(key, type(past)(past.kind, past.message, past.time, {**past.circumstances, dense: "other"}))
+    assert attempt(None) == (1, "")
+
+
+def test_a_secret_is_not_remembered(attempt: Attempt, store: Store) -> None:
+    attempt(Diverged("it failed at https://me:hunter2@host"))
+    (key,) = store.failures.known()
+    assert b"hunter2" not in store.backend.read(f"failures/{key}")
