@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from orchestrator.workloads import data
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,3 +68,21 @@ def test_a_sweep_trains_by_the_functions_that_are_shown(function: str, tmp_path:
 
     assert len(digests["ours"]) == 3
     assert digests["own"] == digests["ours"]
+
+
+def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = snippets("streams.md", "shards")
+    (tmp_path / "shards.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate([*(f"train-{index}" for index in range(8)), "val", "test"]):
+        torch.save([(torch.tensor([10.0 * number + place]), place) for place in range(3)], f"{name}.pt")
+
+    found = data.load({"_target_": "shards.load", "num_workers": 2, "steps_per_epoch": 8})
+    train, test = (
+        [inputs for inputs, _ in split.batches(3, device=torch.device("cpu"), seed=1)]
+        for split in (found.train, found.test)
+    )
+
+    assert sorted(int(inputs[0]) // 10 for inputs in train) == list(range(8))
+    assert [int(value) for inputs in test for value in inputs] == [90, 91, 92]

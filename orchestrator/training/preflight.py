@@ -143,17 +143,17 @@ class _Few:
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        length = len(self.split.batches(batch_size, device=device, seed=seed, drop_last=drop_last))
-        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), length)
+        whole = self.split.batches(batch_size, device=device, seed=seed, drop_last=drop_last)
+        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), whole)
 
 
 @dataclass(frozen=True)
 class _OneBatch:
     batches: Batches
-    length: int
+    whole: Batches
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.whole)
 
     def __iter__(self) -> Iterator[Batch]:
         yield next(iter(self.batches))

@@ -1,8 +1,9 @@
 """Built-in data sets, and a data set from any `_target_`: three splits, the same for every trial of a process.
 
 A target returns `Data`; or a dict with `train` and `test` (and `val`, and `classes`); or a tuple (train, test) or
-(train, val, test). A split is a pair of tensors or arrays (inputs, labels), or a Dataset of such pairs. Where no `val`
-is given it is cut from `train` as `val_fraction` or `val_size` and `split_seed` say.
+(train, val, test). A split is a pair of tensors or arrays (inputs, labels), a Dataset of such pairs, or a stream of
+them (an IterableDataset). Where no `val` is given it is cut from `train` as `val_fraction` or `val_size` and
+`split_seed` say; not from a stream.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from orchestrator.core.seeding import seeded
 from orchestrator.workloads.images.huggingface import huggingface
 from orchestrator.workloads.images.named import digits, fashion_mnist, mnist
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
+from orchestrator.workloads.streams import StreamSplit
 from orchestrator.workloads.targets import create, given
 from orchestrator.workloads.tasks.batch import tensors
 from orchestrator.workloads.text import text
@@ -38,12 +40,14 @@ DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
     "text": text,
 }
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
-NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate")
+NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch")
 """What the dict that a target returns may hold."""
 TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
 """What a further test set may be called."""
-OURS = ("val_fraction", "val_size", "split_seed", "num_workers")
+OURS = ("val_fraction", "val_size", "split_seed", "num_workers", "steps_per_epoch")
 """Keys of a data node that say what is done with the target's splits; the target does not get them."""
+Made = TensorSplit | LoaderSplit | StreamSplit
+"""The splits that are made here."""
 VAL_FRACTION = 0.1
 """Of the training split, where the configuration says nothing."""
 _asked_last: list[TensorSplit] = []
@@ -72,7 +76,7 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
 
     Args:
         config: `kind` or `_target_`, its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
-            (of a Dataset's loader). `name` is for display.
+            (of a Dataset's loader), `steps_per_epoch` (of a stream to train on). `name` is for display.
         sources: fingerprint of the code and files that it is read by and from: changed, it is another data set.
 
     Raises:
@@ -103,16 +107,16 @@ def _load(node: str, _sources: str) -> Data:
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
     collate = _collate(named, config)
-    splits = {
-        key: _split(key, named[key], workers, collate) for key in ("train", "val", "test") if named.get(key) is not None
-    }
+    given_splits = {key: named[key] for key in ("train", "val", "test") if named.get(key) is not None}
+    splits = {key: _split(key, value, workers, collate) for key, value in given_splits.items()}
+    splits["train"] = _in_steps(splits["train"], named, config)
     if "val" in splits:
         _refuse_cut(config)
     else:
         splits["train"], splits["val"] = _cut(splits["train"], config, seed)
     tests = {name: _split(f"{name} test", value, workers, collate) for name, value in _tests(named, config).items()}
     for key, split in (splits | tests).items():
-        if len(split) == 0:
+        if split.empty() if isinstance(split, StreamSplit) else len(split) == 0:
             raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
     classes = _classes(named, splits)
     train, val, test = _with_transform(splits["train"], named, config, workers), splits["val"], splits["test"]
@@ -138,13 +142,11 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
     raise DataError(
         f"{given('data', config)} must return a dict with train and test (and val, tests, classes, transform, "
-        f"collate), or a tuple (train, test) or (train, val, test), not {kind}."
+        f"collate, steps_per_epoch), or a tuple (train, test) or (train, val, test), not {kind}."
     )
 
 
-def _with_transform(
-    train: TensorSplit | LoaderSplit, named: Mapping[str, Any], config: Mapping[str, Any], workers: int
-) -> TensorSplit | LoaderSplit:
+def _with_transform(train: Made, named: Mapping[str, Any], config: Mapping[str, Any], workers: int) -> Made:
     """Return the training split with the transform that it alone gets."""
     if (transform := named.get("transform")) is None:
         return train
@@ -180,10 +182,21 @@ def _collate(named: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[l
     return collate
 
 
-def _split(
-    key: str, value: Any, workers: int, collate: Callable[[list[Any]], Any] | None = None
-) -> TensorSplit | LoaderSplit:
-    if isinstance(value, TensorSplit | LoaderSplit):
+def _in_steps(train: Made, named: Mapping[str, Any], config: Mapping[str, Any]) -> Made:
+    """Return the training split: of a stream, with as many steps an epoch as are given."""
+    steps = named.get("steps_per_epoch") if config.get("steps_per_epoch") is None else config["steps_per_epoch"]
+    if isinstance(train, StreamSplit):
+        return train.in_steps(train.steps if steps is None else steps, given("data", config))
+    if steps is not None:
+        raise DataError(
+            f"`data.steps_per_epoch` (={steps}) must be null where the train split of {given('data', config)} has a "
+            "length; return a stream (an IterableDataset), or leave it out."
+        )
+    return train
+
+
+def _split(key: str, value: Any, workers: int, collate: Callable[[list[Any]], Any] | None = None) -> Made:
+    if isinstance(value, TensorSplit | LoaderSplit | StreamSplit):
         return value
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         value = value.tensors
@@ -195,18 +208,24 @@ def _split(
             )
         return TensorSplit(images, labels if labels.is_floating_point() else labels.long())
     reads = isinstance(value, Dataset) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping | Sequence))
-    if reads and not isinstance(value, IterableDataset) and hasattr(value, "__len__"):
+    if isinstance(value, IterableDataset):
+        return StreamSplit(value, num_workers=workers, collate=collate)
+    if reads and hasattr(value, "__len__"):
         return LoaderSplit(value, workers, collate=collate)
     raise DataError(
-        f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels) or a "
-        "Dataset with a length. The orchestrator makes the DataLoader, so that its order follows the trial's seed."
+        f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels), a "
+        "Dataset with a length or an IterableDataset. The orchestrator makes the DataLoader, so that its order follows "
+        "the trial's seed."
     )
 
 
-def _cut(
-    train: TensorSplit | LoaderSplit, config: Mapping[str, Any], seed: int
-) -> tuple[TensorSplit | LoaderSplit, TensorSplit | LoaderSplit]:
+def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]:
     """Cut a validation split from `train`: random examples, of a text its end; what is left keeps its order."""
+    if isinstance(train, StreamSplit):
+        raise DataError(
+            f"{given('data', config)} returns a stream to train on, from which no validation split can be cut; return "
+            "a dict with a `val` of its own beside `train` and `test`."
+        )
     if isinstance(train, LoaderSplit) and train.draws():
         raise DataError(
             f"{given('data', config)} draws at random as it reads a training example, so a validation split cut from "
@@ -232,9 +251,9 @@ def first(split: Split) -> Any:
     if isinstance(split, TensorSplit):
         return split.take(torch.tensor([0]))
     with seeded(0):  # a Dataset may augment
-        if not isinstance(split, LoaderSplit):
+        if not isinstance(split, LoaderSplit | StreamSplit):
             return next(iter(split.batches(1, device=torch.device("cpu"))))
-        item = split.dataset[0]
+        item = split.example()
         if split.collate is not None:
             return split.first()
         parts = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
@@ -251,7 +270,7 @@ def _shape(split: Split) -> tuple[int, ...]:
     return tuple(next(tensors(first(split))).shape[1:])
 
 
-def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | LoaderSplit]) -> int:
+def _classes(named: Mapping[str, Any], splits: Mapping[str, Made]) -> int:
     """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label; where
     labels are numbers, how many an example has.
     """
@@ -260,7 +279,7 @@ def _classes(named: Mapping[str, Any], splits: Mapping[str, TensorSplit | Loader
     listed = getattr(named["train"], "classes", None)
     if listed is not None:
         return len(listed)
-    held = [split for split in splits.values() if not isinstance(split, LoaderSplit)]
+    held = [split for split in splits.values() if isinstance(split, TensorSplit)]
     if len(held) == len(splits) and held[0].labels.is_floating_point():
         return held[0].labels[0].numel()
     if len(held) == len(splits):

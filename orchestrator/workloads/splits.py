@@ -20,7 +20,7 @@ Batch = Any
 
 
 class Batches(Protocol):
-    """The batches of an epoch, the first one's where it is iterated; `len` is their number."""
+    """The batches of an epoch, the first one's where it is iterated; `len` is their number, of a stream in training."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +35,7 @@ class Split(Protocol):
     """A train, validation or test split."""
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Number of examples; a stream raises TypeError."""
         ...
 
     def batches(
@@ -145,9 +145,13 @@ class LoaderSplit:
         """Return a split of these examples only."""
         return replace(self, dataset=Subset(self.dataset, rows.tolist()), _kept={})
 
+    def example(self) -> Any:
+        """Return the first example as it is stored."""
+        return self.dataset[0]
+
     def first(self) -> Any:
         """Return a batch of the first example."""
-        return (self.collate or default_collate)([_transformed(self.dataset[0], self.transform)])
+        return (self.collate or default_collate)([transformed(self.example(), self.transform)])
 
     def batches(
         self,
@@ -282,10 +286,11 @@ class _Seeded(Dataset[Any]):
                 found = list(together(read.indices))
             else:
                 found = [self.dataset[index] for index in read.indices]
-            return [_transformed(example, self.transform) for example in found]
+            return [transformed(example, self.transform) for example in found]
 
 
-def _transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
+def transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
+    """Return `example` with `transform` done to it: to the inputs of a pair, to all of another."""
     if transform is None:
         return example
     if isinstance(example, list | tuple):

@@ -208,7 +208,7 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("no test", {}, ["data._target_", "a dict of ['train']"]),
         ("unequal", {}, ["train split", "20 inputs but 5 labels"]),
         ("loader", {}, ["train split", "DataLoader", "Dataset"]),
-        ("stream", {}, ["train split", "Stream", "length"]),
+        ("stream", {}, ["data.steps_per_epoch", "=null", "stream to train on"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
         ("empty", {}, ["test split", "empty"]),
         ("augmented", {}, ["data._target_", "draws at random", "`transform`"]),
