@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
+from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import Seconds
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import StageSpec
 
 FileWriter = Callable[[BinaryIO], object]
@@ -105,6 +106,14 @@ class StageStore(Protocol):
         ...
 
 
+Report = Callable[[str, CurvePoint, Metric], object]
+"""Told the points of stages that run: the stage's key, the point, and the primary metric of its task."""
+
+
+def unheard(key: str, point: CurvePoint, metric: Metric) -> None:
+    """Nobody listens."""
+
+
 def never() -> bool:
     """Nobody cancels."""
     return False
@@ -112,7 +121,7 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """A run of stages for one worker: plain data, but for `cancelled`, which the executor supplies in the worker."""
+    """A run of stages for one worker: plain data, but for what the executor supplies in the worker."""
 
     specs: tuple[StageSpec, ...]
     """The stages, each going on from the one before; what the first one needs is in the store."""
@@ -128,6 +137,8 @@ class WorkOrder:
     """Seconds that remain, once `cancelled` says so, before the worker is ended by force."""
     stage_timeout: float | None = None
     """Seconds after which a stage is to end at a batch, to be tried again."""
+    report: Report = unheard
+    """To be told each point of a stage's curve as it comes; the executor supplies it in the worker."""
     log: str = ""
     """The file on the worker that takes what the work prints."""
     check: Callable[[], object] | None = None

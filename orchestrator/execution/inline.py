@@ -11,7 +11,7 @@ from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, Preflight, StageStore, Work, WorkOrder
+from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
@@ -24,13 +24,20 @@ class InlineExecutor:
         store: where finished stages are durable
         work: what runs a segment, or its `module:name`
         claims: of the drivers that share the store, if there may be others
+        watch: told the points of the stages that run
     """
 
     def __init__(
-        self, cluster: Cluster, store: StageStore, *, work: Work | str = DEFAULT_WORK, claims: Claims | None = None
+        self,
+        cluster: Cluster,
+        store: StageStore,
+        *,
+        work: Work | str = DEFAULT_WORK,
+        claims: Claims | None = None,
+        watch: Report = unheard,
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
-        self._cancelled = Event()
+        self._cancelled, self._watch = Event(), watch
 
     def prestart(self) -> None:
         """Nothing needs to be started."""
@@ -90,6 +97,7 @@ class InlineExecutor:
             cancelled=self._cancelled.is_set,
             grace=submission.grace(self._cluster.grace),
             stage_timeout=self._cluster.stage_timeout,
+            report=self._watch,
         )
 
     def cancel(self) -> None:

@@ -19,7 +19,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, Preflight, StageStore, Work, WorkOrder
+from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution import embedded_ray
 from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
 from orchestrator.execution.embedded_ray import Address, ClusterError, address_of
@@ -37,11 +37,12 @@ def make_executor(
     work: Work | str = DEFAULT_WORK,
     logs: str | Path = "logs",
     claims: Claims | None = None,
+    watch: Report = unheard,
 ) -> RayExecutor | InlineExecutor:
     """Return the executor that `cluster.kind` names; enter it to start it, leave it to end it."""
     if cluster.kind == "inline":
-        return InlineExecutor(cluster, store, work=work, claims=claims)
-    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims)
+        return InlineExecutor(cluster, store, work=work, claims=claims, watch=watch)
+    return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
 
 
 class RayExecutor:
@@ -53,6 +54,7 @@ class RayExecutor:
         work: what runs a segment, or its `module:name`; every node must be able to import it
         logs: the folder on each worker for what the work prints, one file an attempt
         claims: of the drivers that share the store, if there may be others
+        watch: told the points of the stages that run, as far as they take longer than a second
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class RayExecutor:
         work: Work | str = DEFAULT_WORK,
         logs: str | Path = "logs",
         claims: Claims | None = None,
+        watch: Report = unheard,
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
         self._logs, self._grace = Path(logs).absolute(), submission.grace(cluster.grace)
@@ -72,6 +75,7 @@ class RayExecutor:
         self._closed = threading.Event()  # to be set after Ray has been shut down
         self._connected: Future[bool] | None = None
         self._check: Callable[[], object] | None = None
+        self._watch = watch
 
     def prestart(self) -> None:
         """Begin to start or join Ray and return at once, so that other things start meanwhile."""
@@ -130,6 +134,8 @@ class RayExecutor:
                         tasks.end_late(self._cluster.stage_timeout + self._grace)  # it should have ended by itself
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
+                    for told in tasks.points() if self._watch is not unheard else ():
+                        self._watch(*told)
                 full = len(tasks) >= watch.capacity  # what is due has to wait all the same
                 for attempt, item in tasks.receive(timeout=0.2 if full else min(0.2, dispatcher.delay())):
                     if isinstance(item, Outdated):

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
-from orchestrator.core.work_order import AttemptStart, Item, WorkOrder
+from orchestrator.core.metrics import Metric
+from orchestrator.core.records import CurvePoint
+from orchestrator.core.work_order import AttemptStart, Item, Report, WorkOrder
 from orchestrator.execution.dispatch import Attempt
 from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
@@ -26,6 +31,14 @@ from orchestrator.execution.placement import cuda_device
 
 if TYPE_CHECKING:
     from ray import ObjectRefGenerator
+
+
+POINTS_EVERY = 1.0
+"""Seconds between two points of a task that reach the driver, and before the first: a short stage sends none."""
+WATCHED = 12
+"""Tasks of which they are fetched: more are not shown, and each costs a request."""
+POINTS = "pruning-orchestrator/points"
+"""The namespace of Ray's key-value store in which they lie, the last one a stage."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,7 @@ class Tasks(Generic[Item]):
         self._cancelled: dict[bool, float] = {}
         self._since: dict[ObjectRefGenerator, float] = {}
         """When the stage began that each task runs now."""
+        self._looked = -math.inf
         self._late: set[ObjectRefGenerator] = set()
         """Tasks that were ended by force, for their stage took too long."""
 
@@ -109,6 +123,23 @@ class Tasks(Generic[Item]):
                 del self._running[generator], self._since[generator]
                 self._late.discard(generator)
             yield attempt, item
+
+    def points(self) -> Iterator[tuple[str, CurvePoint, Metric]]:
+        """Yield, at most once a second, what the stages that run have told since the last time."""
+        from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
+
+        if time.monotonic() - self._looked < POINTS_EVERY:
+            return
+        self._looked = time.monotonic()
+        for attempt in islice(self._running.values(), WATCHED):
+            for key in attempt.left[:1]:
+                found: bytes | None = None
+                with suppress(Exception):  # no sweep fails for want of a display
+                    found = _internal_kv_get(key, namespace=POINTS)
+                    _internal_kv_del(key, namespace=POINTS)
+                if found is not None:
+                    point, metric = pickle.loads(found)
+                    yield key, point, metric
 
     def end_late(self, limit: float) -> None:
         """End tasks by force whose stage takes longer than `limit` seconds."""
@@ -169,11 +200,34 @@ def _run(
     except OrchestratorError:
         pass  # performing the order will say so
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with interrupt_flag() as cancelled, captured_output(order.log) as log:
+    with interrupt_flag() as cancelled, captured_output(order.log) as log, _reporting() as report:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
-        yield from perform(replace(order, device=device, cancelled=cancelled, log=log), work)
+        yield from perform(replace(order, device=device, cancelled=cancelled, log=log, report=report), work)
         if device != "cpu" and "torch" in sys.modules:
             sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
+
+
+@contextmanager
+def _reporting() -> Iterator[Report]:
+    """Leave the last point of each stage with Ray, for the driver to fetch; what it did not goes at the end."""
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+    told, last = set[str](), time.monotonic()
+
+    def report(key: str, point: CurvePoint, metric: Metric) -> None:
+        nonlocal last
+        if time.monotonic() - last >= POINTS_EVERY:
+            told.add(key)
+            with suppress(Exception):  # no stage fails for want of a display
+                _internal_kv_put(key, pickle.dumps((point, metric)), namespace=POINTS)
+            last = time.monotonic()
+
+    try:
+        yield report
+    finally:
+        for key in told:
+            with suppress(Exception):
+                _internal_kv_del(key, namespace=POINTS)
 
 
 def _next(generator: ObjectRefGenerator) -> Any:

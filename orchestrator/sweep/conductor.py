@@ -26,6 +26,7 @@ from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
+from orchestrator.core.work_order import Report, unheard
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import Interruptible
 from orchestrator.execution.placement import beyond_this_machine
@@ -144,7 +145,8 @@ def _train(
         return
     with ExitStack() as stack:
         leases, held = store.leases(), stack.enter_context(ExitStack())  # until the executor has ended
-        executor = _executor(config["cluster"], store, info.name, leases)
+        watch = progress.point if progress.live else unheard
+        executor = _executor(config["cluster"], store, info.name, leases, watch)
         progress.say(_starting(config["cluster"]))
         executor.prestart()
         with _nothing_started():
@@ -201,8 +203,11 @@ def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: Ex
     later.callback(closing.join)
 
 
-def _executor(cluster: Mapping[str, Any], store: Store, name: str, leases: Leases) -> RayExecutor | InlineExecutor:
-    return make_executor(Cluster(**cluster), store, logs=Path("outputs") / name / "logs", claims=leases)
+def _executor(
+    cluster: Mapping[str, Any], store: Store, name: str, leases: Leases, watch: Report
+) -> RayExecutor | InlineExecutor:
+    logs = Path("outputs") / name / "logs"
+    return make_executor(Cluster(**cluster), store, logs=logs, claims=leases, watch=watch)
 
 
 def _starting(cluster: Mapping[str, Any]) -> str:

@@ -229,6 +229,7 @@ class Stage:
             "seed": derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
             "on_optimizer": None if keeper is None else keeper.attach,
             "cancelled": self._order.cancelled,
+            "on_point": lambda point: self._order.report(self._spec.key, point, self._task.metrics[0]),
             "state": state,
             "keep": self._checkpoints.keep,
         }

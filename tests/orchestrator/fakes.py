@@ -77,7 +77,7 @@ def run_script(order: WorkOrder) -> Iterator[StageRecord]:
         starts = store.count(spec.key)
         script = spec.fields["script"]
         print(f"stage {spec.fields['name']} attempt {order.attempt}", flush=True)
-        _obey(script, order, starts)
+        _obey(spec.key, script, order, starts)
         if order.cancelled():
             return
         stands = store.commit(record_of(spec, order), {})
@@ -89,10 +89,12 @@ def run_script(order: WorkOrder) -> Iterator[StageRecord]:
             (store.root / "lingered").touch()
 
 
-def _obey(script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
+def _obey(key: str, script: Mapping[str, Any], order: WorkOrder, starts: int) -> None:
     end = time.monotonic() + script.get("sleep", 0.0)
     while time.monotonic() < end and not order.cancelled():
         time.sleep(0.005)
+        if "tell" in script:
+            order.report(key, CurvePoint(script["tell"], 0.5, 0.0, {"val/accuracy": 0.25}), ACCURACY)
     while "until" in script and not Path(script["until"]).exists():
         time.sleep(0.05)
     if script.get("hang"):

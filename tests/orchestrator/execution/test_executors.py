@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import ACCURACY
 from fakes import DirectoryStore, chain, plan_of, record_of, run_script, stage
 
 from orchestrator.config import sources
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.dispatch import INTERRUPTED
@@ -105,6 +106,21 @@ def test_every_stage_runs_once_parents_first(make: Make, store: DirectoryStore) 
         if event.kind == "finished":
             assert event.record is not None
             seen.add(event.key)
+
+
+def test_points_of_a_stage_that_takes_a_while_are_told(make: Make) -> None:
+    told = list[tuple[Any, ...]]()
+    executor = make()
+    executor._watch = lambda *point: told.append(point)
+    plan = plan_of(chain("quick", {"tell": 7, "sleep": 0.01}), chain("long", {"tell": 9, "sleep": 4.0}))
+    events = list(executor.run(plan))
+
+    assert of_kind(events, plan, "finished") == ["quick-0", "long-0"]
+    key = next(key for key, spec in plan.stages.items() if spec.fields["name"] == "long-0")
+    assert (key, CurvePoint(9, 0.5, 0.0, {"val/accuracy": 0.25}), ACCURACY) in told
+    if isinstance(executor, RayExecutor):
+        assert {seen for seen, *_ in told} == {key}, "a short stage sends none"
+        assert len(told) <= 5, "and a long one no more than one a second"
 
 
 def test_records_come_through_bit_equal(make: Make, store: DirectoryStore) -> None:

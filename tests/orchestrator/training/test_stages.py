@@ -17,7 +17,7 @@ from store_cases import Content
 from torch import nn
 
 import pruning
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
@@ -139,6 +139,14 @@ def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     masked = run(Store(str(tmp_path / "other")), specs)[1]
 
     assert chosen.weights_digest == masked.weights_digest
+
+
+def test_every_point_of_the_curve_is_told_as_it_comes(store: Store) -> None:
+    told = list[tuple[str, CurvePoint, str]]()
+    order = WorkOrder(chain(0.3), store, report=lambda key, point, metric: told.append((key, point, metric.name)))
+    records = list(run_segment(order))
+
+    assert told == [(record.key, point, "accuracy") for record in records for point in record.curve]
 
 
 def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ from heapq import heappop, heappush
 from typing import get_args
 
 import pytest
-from factories import EPOCH, failed, finished, make_plan, make_record, make_records
+from factories import ACCURACY, EPOCH, failed, finished, make_plan, make_record, make_records
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.core.events import StageEvent
-from orchestrator.core.specs import Plan
-from orchestrator.views.terminal.progress import Progress, duration
+from orchestrator.core.records import CurvePoint
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.views.terminal.progress import Progress, duration, reached
 from orchestrator.views.terminal.tally import Tally, TrialState
 from orchestrator.views.terminal.time_left import Eta
 
@@ -124,6 +125,38 @@ def test_the_live_display_shows_what_runs() -> None:
         in text
     )
     assert "1:10" in text
+
+
+def test_the_live_display_shows_how_far_a_stage_is() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    dense = plan.trials[0].stages[0]
+    console = Console(file=io.StringIO(), width=160)
+    progress = Progress(plan, {}, console=console, clock=lambda: EPOCH + 70)
+    progress.event(started(dense, EPOCH))
+    progress.point(dense, CurvePoint(34, 0.34, EPOCH, {"val/accuracy": 0.912}), ACCURACY)
+
+    def rendered() -> str:
+        with console.capture() as capture:
+            console.print(progress._render())
+        return capture.get()
+
+    assert " 3%, validation accuracy 91.20%" in rendered()
+    progress.event(started(dense, EPOCH))
+    assert "91.20%" not in rendered(), "an attempt begins anew"
+    assert not progress.live, "and without a terminal nobody needs to ask for points"
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        ({"epochs": 4}, "25%"),
+        ({"steps": 30, "epochs": None}, "10%"),
+        ({"epochs": None}, "step 3"),
+        ({"steps": 2}, "100%"),
+    ],
+)
+def test_how_far_a_stage_is_in_its_own_terms(training: dict[str, int | None], told: str) -> None:
+    assert reached(StageSpec("dense", {"train": training}), CurvePoint(3, 1.0, 0.0, {}), ACCURACY) == told
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (-3, "0:00")])
