@@ -199,7 +199,7 @@ def _band(metric: Metric, low: float, high: float) -> tuple[float, float]:
 
 
 def _axis_from_zero(axes: Axes, largest: float) -> None:
-    axes.set_xlim(left=0, right=1.1 * largest)
+    axes.set_xlim(left=0, right=1.1 * largest or 1)  # nothing may have been trained
 
 
 def _compression_axis(axes: Axes, largest: float) -> None:

@@ -38,7 +38,8 @@ class Classification(Supervised):
             return outputs, labels
         labels = class_labels("classification", labels)
         if outputs.ndim != 2 or labels.shape != outputs.shape[:1]:
-            remedy = f"with labels of shape (batch,), which are {tuple(labels.shape)}; change `model` or `data`"
+            given = f"with labels of shape (batch,), which are {tuple(labels.shape)}"
+            remedy = f"{given}; choose another `task`, `model` or `data`"
             raise misfit("classification", "outputs of shape (batch, classes)", outputs, remedy)
         return outputs, labels
 

@@ -51,7 +51,7 @@ class LanguageModelling(Supervised):
             outputs = outputs[:, :-1]
         if outputs.ndim != 3 or outputs.shape[:2] != labels.shape:
             need = f"outputs of shape (batch, length, tokens) for targets of shape {tuple(labels.shape)}"
-            raise misfit("language_modelling", need, outputs, "change `model` or `data`")
+            raise misfit("language_modelling", need, outputs, "choose another `task`, `model` or `data`")
         return outputs.flatten(0, 1), labels.flatten()
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:

@@ -44,7 +44,7 @@ class Segmentation(Supervised):
             labels = labels.squeeze(1)
         if labels.ndim != 3 or outputs.ndim != 4 or (outputs.shape[0], *outputs.shape[2:]) != tuple(labels.shape):
             need = f"outputs of shape (batch, classes, height, width) for labels of shape {tuple(labels.shape)}"
-            raise misfit("segmentation", need, outputs, "change `model` or `data`")
+            raise misfit("segmentation", need, outputs, "choose another `task`, `model` or `data`")
         return outputs, labels
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
