@@ -24,7 +24,7 @@ VERSIONS: Mapping[str, int] = {
     "data/digits": 1,
     "data/mnist": 1,
     "data/fashion_mnist": 1,
-    "data/huggingface": 1,
+    "data/huggingface": 2,
     "data/text": 1,
     "task/classification": 1,
     "task/regression": 1,

@@ -5,24 +5,26 @@ The files lie in the node's folder. Where a file cannot be kept or trusted, the 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.store.node_folder import node_folder, tidy
-from orchestrator.workloads.weights import state_digest
+from orchestrator.workloads.weights import state_digest, write_state
 
-FORMAT = 1
+FORMAT = 2
 """To be raised when the same source is prepared to something else."""
 WORTHWHILE = 4 * 2**20
 """Bytes below which tensors are held by each process."""
@@ -49,6 +51,28 @@ def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) 
     with _turn(folder):
         found = _mapped(path)
         return found if found is not None else _kept(path, make())
+
+
+def room(shape: Sequence[int]) -> Tensor:
+    """Return an empty uint8 tensor to prepare something in; a large one lies in a file of no name, not in memory."""
+    folder, size = node_folder(), math.prod(shape)
+    if folder is None or size < WORTHWHILE:
+        return torch.empty(*shape, dtype=torch.uint8)
+    path = folder / f".{uuid.uuid4().hex}"
+    try:
+        with _own_file(path) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # or else a full disk would end the process as it writes
+        return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).view(*shape)
+    except (OSError, RuntimeError, AttributeError):  # macOS cannot reserve
+        return torch.empty(*shape, dtype=torch.uint8)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _own_file(path: Path) -> BinaryIO:
+    """Open a new file that nobody else may read."""
+    return open(path, "xb", opener=partial(os.open, mode=0o600))
 
 
 def stamp(path: str | Path) -> list[str | int]:
@@ -79,7 +103,8 @@ def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
         if shutil.disk_usage(path.parent).free > 2 * size:
-            save_file(dict(made), aside, metadata={"digest": state_digest(made)})
+            with _own_file(aside) as file:
+                write_state(made, file, {"digest": state_digest(made)})
             os.replace(aside, path)
     except (OSError, SafetensorError):
         return made

@@ -69,22 +69,24 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def write_state(state: Mapping[str, Tensor], file: BinaryIO) -> None:
+def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str, str] | None = None) -> None:
     """Write the file that `safetensors.torch.save` would make of contiguous copies of the tensors on the CPU.
 
     The package orders the tensors and names their dtypes, in the header it makes of empty ones; shapes and places are
     filled in here. A header is its length in 8 bytes, then JSON padded with spaces to a multiple of 8.
     """
-    empty = save({name: torch.empty(0, dtype=tensor.dtype) for name, tensor in state.items()})
+    empty = save({name: torch.empty(0, dtype=tensor.dtype) for name, tensor in state.items()}, metadata)
     header, place = json.loads(empty[8:]), 0
-    for name, entry in header.items():
+    names = [name for name in header if name in state]
+    for name in names:
+        entry = header[name]
         end = place + state[name].nbytes
         entry.update(shape=list(state[name].shape), data_offsets=[place, end])
         place = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
-    for name in header:
+    for name in names:
         for piece in _pieces(state[name]):
             file.write(piece)
 

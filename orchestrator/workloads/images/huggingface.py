@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.images.pixels import Normalisation, by_split, splits_of
+
+CHUNK = 256
+"""Examples that are decoded at a time."""
 
 
 def huggingface(
@@ -28,7 +31,9 @@ def huggingface(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return an image classification set of Hugging Face `datasets`, held in memory: of the hub's, once a node.
+    """Return an image classification set of Hugging Face `datasets`, in memory or, where it is large, in a file.
+
+    Few examples are decoded at a time; a set of the hub's is kept once a node.
 
     Args:
         path: of the set on the hub, or of a directory.
@@ -67,12 +72,8 @@ def huggingface(
     measured = mean is None or std is None
 
     def prepare() -> dict[str, Tensor]:
-        pixels = [_stacked(path, rows[image_key], mode, size) for rows in parts]
-        made = by_split(pixels, [torch.tensor(list(rows[label_key])) for rows in parts])
-        if measured:
-            spread, centre = torch.std_mean(pixels[0].double() / 255, dim=(0, 2, 3), correction=0)
-            made |= {"mean": centre, "std": spread}
-        return made
+        pixels, labels = zip(*(_read(path, rows, image_key, label_key, mode, size) for rows in parts), strict=True)
+        return by_split(pixels, labels) | (_spread(pixels[0]) if measured else {})
 
     options = [train_split, test_split, image_key, label_key, mode, size and list(size), measured, _pillow()]
     files = [node_cache.stamp(file["filename"]) for rows in parts for file in rows.cache_files]
@@ -90,19 +91,40 @@ def _pillow() -> str:
     return __version__
 
 
-def _stacked(path: str, images: Iterable[Any], mode: str, size: Sequence[int] | None) -> Tensor:
-    """Return PIL images as uint8 (examples, channels, height, width)."""
+def _read(path: str, rows: Any, image_key: str, label_key: str, mode: str, size: Sequence[int] | None) -> list[Tensor]:
+    """Return the images of a split as uint8 (examples, channels, height, width), and its labels."""
     if mode not in ("RGB", "L"):
         raise DataError(f"`data.mode` (={mode}) must be RGB or L.")
-    arrays = []
-    for image in images:
-        converted = image.convert(mode)
-        arrays.append(np.asarray(converted if size is None else converted.resize((size[1], size[0]))))
-    sizes = sorted({array.shape[:2] for array in arrays})
+    pixels, labels, sizes = torch.empty(0), [], set()
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows[start : start + CHUNK]
+        labels.append(torch.tensor(list(chunk[label_key])))
+        for place, image in enumerate(chunk[image_key], start):
+            converted = image.convert(mode)
+            array = np.array(converted if size is None else converted.resize((size[1], size[0])))
+            sizes.add(array.shape[:2])
+            if not len(pixels):
+                pixels = node_cache.room((len(rows), 1 if mode == "L" else 3, *array.shape[:2]))
+            if len(sizes) == 1:
+                pixels[place] = torch.from_numpy(array if mode == "L" else array.transpose(2, 0, 1))
+    if not sizes:
+        raise DataError(f"`data.path` (={path}) must have examples in its training and its test split.")
     if len(sizes) > 1:
         raise DataError(
             f"`data.size` (=null) needs images of one size, but those of {path} have {len(sizes)}, from "
-            f"{list(sizes[0])} to {list(sizes[-1])}; pass data.size=[height,width] to resize them."
+            f"{list(min(sizes))} to {list(max(sizes))}; pass data.size=[height,width] to resize them."
         )
-    stacked = torch.from_numpy(np.stack(arrays))
-    return stacked.unsqueeze(1) if mode == "L" else stacked.permute(0, 3, 1, 2).contiguous()
+    return [pixels, torch.cat(labels)]
+
+
+def _spread(pixels: Tensor) -> dict[str, Tensor]:
+    """Return mean and standard deviation per channel of pixels in [0, 1]: of sums that are exact."""
+    total, squares = torch.zeros(2, pixels.shape[1], dtype=torch.int64)
+    for chunk in torch.split(pixels, CHUNK // 16 or 1):  # squares take eight times the memory of pixels
+        total += chunk.sum((0, 2, 3))
+        squares += chunk.int().square().sum((0, 2, 3))
+    count = pixels[:, 0].numel()
+    sums = [(int(one), int(two)) for one, two in zip(total, squares, strict=True)]
+    variance = [(count * two - one**2) / (count * 255) ** 2 for one, two in sums]
+    mean = [one / (count * 255) for one, _ in sums]
+    return {"mean": torch.tensor(mean, dtype=torch.float64), "std": torch.tensor(variance, dtype=torch.float64).sqrt()}

@@ -23,7 +23,7 @@ from torch import Tensor
 from orchestrator.config.parts import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import data, node_cache
-from orchestrator.workloads.images import idx_files
+from orchestrator.workloads.images import huggingface, idx_files
 from orchestrator.workloads.images.idx_files import FILES, IdxSet
 from orchestrator.workloads.images.pixels import Normalisation
 from orchestrator.workloads.splits import Split
@@ -184,8 +184,12 @@ class Rows:
         self.cache_files = [{"filename": str(arrow)}] if arrow else []
         self.features = {"label": SimpleNamespace(num_classes=5)}
 
-    def __getitem__(self, key: str) -> list[Any]:
-        return self.columns[key]
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, rows: slice) -> dict[str, list[Any]]:
+        assert rows.stop - rows.start <= huggingface.CHUNK
+        return {name: column[rows] for name, column in self.columns.items()}
 
 
 def inputs(split: Split) -> Tensor:
@@ -226,6 +230,23 @@ def test_hugging_face_images_are_normalised_by_the_training_split(serve: Serve) 
     together = torch.cat([inputs(split) for split in (found.train, found.val)])
     assert torch.allclose(together.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(together.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_hugging_face_images_are_the_same_however_many_are_decoded_at_a_time(
+    mode: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "CHUNK", 3)
+    serve([(4, 6)] * 8)
+    found = data.load({**asdict(HuggingFace()), "val_fraction": 0.25, "mode": mode})
+    rows = Rows([(4, 6)] * 8, [0] * 8).columns["img"]
+    pixels = np.stack([np.asarray(image.convert(mode)).reshape(4, 6, -1) for image in rows]).transpose(0, 3, 1, 2) / 255
+    mean, std = (each.reshape(1, -1, 1, 1) for each in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3))))
+
+    assert np.allclose(inputs(found.test).numpy(), (pixels - mean) / std, atol=1e-5)
+    assert [int(label) for _, labels in found.test.batches(8, device=torch.device("cpu")) for label in labels] == [
+        index % 3 for index in range(8)
+    ]
 
 
 def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -166,6 +166,18 @@ def test_small_tensors_are_not_written(folder: Path, monkeypatch: pytest.MonkeyP
     assert not list(folder.iterdir())
 
 
+@linux
+def test_room_to_prepare_in_is_a_file_of_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = node_cache.room((3, 4096)).fill_(7)
+
+    assert str(folder) in Path("/proc/self/maps").read_text()
+    assert not list(folder.iterdir())
+    assert held.sum() == 3 * 4096 * 7
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert node_cache.room((2, 3)).shape == (2, 3)
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("where", [0, 20, -30, -1])
 def test_a_damaged_file_is_made_again(where: int, folder: Path) -> None:
     make = Maker()
@@ -223,11 +235,11 @@ def test_a_full_disk_costs_nothing_but_memory(folder: Path, monkeypatch: pytest.
         assert same(node_cache.shared(SOURCE, Maker()))
     for error in (OSError(28, "No space left on device"), SafetensorError("I/O error")):
 
-        def fill(tensors: Any, path: Path, metadata: Any, error: Exception = error) -> None:
-            path.write_bytes(b"begun")
+        def fill(tensors: Any, file: BinaryIO, metadata: Any, error: Exception = error) -> None:
+            file.write(b"begun")
             raise error
 
-        monkeypatch.setattr(node_cache, "save_file", fill)
+        monkeypatch.setattr(node_cache, "write_state", fill)
         assert same(node_cache.shared(SOURCE, Maker()))
     assert not list(folder.iterdir())
 
@@ -239,7 +251,7 @@ def test_a_read_only_directory_serves_what_it_has(folder: Path, monkeypatch: pyt
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "utime", refuse)
-    monkeypatch.setattr(node_cache, "save_file", refuse)
+    monkeypatch.setattr(node_cache, "write_state", refuse)
     assert same(node_cache.shared(SOURCE, pytest.fail))
     assert same(node_cache.shared({"from": "elsewhere"}, Maker()))
 
