@@ -160,6 +160,8 @@ class Passed:
     """A preflight that found nothing wrong; `unmatched` are (key, pattern) of `prune` that its network has not."""
 
     unmatched: tuple[tuple[str, str], ...] = ()
+    figures: tuple[str, ...] = ()
+    """What the task measures on the validation split."""
 
 
 Item = TypeVar("Item", StageRecord, Passed)

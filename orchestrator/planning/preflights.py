@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.config.schema import MATCHING
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
 
@@ -25,6 +26,8 @@ class Combination:
     specs: tuple[StageSpec, ...]
     trials: tuple[str, ...]
     """Names of those concerned."""
+    objectives: tuple[str, ...] = ()
+    """The metrics that a search is told of them."""
 
 
 def combinations(
@@ -54,12 +57,15 @@ def combinations(
         most = max(specs, key=_demand)
         root = dense[most.key][0]
         concerned = sorted({index for spec in specs for index in plan.trials_of[spec.key]})
+        named = {str(plan.trials[index].config.get("objective") or MATCHING) for index in concerned}
+        objectives = tuple(sorted(named - {MATCHING}))
         chain = (root,) if most is root else (root, most)
         found.append(
             Combination(
-                digest(group + canonical_json(_demand(most)[0])),
+                digest(group + canonical_json([_demand(most)[0], *objectives])),
                 chain,
                 tuple(plan.trials[index].name for index in concerned),
+                objectives,
             )
         )
     return found

@@ -94,6 +94,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
             outcome = Outcome(plan, store.resumable(plan))
+            outcome.hold_objectives()
         progress = Progress(plan, dict(outcome.records), console=console)
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from orchestrator.config.schema import ConfigError
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
-from orchestrator.sweep.objective import objective
+from orchestrator.sweep.objective import objective, unmeasured
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
@@ -74,6 +75,14 @@ class Outcome:
     def complete(self, trial: int) -> bool:
         """Whether every stage of the trial is durable."""
         return all(key in self.records for key in self.plan.trials[trial].stages)
+
+    def hold_objectives(self) -> None:
+        """Raise `ConfigError` for an objective that a finished trial did not measure."""
+        for trial in self.plan.trials:
+            if (record := self.records.get(trial.stages[-1])) is not None:
+                figures = [*(metric.name for metric in record.metrics), "loss"]
+                for sentence in unmeasured([trial.config["objective"]], figures):
+                    raise ConfigError(sentence)
 
     def objective(self, trial: int) -> float:
         """Return what the trial's configuration names as `objective`."""

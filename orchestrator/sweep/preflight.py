@@ -12,6 +12,7 @@ from orchestrator.execution.ray_executor import RayExecutor
 from orchestrator.planning.plan import refusal
 from orchestrator.planning.preflights import combinations
 from orchestrator.store.store import Store
+from orchestrator.sweep.objective import unmeasured
 from orchestrator.sweep.outcome import own_frames
 
 
@@ -46,6 +47,8 @@ def preflight(
         each = left[index]
         if not isinstance(outcome, Failure):
             passed.add(each.key)
+            for sentence in unmeasured(each.objectives, outcome.figures):
+                wrong[sentence] = [*dict.fromkeys([*wrong.get(sentence, ()), *each.trials])]
             if len(each.specs) > 1:
                 unmatched.append(set(outcome.unmatched))
         elif not outcome.transient:

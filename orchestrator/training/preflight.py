@@ -28,6 +28,7 @@ from orchestrator.training.stages import Stage
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split
 from orchestrator.workloads.tasks.batch import kind
+from orchestrator.workloads.tasks.task import Measured
 
 FEW = 8
 """Examples at most that are tried of each split."""
@@ -57,7 +58,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         raise
     except (Exception, SystemExit) as error:
         raise Misfit(_sentence(dense, spec, stage, error)) from error
-    yield Passed(unmatched)
+    yield Passed(unmatched, () if stage is None else stage.figures)
 
 
 class _Rehearsal(Stage):
@@ -67,6 +68,7 @@ class _Rehearsal(Stage):
         steps = count()
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(order.specs[0], initialised(dense, order.specs[0], order), order)
+        self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
         whole = self._data
         tests = {name: _Few(split) for name, split in whole.tests.items()}
         self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test), tests=tests)
@@ -110,6 +112,12 @@ class _Rehearsal(Stage):
                 raise loop.Diverged("one step") from None
             self._hold_monitor()
             return loop.FitResult((), 1, 0)
+
+    def _measured(self, split: Split) -> Measured:
+        found = super()._measured(split)
+        if split is self._data.val:
+            self.figures = tuple(found.figures)
+        return found
 
     def _teacher(self) -> nn.Module | None:
         """A network as it is initialised stands for one that is not trained yet."""

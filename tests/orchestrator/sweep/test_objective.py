@@ -8,10 +8,11 @@ import pytest
 from factories import make_plan, make_records
 
 from orchestrator.config.rules import violations
-from orchestrator.config.schema import Config
+from orchestrator.config.schema import Config, ConfigError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.sweep.objective import objective
+from orchestrator.sweep.objective import objective, unmeasured
+from orchestrator.sweep.outcome import Outcome
 
 
 def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:
@@ -50,6 +51,20 @@ def test_where_lower_is_better_no_rise_matches() -> None:
     rmse = Metric("accuracy", "", "lower", margin=0.0)
     records = [replace(record, metrics=(rmse,)) for record in chain_of(0.9, (0.5, 0.8), (0.8, 0.95))]
     assert objective("matching_sparsity", records) == 0.5
+
+
+@pytest.mark.parametrize("name", [None, "matching_sparsity", "val/loss", "val/accuracy"])
+def test_what_is_measured_may_be_an_objective(name: str | None) -> None:
+    assert not list(unmeasured([name], ["accuracy", "loss"]))
+
+
+def test_an_objective_that_a_finished_trial_did_not_measure_is_refused() -> None:
+    plan = make_plan(("random_unstructured",), (0.5,), (0,))
+    trial = replace(plan.trials[0], config={**plan.trials[0].config, "objective": "val/acc"})
+    outcome = Outcome(replace(plan, trials=(trial,)), make_records(plan))
+
+    with pytest.raises(ConfigError, match=r"`objective` \(=val/acc\) must be one of val/accuracy, val/loss"):
+        outcome.hold_objectives()
 
 
 @pytest.mark.parametrize("name", ["test/accuracy", "accuracy", "val/", "val/a b", ""])
