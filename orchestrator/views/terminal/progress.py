@@ -117,7 +117,7 @@ class Progress:
         trials = self._tally.trials()
         outcome = f"{trials['done']} of {len(self._plan.trials)} trials done"
         if failed := trials["failed"]:
-            outcome += f", {failed} {'to be finished' if self._interrupted else 'failed'}"
+            outcome += f", {failed} {self._lost_are}"
         self.say(f"{outcome}, in {duration(self._clock() - self._begun)}.")
         self._say_places(places)
 
@@ -152,6 +152,10 @@ class Progress:
         width = max(map(len, places), default=0)
         for name, place in places.items():
             self.say(f"  {name.ljust(width)}  {place}")
+
+    @property
+    def _lost_are(self) -> str:
+        return "to be finished" if self._interrupted else "failed"
 
     def _to_run(self) -> int:
         return len(self._plan.stages) - self._tally.settled
@@ -208,11 +212,12 @@ class Progress:
         with self._lock:
             tally = self._tally
             bar = Table.grid(padding=(0, 1))
-            counts = f"{tally.settled}/{len(self._plan.stages)} stages{self._left()}"
-            bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=tally.settled, width=40), counts)
+            settled = len(tally.records) if self._interrupted else tally.settled
+            counts = f"{settled}/{len(self._plan.stages)} stages{self._left()}"
+            bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=settled, width=40), counts)
             count = tally.trials()
             trials = f"{count['waiting']} trials waiting, {count['running']} running, {count['done']} done"
-            trials += f", {count['failed']} failed"
+            trials += f", {count['failed']} {self._lost_are}"
             running = Table.grid(padding=(0, 2))
             for name, figure, elapsed in self._running():
                 running.add_row(Text(shown(name)), Text(figure), Text(elapsed, justify="right"))

@@ -146,6 +146,20 @@ def test_the_live_display_shows_how_far_a_stage_is() -> None:
     assert not progress.live, "and without a terminal nobody needs to ask for points"
 
 
+def test_what_an_interrupt_cut_short_has_not_failed() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    dense, *rounds = plan.stages
+    console = Console(file=io.StringIO(), width=160)
+    progress = Progress(plan, {dense: make_record(plan, dense)}, console=console, clock=lambda: EPOCH)
+    for key in rounds:
+        progress.event(StageEvent("killed", key, EPOCH))
+    with console.capture() as capture:
+        console.print(progress._render())
+
+    assert "1/3 stages" in capture.get()
+    assert "0 done, 1 to be finished" in capture.get()
+
+
 @pytest.mark.parametrize(
     ("training", "told"),
     [
