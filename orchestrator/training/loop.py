@@ -135,7 +135,6 @@ class _Run(Resumable):
         self.optimizer = optimizer_of(config, self.parameters)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.loss = task if isinstance(task, nn.Module) else getattr(task, "criterion", None)
         self.loss_of = torch.compile(self._loss_of) if config.compile else self._loss_of
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
         self.step = 0

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.records import CurvePoint
+from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
     TrainState,
     generators,
@@ -22,6 +23,8 @@ from orchestrator.training.state.train_state import (
     restore_optimizer,
 )
 from orchestrator.training.steps import Averages
+from orchestrator.workloads.tasks.distilled import Distilled
+from orchestrator.workloads.tasks.task import Task
 
 Keep = Callable[[Callable[[], TrainState], bool], object]
 """Told before each batch how to get the state as it is then, and whether the training is about to be cancelled."""
@@ -36,8 +39,8 @@ class Resumable:
     """A training between two steps."""
 
     model: nn.Module
-    loss: object
-    """What computes it: of a module, the state belongs to that of the training."""
+    task: Task
+    """What it and its losses remember belongs to the state of the training; a teacher does not."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scaler: GradScaler
@@ -63,7 +66,7 @@ class Resumable:
         parts = {name: getattr(self, name) for name in _NUMBERS}
         parts |= {
             "model": module_state(self.model),
-            "loss": module_state(self.loss) if isinstance(self.loss, nn.Module) else None,
+            "task": task_state(_learned(self.task), self.model),
             "optimizer": optimizer_state(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -84,8 +87,7 @@ class Resumable:
 
     def _go_on(self, state: TrainState) -> None:
         restore_module(self.model, state.part("model"))
-        if isinstance(self.loss, nn.Module):
-            restore_module(self.loss, state.part("loss"))
+        restore_task(_learned(self.task), state.part("task"), self.device)
         restore_optimizer(self.optimizer, state.part("optimizer"))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state.part("scheduler"))
@@ -99,3 +101,7 @@ class Resumable:
         for name in _NUMBERS:
             setattr(self, name, state.part(name))
         restore_generators(state.part("generators"), self.device)
+
+
+def _learned(task: Task) -> Task:
+    return task.task if isinstance(task, Distilled) else task

@@ -45,6 +45,11 @@ class Distilled:
         self._task, self._teacher, self._weight, self._temperature = task, teacher, weight, temperature
 
     @property
+    def task(self) -> Supervised:
+        """What the network is trained for."""
+        return self._task
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
         """Those of the task."""
         return self._task.metrics

@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,10 @@ from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.train_state import NotPlain, TrainState, generators, restore_generators
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import LoaderSplit
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.distilled import with_teacher
+from orchestrator.workloads.tasks.task import Task
+from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
 from orchestrator.workloads.weights import write_state
 from pruning import MaskKeeper
 
@@ -91,6 +95,70 @@ class Drawing(nn.Module):
         self.calls = state["calls"]
 
 
+class Curriculum(nn.Module):
+    """A loss that is weighed by the mean of those before, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs, labels)
+        if torch.is_grad_enabled():
+            self.mean = 0.9 * self.mean + 0.1 * loss.detach()
+        return loss * self.mean
+
+
+class Counted:
+    """A loss that counts its batches, weighed by classes, in a history beside its own loss."""
+
+    def __init__(self) -> None:
+        self.counts, self.weights, self.inner = {"batches": 0}, torch.ones(3), [Curriculum(), len]
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.counts["batches"] += 1
+            self.weights = self.weights * 1.01
+        loss: Tensor = self.inner[0](outputs, labels) + nn.functional.cross_entropy(outputs, labels, self.weights)
+        return loss * self.counts["batches"]
+
+
+class CountingTask(Classification):
+    """A task of the user's own that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.batches += 1
+        return super().loss(model, batch) * self.batches
+
+
+class OwnDefault(Classification):
+    """A task of the user's own whose loss has a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default = Curriculum()
+
+
+def torch_metrics() -> Task:
+    score = {"_target_": "torchmetrics.classification.MulticlassAccuracy", "num_classes": 3}
+    return TorchMetrics({"accuracy": score}, criterion={"_target_": f"{__name__}.Curriculum"})
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "criterion, a module": lambda: Classification().with_loss(Curriculum()),
+    "criterion, an object": lambda: Classification().with_loss(Counted()),
+    "criterion, a method": lambda: Classification().with_loss(Counted().__call__),
+    "counting task": CountingTask,
+    "own default": OwnDefault,
+    "torchmetrics": torch_metrics,
+    "distilled": lambda: with_teacher(OwnDefault(), network(), 0.5, 2.0),
+}
+
+
 class Noisy(Dataset[tuple[Tensor, int]]):
     """Augments each example by draws from all global generators."""
 
@@ -154,6 +222,30 @@ def goes_on(at: int, make: Any = network, data: Data | None = None, **options: A
 @pytest.mark.parametrize("at", [0, 3, EPOCH, EPOCH + 4])
 def test_a_training_goes_on_bit_for_bit(case: str, at: int) -> None:
     goes_on(min(at, 4) if case == "early stop" else at, **CASES[case])
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_what_a_task_and_its_loss_remember_goes_on(case: str) -> None:
+    whole, stop, found = network(), Stop(EPOCH + 3), network()
+    expected = fit(whole, task=TASKS[case]())
+    with pytest.raises(loop.Cancelled):
+        fit(network(), task=TASKS[case](), cancelled=stop.cancelled, keep=stop.keep)
+
+    assert metrics(fit(found, task=TASKS[case](), state=stop.state)) == metrics(expected)
+    assert same(state(found), state(whole))
+
+
+def test_what_a_task_remembers_and_no_state_can_say_is_named() -> None:
+    task, stop = CountingTask(), Stop(3)
+    task.memory = iter(())  # type: ignore[attr-defined]
+    with pytest.raises(NotPlain, match="memory"):
+        fit(network(), task=task, cancelled=stop.cancelled, keep=stop.keep)
+
+
+def test_a_teacher_is_in_no_state() -> None:
+    found = fit(network(), task=with_teacher(Classification(), network(), 0.5, 2.0), until=1).state
+    assert found is not None
+    assert not [name for name in found.tensors if "eacher" in name]
 
 
 def test_what_a_network_draws_and_its_extra_state_go_on() -> None:
