@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -278,10 +278,6 @@ class _Run(Resumable):
         with torch.no_grad():
             for tensor, best in zip(self._state(), self.best_state, strict=True):
                 tensor.copy_(best)
-
-    def _state(self) -> Iterator[Tensor]:
-        yield from self.model.parameters()
-        yield from self.model.buffers()
 
 
 def _diverged(which: str, step: int, value: float, what: str = "loss") -> Diverged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import torch
@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
@@ -39,6 +40,10 @@ class Resumable:
     """A training between two steps."""
 
     model: nn.Module
+    parameters: list[nn.Parameter]
+    """Those that are trained."""
+    length: int
+    """Steps of the whole training."""
     task: Task
     """What it and its losses remember belongs to the state of the training; a teacher does not."""
     optimizer: Optimizer
@@ -61,6 +66,10 @@ class Resumable:
     stale: int
     """Evaluations since the last new best."""
 
+    def _state(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
     def state(self) -> TrainState:
         """Return all that the rest of the training follows from, as it is between two steps."""
         parts = {name: getattr(self, name) for name in _NUMBERS}
@@ -82,7 +91,9 @@ class Resumable:
         """Take up the training where `state` was; raise `Unfit` where that is none of this training."""
         try:
             self._go_on(state)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise Unfit(str(error)) from error
 
     def _go_on(self, state: TrainState) -> None:
@@ -92,16 +103,30 @@ class Resumable:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state.part("scheduler"))
         self.scaler.load_state_dict(state.part("scaler"))
-        self.curve = [CurvePoint(**point) for point in state.part("curve")]
+        self.curve = [read_as(CurvePoint, point) for point in state.part("curve")]
         losses, best = state.part("losses"), state.part("best_state")
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
-        self.best_state = None if best is None else [tensor.to(self.device) for tensor in best]
+        self.best_state = None if best is None else _like(self._state(), best, "best_state")
         if self.averages is not None:
-            self.averages.values = [tensor.to(self.device) for tensor in state.part("averages")]
+            values = state.part("averages")
+            self.averages.values = _like(self.parameters, values, "averages") if values else []
         for name in _NUMBERS:
-            setattr(self, name, state.part(name))
+            value, now = state.part(name), getattr(self, name)
+            if type(value) is not type(now):
+                raise ValueError(f"its {name} is {value!r}, no {type(now).__name__}")
+            setattr(self, name, value)
+        if not 0 <= self.selected_step <= self.step <= self.length:
+            raise ValueError(f"it is at step {self.step} of {self.length}, and selects step {self.selected_step}")
         restore_generators(state.part("generators"), self.device)
 
 
 def _learned(task: Task) -> Task:
     return task.task if isinstance(task, Distilled) else task
+
+
+def _like(tensors: Iterable[Tensor], saved: Sequence[Tensor], what: str) -> list[Tensor]:
+    """Return the saved tensors where those are that they stand for; raise `ValueError` for other shapes or dtypes."""
+    found = list(tensors)
+    if [(each.shape, each.dtype) for each in found] != [(each.shape, each.dtype) for each in saved]:
+        raise ValueError(f"it is of another network: its {what} has other shapes or dtypes")
+    return [each.to(now.device) for now, each in zip(found, saved, strict=True)]

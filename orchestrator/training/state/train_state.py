@@ -80,10 +80,13 @@ def generators(device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any], device: torch.device) -> None:
-    """Give the global generators the states that `generators` returned."""
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
+    """Give the global generators the states that `generators` returned; raise `ValueError` for what is none."""
+    try:
+        torch.set_rng_state(states["torch"])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(states["cuda"], device)
+    except RuntimeError as error:
+        raise ValueError(f"it holds no state of a generator: {error}") from error
     random.setstate(states["python"])
     key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
     np.random.set_state({**states["numpy"], "state": {**states["numpy"]["state"], "key": key}})  # noqa: NPY002
@@ -133,11 +136,17 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimizer the state that `optimizer_state` returned: each tensor in the dtype that it had."""
+    """Give an optimizer the state that `optimizer_state` returned: each tensor in the dtype that it had.
+
+    Raises:
+        ValueError: of one of torch's own a tensor does not fit its parameter.
+    """
     optimizer.load_state_dict(state["state"])
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         for name, value in state["state"]["state"].get(index, {}).items():
+            if _is_torchs(optimizer) and isinstance(value, Tensor) and not _spans(value, parameter):
+                raise ValueError(f"{name} of the optimizer has the shape {tuple(value.shape)}")
             now = optimizer.state[parameter].get(name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(now.device)
@@ -147,10 +156,20 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 def _own(optimizer: Optimizer) -> dict[str, Any]:
     """Return the attributes of an optimizer of the user's own that no optimizer of torch's has."""
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if _is_torchs(optimizer):
         return {}
     common = {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"}  # a scheduler wraps `step`
     return {name: value for name, value in vars(optimizer).items() if name not in common}
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _spans(value: Tensor, parameter: Tensor) -> bool:
+    """Tell whether a tensor is one number, or as long as the parameter in each dimension that is more than 1."""
+    lengths = zip(value.shape, parameter.shape, strict=False)
+    return not value.ndim or (value.ndim == parameter.ndim and all(length in (1, whole) for length, whole in lengths))
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -296,6 +296,50 @@ def test_the_state_of_another_network_changes_nothing() -> None:
     assert same(state(other), before)
 
 
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("generators", lambda found: {**found, "torch": torch.zeros(3, dtype=torch.uint8)}),
+        ("generators", lambda found: {**found, "torch": found["torch"].float()}),
+        ("optimizer", lambda found: _with_buffer(found, torch.zeros(3, 4))),
+        ("optimizer", lambda found: _with_buffer(found, torch.zeros(2))),
+        ("averages", lambda found: found[1:]),
+        ("averages", lambda found: [torch.zeros(1) for _ in found]),
+        ("best_state", lambda found: found[:-1]),
+        ("best_state", lambda found: [torch.zeros(1) for _ in found]),
+        ("best_state", lambda _: "text"),
+        ("best", lambda _: None),
+        ("best", lambda _: "high"),
+        ("step", lambda _: "3"),
+        ("step", lambda _: None),
+        ("step", lambda _: -1),
+        ("step", lambda found: found + 2 * EPOCH),
+        ("stale", lambda _: 0.5),
+        ("selected_step", lambda found: found + EPOCH),
+        ("curve", lambda found: [{**found[0], "metrics": None}]),
+    ],
+)
+def test_a_state_that_does_not_fit_is_set_aside_before_any_step(part: str, change: Callable[[Any], Any]) -> None:
+    stop = Stop(EPOCH + 3)
+    with pytest.raises(loop.Cancelled):
+        fit(network(), ema=0.9, cancelled=stop.cancelled, keep=stop.keep)
+    parts = {name: stop.state.part(name) for name in stop.state.values}
+
+    fit(network(), ema=0.9, state=elsewhere(TrainState.of(parts)))
+    with pytest.raises(Unfit):
+        fit(network(), ema=0.9, state=elsewhere(TrainState.of({**parts, part: change(parts[part])})))
+
+
+def _with_buffer(optimizer: dict[str, Any], buffer: Tensor) -> dict[str, Any]:
+    inner = optimizer["state"]
+    return {**optimizer, "state": {**inner, "state": {**inner["state"], 0: {"momentum_buffer": buffer}}}}
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Adagrad", "ASGD", "Rprop", "RMSprop"])
+def test_optimizers_of_torch_go_on(name: str) -> None:
+    goes_on(5, optimizer={"_target_": f"torch.optim.{name}", "lr": 0.01})
+
+
 def test_parts_come_back_as_they_were() -> None:
     parts = {
         "numbers": {0: (1, 0.1, -0.0, True, None), "inf": [math.inf, -math.inf], "big": 2**62},
