@@ -180,8 +180,12 @@ class _Run(Resumable):
         for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
             parameter.grad = None
         sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
+        if not any(sizes):  # nothing counts in any: each has a loss of 0
+            sizes = [1] * len(batches)
         losses = []
         for batch, size in zip(batches, sizes, strict=True):
+            if not size:
+                continue
             with autocast(self.device, self.config.precision):
                 loss = self._loss(batch)
             if len(batches) > 1:

@@ -62,18 +62,24 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def labels_of(batch: Any) -> Tensor:
-    """Return the labels of `batch`: the last of a tuple, or what is called so."""
-    if isinstance(batch, list | tuple) and len(batch) > 1:
-        found = batch[-1]
-    else:
-        held = batch if isinstance(batch, Mapping) else {n: getattr(batch, n) for n in LABELS if hasattr(batch, n)}
-        found = next((held[name] for name in LABELS if name in held), None)
-    if not isinstance(found, Tensor):
+    """Return the labels of `batch`: the last of a tuple, or what is called so; raise where it has none."""
+    found = given_labels(batch)
+    if found is None:
         raise BatchError(
             f"a batch of `data` must hold a tensor of labels, and {kind(batch)} has none; return (inputs, labels), or "
             f"a dict in which they are called one of {', '.join(LABELS)}."
         )
     return found
+
+
+def given_labels(batch: Any) -> Tensor | None:
+    """Return the labels of `batch` as `labels_of` does, None where it has none."""
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        found = batch[-1]
+    else:
+        held = batch if isinstance(batch, Mapping) else {n: getattr(batch, n) for n in LABELS if hasattr(batch, n)}
+        found = next((held[name] for name in LABELS if name in held), None)
+    return found if isinstance(found, Tensor) else None
 
 
 def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:

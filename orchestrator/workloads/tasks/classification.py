@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ TOP = 5
 class Classification(Supervised):
     """One class an example: outputs (batch, classes), labels (batch,) of integers.
 
-    While training, labels may also be of the outputs' shape and type: probabilities of classes, as mixing gives them.
+    A negative label counts for nothing, as -100 does in the loss of torch. While training, labels may also be of the
+    outputs' shape and type: probabilities of classes, as mixing gives them.
     """
 
     metrics = (ACCURACY, TOP5)
@@ -43,25 +45,39 @@ class Classification(Supervised):
             raise misfit("classification", "outputs of shape (batch, classes)", outputs, remedy)
         return outputs, labels
 
+    def known(self, labels: Tensor) -> Tensor | None:
+        """Return which labels are classes; None of probabilities."""
+        return None if labels.is_floating_point() else labels >= 0
+
+    def size(self, batch: Any) -> int:
+        """Return the number of examples whose label counts."""
+        known = self.known(labels_of(batch))
+        return super().size(batch) if known is None else int(known.sum())
+
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
         """Count hits, of each class too, and hits among the five highest outputs."""
         labels = class_labels("classification", labels)
+        known = labels >= 0
+        if not known.all():
+            losses = losses[known] if losses.shape[:1] == known.shape else losses
+            outputs, labels, examples = outputs[known], labels[known], int(known.sum())
         add_examples(totals, losses, examples)
         classes = outputs.shape[1]
         hits = outputs.argmax(1) == labels
         totals.count("hits", hits.sum())
         for name, chosen in (("of_class", labels), ("hits_of_class", labels[hits])):
-            totals.count(name, torch.bincount(chosen.clamp(min=0), minlength=classes)[:classes])
+            totals.count(name, torch.bincount(chosen, minlength=classes)[:classes])
         if classes > TOP:
             totals.count("hits_of_top", (outputs.topk(TOP, 1).indices == labels.unsqueeze(1)).sum())
 
     def figures(self, totals: Totals) -> Mapping[str, float]:
         """Return loss and accuracies."""
         count = int(totals.counted("examples"))
-        found = {"loss": totals.mean("loss", "examples"), ACCURACY.name: int(totals.counted("hits")) / count}
+        names = {ACCURACY.name: "hits"}
         if len(totals.counted("of_class")) > TOP:
-            found[TOP5.name] = int(totals.counted("hits_of_top")) / count
-        return found
+            names[TOP5.name] = "hits_of_top"
+        rates = {name: int(totals.counted(hits)) / count if count else math.nan for name, hits in names.items()}
+        return {"loss": totals.mean("loss", "examples"), **rates}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
         """Return how many examples each class has, and how many of them are hits."""

@@ -83,5 +83,6 @@ class Distilled:
         temperature = self._temperature
         mine, theirs = ((each.float() / temperature).log_softmax(1) for each in (outputs, taught))
         each = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(1)
-        known = each if labels.is_floating_point() else each[labels >= 0]
-        return temperature**2 * known.mean()
+        known = self._task.known(labels)
+        counted = each if known is None else each[known]
+        return temperature**2 * (counted.mean() if len(counted) else counted.sum())

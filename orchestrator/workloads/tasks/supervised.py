@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from orchestrator.core.metrics import Metric
@@ -24,6 +25,8 @@ class Supervised(ABC):
     metrics: tuple[Metric, ...]
     numbers = False
     """Whether outputs are numbers, and no logits of classes."""
+    ignore_index = -100
+    """The label that counts for nothing."""
 
     def __init__(self, default: Criterion) -> None:
         self.default = default
@@ -40,10 +43,19 @@ class Supervised(ABC):
         return self.loss_of(forms.answer_of(model, batch), batch)
 
     def loss_of(self, answer: Any, batch: Any) -> Tensor:
-        """Return the mean loss of what a model returned for `batch`."""
+        """Return the mean loss of what a model returned for `batch`; 0 where none of its labels counts."""
+        labels: Tensor | None
         if self.criterion is None and (own := forms.own_loss(answer)) is not None:
-            return own.mean()
-        return (self.criterion or self.default)(*self.pair(forms.outputs_of(answer), batch))
+            loss, labels = own.mean(), forms.given_labels(batch)
+        else:
+            outputs, labels = self.pair(forms.outputs_of(answer), batch)
+            loss = (self.criterion or self.default)(outputs, labels)
+        known = None if labels is None else self.known(labels)
+        return loss if known is None else _or_zero(loss, known.any())
+
+    def known(self, labels: Tensor) -> Tensor | None:
+        """Return which labels count, of their shape; None where all do, as numbers and probabilities."""
+        return None if labels.is_floating_point() else labels != self.ignore_index
 
     def size(self, batch: Any) -> int:
         """Return the number of examples."""
@@ -87,6 +99,13 @@ class Supervised(ABC):
         """Return what is no single number."""
 
 
+def _or_zero(loss: Tensor, counts: Tensor) -> Tensor:
+    """Return `loss` where `counts` is true, else 0."""
+    if counts.device.type == "cpu" and not torch.compiler.is_compiling() and counts:
+        return loss  # an `if` takes less time than one more operation to differentiate; on a device it would wait
+    return torch.where(counts, loss, 0.0)
+
+
 def add_examples(totals: Totals, losses: Tensor, count: int) -> None:
     """Add losses of `count` examples: many values of one are their mean, one of a batch counts for each example."""
     totals.add("loss", losses.flatten(1).mean(1) if losses.ndim > 1 else losses.expand(count))
@@ -100,7 +119,8 @@ def add_places(totals: Totals, losses: Tensor, examples: int, known: Tensor, pla
         known: how many of the `places` count.
     """
     each = losses.double()
-    totals.add("loss", each.view(examples, -1).sum(1) if each.numel() == places else (each.mean() * known).reshape(1))
+    whole = torch.where(known > 0, each.mean() * known, 0.0)  # a mean over no places is NaN
+    totals.add("loss", each.view(examples, -1).sum(1) if each.numel() == places else whole.reshape(1))
     totals.count("known", known)
 
 

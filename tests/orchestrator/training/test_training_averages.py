@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics,
 from orchestrator.training import loop
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.steps import Steps
+from orchestrator.workloads.splits import TensorSplit
 from pruning import MaskKeeper
 
 
@@ -38,6 +40,18 @@ def test_accumulated_batches_are_one_batch_of_all_their_examples(clip: float | N
     assert near(state(accumulated), state(whole))
     losses = [[point.metrics["train/loss"] for point in result.curve] for result in (few, many)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_batches_without_a_label_that_counts_leave_training_healthy(accumulate: int) -> None:
+    """Single examples, of which two in three have no label: whole batches, and whole steps of two, have none."""
+    whole = problem()
+    train = whole.train.take(torch.arange(len(whole.train)))
+    blank = TensorSplit(train[0], train[1].where(train[1] == 0, -100))
+
+    result = fit(plain(), data=replace(whole, train=blank), batch_size=1, accumulate=accumulate, lr=0.01)
+
+    assert 0 < metrics(result)[-1][1]["train/loss"] < 1
 
 
 def test_steps_go_on_anywhere_with_the_batches_that_come_next() -> None:
