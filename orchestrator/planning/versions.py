@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.config.components import BUILT_IN
 
 VERSIONS: Mapping[str, int] = {
-    "training": 3,
+    "training": 4,
     "round": 1,
     "model/mlp": 1,
     "model/cnn": 1,

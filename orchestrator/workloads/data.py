@@ -119,8 +119,9 @@ def _load(node: str, _sources: str) -> Data:
         if split.empty() if isinstance(split, StreamSplit) else len(split) == 0:
             raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
     classes = _classes(named, splits)
-    train, val, test = _with_transform(splits["train"], named, config, workers), splits["val"], splits["test"]
-    return Data(train, val, test, _shape(train), classes, tests)
+    splits, tests = ({key: _collated(split, collate, workers) for key, split in of.items()} for of in (splits, tests))
+    train = _with_transform(splits["train"], named, config, workers)
+    return Data(train, splits["val"], splits["test"], _shape(train), classes, tests)
 
 
 def _refuse_cut(config: Mapping[str, Any]) -> None:
@@ -155,9 +156,18 @@ def _with_transform(train: Made, named: Mapping[str, Any], config: Mapping[str, 
             f"{given('data', config)} must return a `transform` that can be called with the inputs of a training "
             f"example, not {type(transform).__name__}."
         )
-    if isinstance(train, TensorSplit):
-        train = LoaderSplit(TensorDataset(*train.take(torch.arange(len(train)))), workers)
-    return replace(train, transform=transform)
+    return replace(_loaded(train, workers), transform=transform)
+
+
+def _collated(split: Made, collate: Callable[[list[Any]], Any] | None, workers: int) -> Made:
+    return split if collate is None else replace(_loaded(split, workers), collate=collate)
+
+
+def _loaded(split: Made, workers: int) -> LoaderSplit | StreamSplit:
+    """Return a split that is read example by example."""
+    if isinstance(split, TensorSplit):
+        return LoaderSplit(TensorDataset(*split.take(torch.arange(len(split)))), workers)
+    return split
 
 
 def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:

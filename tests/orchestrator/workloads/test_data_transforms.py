@@ -56,6 +56,15 @@ def lengths(**_: Any) -> dict[str, Any]:
     return {"train": Lengths(), "test": Lengths(), "classes": 12, "collate": padded}
 
 
+def as_rows(examples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    inputs, labels = zip(*examples, strict=True)
+    return -torch.stack(inputs), torch.stack(labels)
+
+
+def gathered(**_: Any) -> dict[str, Any]:
+    return {**tensors(), "collate": as_rows, "tests": {"more": tensors()["test"]}}
+
+
 def wrong(key: str, **_: Any) -> dict[str, Any]:
     return {**lengths(), key: "flip"}
 
@@ -87,6 +96,16 @@ def test_batches_are_made_by_the_collate_of_the_target() -> None:
     assert labels.tolist() == [0, 1, 2]
     assert inputs.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert len(found.train) + len(found.val) == 12
+
+
+def test_batches_of_tensors_are_made_by_the_collate_too() -> None:
+    found = data.load({"_target_": f"{HERE}.gathered"})
+
+    assert found.classes == 2
+    for split in (found.val, found.test, found.tests["more"]):
+        assert (inputs_of(split) <= 0).all()
+    assert inputs_of(found.test).flatten().tolist() == [-float(value) for value in range(20)]
+    assert (inputs_of(found.train) < 0).all()  # each with its transform, before
 
 
 @pytest.mark.parametrize("key", ["transform", "collate"])
