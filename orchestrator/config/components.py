@@ -15,6 +15,8 @@ from orchestrator.config.parts import Component
 from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, one_of, violations, whole, within
 from orchestrator.config.well_formed import INFINITIES, mistyped
 
+LOOPS_OWN = ("accumulate", "ema", "compile", "select", "patience")
+"""Keys of a training that the built-in loop alone goes by."""
 NORMS = (*INFINITIES, "fro", "nuc")
 
 
@@ -102,6 +104,12 @@ class Train:
                 f"`{where}.options` (={values['options']}) are for a training function of your own; pass "
                 f"`{where}._target_`, or leave them out."
             )
+        for name in LOOPS_OWN if values.get("_target_") else ():
+            if values.get(name, default := getattr(Train(), name)) != default:
+                yield (
+                    f"`{where}.{name}` (={values[name]}) is what the built-in loop goes by; leave it at {default} for "
+                    f"a training function of your own, and give what that is to know under `{where}.options`."
+                )
         optimizer, epochs, steps = (values.get(name) for name in ("optimizer", "epochs", "steps"))
         rated = isinstance(optimizer, Mapping) and str(optimizer.get("_target_")).startswith("torch.optim.")
         lr = optimizer.get("lr") if rated and optimizer else None

@@ -115,7 +115,18 @@ class Context:
 
         Raises:
             Diverged: a value is infinite or NaN.
+            TrainingError: `step` or `epoch` cannot be.
         """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise TrainingError(
+                f"`step` (={step!r}) of `context.report` must be an int of at least 0: optimizer steps so far; pass "
+                "`context.steps`."
+            )
+        if epoch is not None and not (isinstance(epoch, int | float) and 0 <= epoch < math.inf):
+            raise TrainingError(
+                f"`epoch` (={epoch!r}) of `context.report` must be a number of at least 0: passes over the training "
+                "split so far; leave it out to count the points."
+            )
         values = {str(name): float(value) for name, value in metrics.items()}
         for name, value in values.items():
             if not math.isfinite(value):
@@ -136,6 +147,11 @@ class Context:
         Raises:
             Cancelled: the stage has been asked to end; let it pass.
         """
+        if not callable(parts):
+            raise TrainingError(
+                f"`parts` (={type(parts).__name__}) of `context.checkpoint` must be a function that returns a dict, as "
+                "in context.checkpoint(lambda: {'optimizer': optimizer.state_dict()})."
+            )
         self._has_checkpoints = True
         ending = self._cancelled()
         self._keep(lambda: self._saved(parts()), ending)
@@ -204,6 +220,7 @@ def run_own_loop(
         OrchestratorError: the function cannot be imported or raised, or it left a network that cannot be used.
     """
     function, before = _function(where, config), _form(model)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
     model.to(context.device)
     try:
@@ -219,10 +236,16 @@ def run_own_loop(
         ) from error
     context.require_resumed()
     model.to(context.device)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         parameter.grad = None
+        parameter.requires_grad_(name in trainable)  # it may have frozen some, and the next round trains them
     _hold(where, config, model, before, context.masks)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
+    if not steps and (config.get("epochs") or config.get("steps")):
+        raise TrainingError(
+            f"{given(where, config)} must call `context.attach(optimizer)` before its first step, and took none that "
+            f"is known; call it, `context.report` where no optimizer steps, or pass {where}.epochs=0."
+        )
     return FitResult(tuple(context.curve), steps, steps)
 
 

@@ -140,6 +140,10 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ),
         ({"accumulate": 0}, "`train.accumulate` (=0) must be an integer of at least 1."),
         ({"options": {"beta": 2}}, "`train.options` (={'beta': 2}) are for a training function of your own; pass "),
+        (
+            {"_target_": "a.b", "patience": 3},
+            "`train.patience` (=3) is what the built-in loop goes by; leave it at None",
+        ),
         ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, or null."),
         ({"teacher_weight": 0}, "`train.teacher_weight` (=0) must lie in (0, 1]"),
         ({"teacher_temperature": 0}, "`train.teacher_temperature` (=0) must be greater than 0"),

@@ -78,8 +78,22 @@ def reshaping(model: nn.Module, *_: object) -> None:
 SEEN: list[Any] = []
 
 
-def watching(_model: nn.Module, _task: Any, data: Any, *_: object) -> None:
+def watching(_model: nn.Module, _task: Any, data: Any, _config: Train, context: Context) -> None:
     SEEN.append(data)
+    context.report(1, {})
+
+
+def idle(*_: object) -> None:
+    """No step is taken."""
+
+
+def freezing(model: nn.Module, task: Any, data: Any, config: Train, context: Context) -> None:
+    plain(model, task, data, config, context)
+    model.requires_grad_(False)
+
+
+def keeping_nothing(_model: nn.Module, _task: Any, _data: Any, _config: Train, context: Context) -> None:
+    context.checkpoint(None)  # type: ignore[arg-type]
 
 
 class Looping:
@@ -192,6 +206,8 @@ def test_a_function_that_would_begin_anew_is_refused() -> None:
         (failing, loop.TrainingError, r"failed after 0 steps with KeyError: 'no such thing'; mend it"),
         (exploding, loop.Diverged, r"^0\.weight is infinite or NaN after `finetune\._target_`"),
         (reshaping, loop.TrainingError, r"changed shape or dtype of 0\.weight"),
+        (idle, loop.TrainingError, r"must call `context\.attach\(optimizer\)` before its first step, and took none"),
+        (keeping_nothing, loop.TrainingError, r"`parts` \(=NoneType\) of `context\.checkpoint` must be a function"),
         (Looping, loop.TrainingError, r"must be a function \(model, task, data, config, context\).*not a class"),
     ],
 )
@@ -202,7 +218,7 @@ def test_what_a_function_may_not_do_is_told_in_a_sentence(
         own(function, network())
 
     assert str(raised.value).count("\n") == 0
-    assert f"(={__name__}.{function.__name__})" in str(raised.value)
+    assert f"(={__name__}.{function.__name__})" in str(raised.value) or function is keeping_nothing
 
 
 def test_a_point_that_is_no_number_is_a_training_that_diverged() -> None:
@@ -210,6 +226,25 @@ def test_a_point_that_is_no_number_is_a_training_that_diverged() -> None:
 
     with pytest.raises(loop.Diverged, match="train/loss is nan at step 3"):
         context.report(3, {"train/loss": torch.nan})
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch"), [(-1, None), (1.5, None), (torch.tensor(1), None), (True, None), (1, torch.nan), (1, -1)]
+)
+def test_a_point_that_no_record_holds_is_refused_at_once(step: Any, epoch: Any) -> None:
+    context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
+
+    with pytest.raises(loop.TrainingError, match=r"of `context\.report` must be"):
+        context.report(step, {}, epoch)
+    assert context.curve == []
+
+
+def test_what_a_function_freezes_trains_again_in_the_next_round() -> None:
+    model = network()
+    next(model.parameters()).requires_grad_(False)  # as it was built
+    own(freezing, model)
+
+    assert [parameter.requires_grad for parameter in model.parameters()][:2] == [False, True]
 
 
 def test_a_function_sees_no_test_split() -> None:
