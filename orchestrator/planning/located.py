@@ -22,6 +22,8 @@ from orchestrator.core.redact import redact
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Of files of weights: the first is safetensors, the others are what torch.save writes."""
+OTHER_SUFFIXES = (".ckpt", ".pkl", ".tar", ".h5", ".npz", ".onnx", ".gguf", ".msgpack")
+"""Of files of weights that are not read: none of them is a name on the hub."""
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")
 """What a directory of Hugging Face's calls its weights."""
 TOKENIZERS = ("characters", "bytes")
@@ -88,6 +90,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                 f"pip install {library}."
             )
     model, data = config["model"], config["data"]
+    yield from _needless_revision(model)
     if model.get("weights") is not None:
         yield from _missing("model.weights", model["weights"], lambda: _weights(model))
     if model.get("kind") == "huggingface":
@@ -95,6 +98,17 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if data.get("kind") == "text":
         yield from _missing("data.root", data["root"], lambda: content_of_text(data["root"], "bytes"))
         yield from _missing("data.tokenizer", data["tokenizer"], lambda: _tokenizer_content(data["tokenizer"]))
+
+
+def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is said of a revision where no name on the hub is given."""
+    names = [model.get("weights"), model.get("path") if model.get("kind") == "huggingface" else None]
+    given = [name for name in names if name]
+    if model.get("revision") and given and all("://" in name or os.path.exists(_absolute(name)) for name in given):
+        yield (
+            f"`model.revision` (={model['revision']}) must be null where {' and '.join(map(redact, given))} is no name "
+            "on the hub but a file, a directory or a URI; leave it out."
+        )
 
 
 def _missing(key: str, value: str, find: Callable[[], object]) -> Iterator[str]:
@@ -131,10 +145,12 @@ def checkpoint(value: str, revision: str | None = None) -> str:
     Raises:
         Misplaced: there is none; says why
     """
-    if "://" in value:
+    if not value:
+        raise Misplaced("must be a file, a directory or a name on the hub; pass null for the network as initialised.")
+    if "://" in value or value.endswith(OTHER_SUFFIXES):
         _require_suffix(value)
         return value
-    path = Path(value).expanduser()
+    path = Path(_absolute(value))
     if path.is_file():
         _require_suffix(value)
         return os.path.abspath(path)
@@ -154,7 +170,7 @@ def config_folder(value: str, revision: str | None = None) -> str:
     Raises:
         Misplaced: there is none; says why
     """
-    path = Path(value).expanduser()
+    path = Path(_absolute(value))
     if not path.exists() and _is_hub_name(value):
         path = hub_folder(value, revision)
     if not value or not (path / "config.json").is_file():
@@ -168,7 +184,7 @@ def texts(root: str) -> list[str]:
     Raises:
         Misplaced: there are none
     """
-    path = Path(root).expanduser()
+    path = Path(_absolute(root))
     found = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not root or not found:
         raise Misplaced(
@@ -188,7 +204,7 @@ def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
 
 
 def _tokenizer_content(tokenizer: str) -> str:
-    if tokenizer not in TOKENIZERS and not Path(tokenizer).expanduser().is_file():
+    if tokenizer not in TOKENIZERS and not Path(_absolute(tokenizer)).is_file():
         raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file that the package tokenizers has saved.")
     return tokenizer if tokenizer in TOKENIZERS else place_digest(os.path.expanduser(tokenizer))
 

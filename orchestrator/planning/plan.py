@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
-from orchestrator.config.components import BUILT_IN
+from orchestrator.config.components import BUILT_IN, Train
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
@@ -24,6 +24,8 @@ DENSE_PARTS = ("model", "data", "task", "train")
 ROUND_PARTS = ("method", "prune", "task", "finetune")
 IN_NO_KEY = ("checkpoint_minutes",)
 """Of a training, what cannot change its result: the worker is told beside the fields."""
+UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
+"""What goes into a key for what nothing reads where there is no teacher."""
 LISTED = 20
 """Refused trials that are spelled out; the rest are counted."""
 
@@ -106,6 +108,9 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """What a result depends on: the seed, our code, and these parts less what is not passed to their targets."""
     left_out = {*sources.LABELS, *IN_NO_KEY}
     parts = {name: {key: value for key, value in config[name].items() if key not in left_out} for name in names}
+    for part in parts.values():
+        if part.get("teacher", "dense") is None:
+            part |= UNTAUGHT
     return parts | {"seed": config["seed"], "versions": versions_of(parts)}
 
 

@@ -161,6 +161,11 @@ class Stage:
             warnings=(
                 *self._checkpoints.warnings,
                 *(
+                    ["nothing was trained, and `model.weights` is null: the network is random"]
+                    if self._random()
+                    else []
+                ),
+                *(
                     f"every weight of {name} is pruned: nothing passes through it"
                     for name in done.details.get("dead_tensors", ())
                 ),
@@ -173,6 +178,12 @@ class Stage:
             spec=redact_tree(spec.to_json()),
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
+
+    def _random(self) -> bool:
+        """Whether the dense network is one of ours as it is initialised."""
+        model, length = self._spec.fields["model"] if self._spec.kind == "dense" else {}, self._config
+        untrained = not (length.get("epochs") or length.get("steps"))
+        return untrained and model.get("kind") is not None and model.get("weights") is None
 
     def train(self) -> Trained:
         """Train the network as it is."""

@@ -184,7 +184,7 @@ def _read(path: Path, said: str) -> dict[str, Tensor]:
     tensors = (
         {name: value for name, value in state.items() if isinstance(value, Tensor)} if hasattr(state, "items") else {}
     )
-    if not tensors:
+    if not tensors or not all(isinstance(name, str) for name in tensors):
         raise CheckpointError(
             f"{said} holds {type(state).__name__} and no tensors by name; save it by "
             "torch.save(model.state_dict(), ...)."

@@ -70,6 +70,10 @@ def test_a_name_on_the_hub_is_the_commit_that_is_here(
     [
         ({"weights": "lost.pt"}, r"`model.weights` \(=lost.pt\) cannot be read: there is no such file"),
         ({"weights": "a/b/c"}, r"`model.weights` \(=a/b/c\) cannot be read: there is no such file"),
+        ({"weights": "~nosuchuser/x.pt"}, r"`model.weights` \(=~nosuchuser/x.pt\) cannot be read: there is no such"),
+        ({"weights": ""}, r"`model.weights` \(=\) must be a file, a directory or a name on the hub; pass null"),
+        ({"weights": "lost.ckpt"}, r"`model.weights` \(=lost.ckpt\) must end in one of .safetensors, .pt"),
+        ({"weights": "here.pt", "revision": "v2"}, r"`model.revision` \(=v2\) must be null where here.pt is no name"),
         ({"weights": "notes.txt"}, r"`model.weights` \(=notes.txt\) must end in one of .safetensors, .pt"),
         ({"weights": "empty"}, r"`model.weights` \(=empty\) is a directory without model.safetensors or pytorch"),
         ({"weights": "memory://none.pt"}, r"`model.weights` \(=memory://none.pt\) cannot be read: "),
@@ -93,6 +97,7 @@ def test_what_does_not_lie_there_is_told(
     hub(tmp_path / "hub", monkeypatch)
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "notes.txt", b"")
+    write(tmp_path / "here.pt", b"weights")
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(schema.ConfigError, match=said) as caught:

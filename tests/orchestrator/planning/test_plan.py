@@ -190,6 +190,20 @@ def test_a_training_function_that_is_none_is_refused(
         make_plan(jobs(config(train___target_=target)))
 
 
+def test_without_a_teacher_its_weight_is_part_of_no_result(config: Callable[..., Any]) -> None:
+    plain, weighed, taught, other = make_plan(
+        jobs(
+            config(),
+            config(finetune__teacher_weight=0.9, finetune__teacher_temperature=1.0),
+            config(finetune__teacher="dense"),
+            config(finetune__teacher="dense", finetune__teacher_weight=0.9),
+        )
+    ).trials
+
+    assert plain.stages == weighed.stages
+    assert taught.stages[1:] != other.stages[1:]
+
+
 def test_a_teacher_is_an_input_of_every_round(config: Callable[..., Any]) -> None:
     plan = make_plan(jobs(config(finetune__teacher="dense"), config()))
     dense, *rounds = plan.trials[0].stages

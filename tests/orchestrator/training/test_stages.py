@@ -336,3 +336,10 @@ def test_the_plain_state_is_that_of_a_network_never_pruned() -> None:
     assert sorted(plain) == names
     assert int((plain["0.weight"] == 0).sum()) == 5
     nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).load_state_dict(plain)
+
+
+def test_a_network_that_is_pruned_as_it_is_initialised_is_told(store: Store) -> None:
+    untrained, trained = (run(store, (dense(train={**TRAIN, "epochs": n, "steps": None}),))[0] for n in (0, 1))
+
+    assert untrained.warnings == ("nothing was trained, and `model.weights` is null: the network is random",)
+    assert not trained.warnings

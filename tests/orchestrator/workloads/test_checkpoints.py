@@ -144,6 +144,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle.pt": (lambda path: path.write_bytes(pickle.dumps(Code())), "is damaged, or holds more than tensors"),
     "module.pt": (lambda path: torch.save(network(0), path), "it names code"),
     "number.pt": (lambda path: torch.save(3, path), "holds int and no tensors by name"),
+    "numbered.pt": (lambda path: torch.save({0: torch.zeros(1)}, path), "holds dict and no tensors by name"),
     "list.pt": (lambda path: torch.save([torch.zeros(1)], path), "holds list and no tensors by name"),
     "empty.pt": (lambda path: path.write_bytes(b""), "is damaged, or holds more than tensors"),
     "empty.safetensors": (lambda path: path.write_bytes(b""), "is damaged, or holds more than tensors"),
