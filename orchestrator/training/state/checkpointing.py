@@ -96,11 +96,12 @@ class Checkpointing:
         begun = self._clock()
         try:
             self._write(current())
-        except NotPlain as error:
-            self._kept = False
-            self._warn(f"no checkpoint is kept, as its state cannot be written: {error}")
         except StoreError as error:
             self._warn(f"a checkpoint could not be kept: {error}")
+        except Exception as error:  # of `get_extra_state` or `state_dict` of the user's own, say
+            self._kept = False
+            said = str(error) if isinstance(error, NotPlain) else f"{type(error).__name__}: {error}"
+            self._warn(f"no checkpoint is kept, as its state cannot be written: {said}")
         now = self._clock()
         self._cost = now - begun
         self._due = now + max(self._interval, self._cost * (1 / MOST_SHARE - 1))

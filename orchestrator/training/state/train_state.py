@@ -7,11 +7,14 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 _PAIRS: Mapping[str, type] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
@@ -187,6 +190,8 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.is_quantized:
             raise NotPlain(f"{path} is a tensor of layout {value.layout}")
+        if is_lazy(value) or not _is_storable(value.dtype):
+            raise NotPlain(f"{path} is a tensor of {'no shape yet' if is_lazy(value) else value.dtype}")
         tensors[path] = value.detach()
         return {"tensor": path}
     for name, of in _LISTS.items():
@@ -199,6 +204,15 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
         return _encoded(value.item(), path, tensors)
     raise NotPlain(f"{path} is {kind.__module__}.{kind.__qualname__}")
+
+
+@cache
+def _is_storable(dtype: torch.dtype) -> bool:
+    try:
+        save({"": torch.empty(0, dtype=dtype)})
+    except Exception:  # KeyError today
+        return False
+    return True
 
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:

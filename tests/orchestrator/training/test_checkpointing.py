@@ -101,6 +101,15 @@ def test_what_cannot_be_kept_is_warned_of_and_fails_nothing(store: Store) -> Non
     assert store.checkpoints.reached(KEY) == -1
 
 
+def test_what_a_network_of_ones_own_raises_is_warned_of(store: Store) -> None:
+    def broken() -> TrainState:
+        raise RuntimeError("get_extra_state is not for now")
+
+    checkpoints = Checkpointing(store.checkpoints, KEY, minutes=1, grace=1)
+    checkpoints.keep(broken, ending=True)
+    assert "RuntimeError: get_extra_state is not for now" in checkpoints.warnings[0]
+
+
 def specs(holding: str = "keeper", minutes: float = 1.0) -> tuple[StageSpec, ...]:
     location = {part: {"checkpoint_minutes": minutes} for part in ("train", "finetune")}
     return tuple(replace(spec, location=location) for spec in chain(0.5, 0.75, holding=holding))

@@ -361,7 +361,19 @@ def test_parts_come_back_as_they_were() -> None:
         found.part("other")
 
 
-@pytest.mark.parametrize("value", [object(), iter(()), {1, 2}, 2**70, torch.zeros(2).to_sparse(), lambda: None])
+UNPLAIN = [
+    object(),
+    iter(()),
+    {1, 2},
+    2**70,
+    torch.zeros(2).to_sparse(),
+    torch.zeros(2, dtype=torch.complex128),
+    nn.UninitializedParameter(),
+    lambda: None,
+]
+
+
+@pytest.mark.parametrize("value", UNPLAIN)
 def test_what_is_not_plain_is_named(value: object) -> None:
     with pytest.raises(NotPlain, match="optimizer/state/0/memory"):
         TrainState.of({"optimizer": {"state": [{"memory": value}]}})
