@@ -85,15 +85,15 @@ def given_labels(batch: Any) -> Tensor | None:
 def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what to call `model` with for `batch`: (positional, by name).
 
-    A tuple gives all but its labels by position. A dict gives by name what `forward` takes, and where it takes none of
-    these names, all but its labels by position. `labels` says whether those of a dict may be given, so that a model can
-    compute its own loss.
+    A tuple gives all but its labels by position. A dict gives by name what `forward` takes, all where it has `**kwargs`
+    too; and where it names none of it, all but its labels by position. `labels` says whether those of a dict may be
+    given, so that a model can compute its own loss.
     """
     if isinstance(batch, Mapping):
-        takes = _takes(type(model).forward)
-        named = {n: v for n, v in batch.items() if (takes is None or n in takes) and (labels or n not in LABELS)}
-        if named.keys() - set(LABELS):
-            return (), named
+        takes, any_too = _takes(type(model).forward)
+        asked = [name for name in batch if name in takes and name not in LABELS]
+        if asked or (any_too and not takes):
+            return (), {n: v for n, v in batch.items() if (any_too or n in takes) and (labels or n not in LABELS)}
         return tuple(value for name, value in batch.items() if name not in LABELS), {}
     if isinstance(batch, list | tuple):
         return tuple(batch[:-1] if len(batch) > 1 else batch), {}
@@ -101,11 +101,11 @@ def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tup
 
 
 @cache
-def _takes(forward: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the names of what `forward` takes; None where it takes any."""
+def _takes(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """Return the names of what `forward` takes, and whether it takes any other."""
     parameters = inspect.signature(forward).parameters.values()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
-    return None if not named and any(p.kind == p.VAR_KEYWORD for p in parameters) else frozenset(named)
+    return frozenset(named), any(p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 def answer_of(model: nn.Module, batch: Any, *, labels: bool = True) -> Any:

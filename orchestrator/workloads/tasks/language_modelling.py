@@ -28,8 +28,8 @@ class LanguageModelling(Supervised):
     """The next token: outputs (batch, length, tokens), and one of
 
     - a pair (inputs, targets), both (batch, length) of integers: `targets[:, t]` is what follows `inputs[:, t]`;
-    - a dict with `input_ids`, and `labels` that stand where their tokens do and are shifted here, as Hugging Face has
-      it; without labels the tokens themselves, as far as `attention_mask` is 1;
+    - a dict or an object with labels, called one of `LABELS`, that stand where their tokens do and are shifted here, as
+      Hugging Face has it; without labels a dict's `input_ids` themselves, as far as `attention_mask` is 1;
     - the tokens alone, as one tensor.
 
     A target of -100 counts for nothing. Everything is by token: a batch weighs as many as it has targets.
@@ -75,12 +75,13 @@ def _targets(batch: Any) -> tuple[Tensor, bool]:
     """Return the targets, and whether they are tokens that were shifted here."""
     if isinstance(batch, list | tuple) and len(batch) > 1:
         return class_labels("language_modelling", forms.labels_of(batch)), False
-    if isinstance(batch, Mapping):
-        tokens = next((batch[name] for name in ("labels", "input_ids") if name in batch), None)
-        if isinstance(tokens, Tensor) and "labels" not in batch and "attention_mask" in batch:
+    tokens = batch if isinstance(batch, Tensor) else forms.given_labels(batch)
+    if tokens is None and isinstance(batch, Mapping):
+        tokens = batch.get("input_ids")
+        if isinstance(tokens, Tensor) and "attention_mask" in batch:
             tokens = tokens.masked_fill(batch["attention_mask"] == 0, IGNORED)
-    else:
-        tokens = batch if isinstance(batch, Tensor) else next(forms.tensors(batch), None)
+    elif tokens is None:
+        tokens = next(forms.tensors(batch), None)
     if not isinstance(tokens, Tensor) or tokens.ndim != 2:
         raise forms.BatchError(
             f"`task` (=language_modelling) needs tokens of shape (batch, length), found {forms.kind(batch)}; return "

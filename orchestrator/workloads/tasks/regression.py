@@ -15,7 +15,10 @@ from orchestrator.workloads.tasks.supervised import Supervised, add_examples, mi
 from orchestrator.workloads.tasks.totals import Totals
 
 R2 = Metric("r2", "", "higher", margin=0.01, format=".4f")
-"""1 - (sum of squared errors) / (sum of squared differences from the mean), of several outputs their mean."""
+"""1 - (sum of squared errors) / (sum of squared differences from the mean), of several outputs their mean.
+
+Outputs whose labels do not vary have none and are left out; it is NaN where no labels vary.
+"""
 
 
 class Regression(Supervised):
@@ -72,7 +75,7 @@ class Regression(Supervised):
             return loss | {metric.name: math.nan for metric in self.metrics}
         squares, offs, labels, label_squares = (found or [] for found in sums)
         spreads = [q - s * s / count for s, q in zip(labels, label_squares, strict=True)]
-        r2 = [1 - float(s / spread) if spread > 0 else math.nan for s, spread in zip(squares, spreads, strict=True)]
+        r2 = [1 - float(s / spread) for s, spread in zip(squares, spreads, strict=True) if spread > 0] or [math.nan]
         cells = count * len(squares)
         return loss | {"rmse": math.sqrt(sum(squares) / cells), "mae": float(sum(offs) / cells), "r2": fmean(r2)}
 

@@ -31,6 +31,16 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 """What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 
 
+RULES = {
+    "name": "`name` must be 1 to 40 letters, digits and underscores that begin with a letter, as in `off_by`",
+    "unit": "`unit` must be a text of at most 16 characters",
+    "better": "`better` must be `higher` or `lower`",
+    "margin": "`margin` must be a number from 0",
+    "format": "`format` must be a point, a digit and one of %, e, f, g, as in `.2f`",
+}
+"""What the members of a metric must be."""
+
+
 class TaskError(OrchestratorError):
     """A task that cannot be used as it is configured or written."""
 
@@ -58,12 +68,19 @@ def build(config: Mapping[str, Any]) -> Task:
         try:
             read_as(Metric, msgspec.to_builtins(metric))
         except ValueError as error:
-            raise TaskError(f"{given('task', config)} has a metric that cannot be: {metric!r}: {error}.") from None
+            raise TaskError(
+                f"{given('task', config)} has a metric that cannot be: {metric!r}: {_rule(error)}."
+            ) from None
     names = [metric.name for metric in metrics]
     if len({*names, "loss"}) <= len(names):
         raise TaskError(f"{given('task', config)} must give each metric a name of its own, and none `loss`: {names}.")
     found: Task = task
     return found
+
+
+def _rule(error: ValueError) -> str:
+    """Return the rule of a metric's member that is broken, in words; what was said where there are none for it."""
+    return next((rule for member, rule in RULES.items() if f"$.{member}`" in str(error)), str(error))
 
 
 def with_loss(task: Task, node: Mapping[str, Any] | None, where: str, device: Any) -> Task:

@@ -43,6 +43,11 @@ class TorchMetrics(Supervised):
         self._nodes = measures
         self._running: dict[str, Any] = self._made()
         asked = better or {}
+        if unknown := sorted(asked.keys() - measures.keys()):
+            raise OrchestratorError(
+                f"`task.better` (={dict(asked)}) must name metrics of `task.measures` ({', '.join(measures)}), not "
+                f"{', '.join(unknown)}; leave it out."
+            )
         self.metrics = tuple(_described(name, each, asked.get(name), margin) for name, each in self._running.items())
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import table
-from orchestrator.workloads.tasks.batch import labels_of, moved, size
+from orchestrator.workloads.tasks.batch import LABELS, answer_of, labels_of, moved, size
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 from orchestrator.workloads.tasks.regression import Regression
@@ -88,6 +88,9 @@ def test_a_column_of_predictions_fits_plain_labels() -> None:
     assert found == measured(Regression(), drawn(20, 1, seed=5).squeeze(1), labels)
     flat = Regression().measure(MODEL, [(drawn(20), torch.ones(20))])
     assert math.isnan(flat.figures["r2"]), "labels that do not vary"
+    pair = torch.stack([labels, torch.ones(20)], 1)
+    two = Regression().measure(MODEL, [(torch.stack([drawn(20, 1, seed=5).squeeze(1)] * 2, 1), pair)])
+    assert two.figures["r2"] == found.figures["r2"], "one of two outputs that does not vary"
 
 
 def test_language_modelling_is_cross_entropy_by_token() -> None:
@@ -127,14 +130,20 @@ def test_tokens_of_every_form_say_the_same() -> None:
         (tokens[:, :-1], tokens[:, 1:]),
         {"input_ids": tokens},
         {"input_ids": tokens, "labels": tokens, "name": "not taken"},
+        {"input_ids": tokens, "targets": tokens},
         {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
     ]
     found = [task.measure(model, [form]).figures for form in forms]
 
     for figures in found:
         assert figures == pytest.approx(found[0], rel=1e-6)
-    assert [task.size(form) for form in forms] == [72] * 5
-    assert [task.loss(model, form).item() for form in forms] == pytest.approx([found[0]["loss"]] * 5, rel=1e-6)
+    assert [task.size(form) for form in forms] == [72] * 6
+    assert [task.loss(model, form).item() for form in forms] == pytest.approx([found[0]["loss"]] * 6, rel=1e-6)
+    for name in LABELS:
+        half = torch.where(torch.arange(7) < 4, tokens, -100)
+        assert [
+            task.size(each) for each in ({"input_ids": tokens, name: half}, SimpleNamespace(x=tokens, **{name: half}))
+        ] == [36, 36]
     padded = {"input_ids": tokens, "attention_mask": (torch.arange(7) < 5).long().expand(12, 7)}
     assert task.measure(model, [padded]).details == {"tokens": 12 * 4}
 
@@ -180,6 +189,17 @@ def test_batches_of_every_form_say_the_same(model: nn.Module, batch: Any) -> Non
     assert Classification().measure(model, [moved(batch, torch.device("cpu"))]) == plain
     assert size(batch) == 9
     assert torch.equal(labels_of(batch), classes(9, of=3))
+
+
+def test_a_model_that_takes_any_name_gets_all() -> None:
+    class Keywords(nn.Module):
+        def forward(self, input_ids: Tensor, **others: Any) -> list[str]:
+            return sorted(others)
+
+    batch = {"input_ids": drawn(2, 3), "attention_mask": drawn(2, 3), "labels": drawn(2, 3)}
+    assert answer_of(Keywords(), batch) == ["attention_mask", "labels"]
+    assert answer_of(Keywords(), batch, labels=False) == ["attention_mask"]
+    assert answer_of(Keywords(), {"pixels": drawn(2, 3), "labels": drawn(2)}) == [], "by position"
 
 
 def test_an_object_is_moved_and_handed_over_whole() -> None:
@@ -344,6 +364,10 @@ def test_our_figures_are_those_of_torchmetrics() -> None:
             {"measures": {"mean": {"_target_": "torchmetrics.MeanMetric"}}},
             "it does not say itself: pass higher or lower",
         ),
+        (
+            {"measures": {"f1": F1}, "better": {"nonsense": "lower"}},
+            r"`task.better` \(=\{'nonsense': 'lower'\}\) must name metrics of `task.measures` \(f1\), not nonsense",
+        ),
         ({"measures": {}}, r"`task.measures` \(=\{\}\) must hold at least one metric"),
         (
             {"measures": {"x": {"_target_": "torch.nn.ReLU"}}},
@@ -396,14 +420,22 @@ def better_up() -> Members:
     return Members(metrics=(Metric("rmse", "", "up", 0.1),))
 
 
+def spoken() -> Members:
+    return Members(metrics=(Metric("Off By!", "", "lower", 0.1),))
+
+
 def twice() -> Members:
     return Members(metrics=(RMSE, RMSE))
 
 
 def test_an_own_task_has_metrics_that_can_be() -> None:
     assert table.build({"_target_": f"{__name__}.Members"}).metrics == (RMSE,)
-    with pytest.raises(OrchestratorError, match=r"has a metric that cannot be.*up"):
+    with pytest.raises(
+        OrchestratorError, match=r"has a metric that cannot be: .*'up'.*: `better` must be `higher` or `lo"
+    ):
         table.build({"_target_": f"{__name__}.better_up"})
+    with pytest.raises(OrchestratorError, match=r"'Off By!'.*: `name` must be 1 to 40 letters, digits and underscores"):
+        table.build({"_target_": f"{__name__}.spoken"})
     with pytest.raises(OrchestratorError, match="must give each metric a name of its own"):
         table.build({"_target_": f"{__name__}.twice"})
     with pytest.raises(OrchestratorError, match="must return a number as `rmse` from `measure`"):
