@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import read_as
@@ -108,8 +109,24 @@ def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
                 f"`task` (={type(task).__name__}) must return a number as `{name}` from `measure`, which returned "
                 f"{sorted(result.figures)}; add it."
             )
+    _hold_details(task, result.details)
     known = {"loss", *(metric.name for metric in task.metrics)}
     figures = {name: float(value) for name, value in result.figures.items() if name in known}
     return Measured(
         {name: value if math.isfinite(value) else math.nan for name, value in figures.items()}, result.details
     )
+
+
+def _hold_details(task: Task, details: Mapping[str, Any]) -> None:
+    """Raise for details that a record cannot hold."""
+    where = f"`task` (={type(task).__name__}) must return `details` from `measure`"
+    try:
+        canonical_json(details)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"{where} that JSON can hold: {error}; make them plain, as by int(count) or counts.tolist(), without NaN."
+        ) from None
+    hits, of = (details.get(name, []) for name in ("hits", "of"))
+    counts = all(isinstance(each, list | tuple) and all(type(n) is int and n >= 0 for n in each) for each in (hits, of))
+    if not counts or len(hits) != len(of):
+        raise TaskError(f"{where} whose `hits` and `of` are lists of counts, one a class; call them otherwise if not.")

@@ -416,6 +416,24 @@ def test_an_own_task_is_held_to_its_members(members: dict[str, Any], words: str)
         table.build({"_target_": f"{__name__}.Members", **members})
 
 
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        ({"count": torch.tensor(3)}, "that JSON can hold: Object of type Tensor"),
+        ({"count": np.int64(3)}, "that JSON can hold: Object of type int64"),
+        ({"share": math.nan}, "that JSON can hold: Out of range float"),
+        ({"hits": [1, 2], "of": [3]}, "whose `hits` and `of` are lists of counts"),
+        ({"hits": [0.5], "of": [3]}, "whose `hits` and `of` are lists of counts"),
+        ({"hits": 1, "of": 2}, "whose `hits` and `of` are lists of counts"),
+    ],
+)
+def test_details_are_what_a_record_can_hold(details: dict[str, Any], words: str) -> None:
+    task = table.build({"_target_": f"{__name__}.Members"})
+    assert table.measured(task, Measured({"loss": 1.0, "rmse": 1.0}, {"hits": [1], "of": (3,), "x": {"y": None}}))
+    with pytest.raises(OrchestratorError, match=words):
+        table.measured(task, Measured({"loss": 1.0, "rmse": 1.0}, details))
+
+
 def better_up() -> Members:
     return Members(metrics=(Metric("rmse", "", "up", 0.1),))
 
