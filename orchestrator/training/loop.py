@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
 from orchestrator.training.evaluation import autocast, evaluate, monitored
 from orchestrator.training.state.resuming import Keep, Resumable
-from orchestrator.training.state.train_state import TrainState
+from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
 from orchestrator.training.steps import Averages, Steps, TrainingError, optimizer_of, require_precision, scheduler_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch
@@ -145,6 +146,7 @@ class _Run(Resumable):
         self.losses: list[Tensor] = []
         self.best = -math.inf
         self.best_state: list[Tensor] | None = None
+        self.best_extra: dict[str, Any] = {}
         self.stale = 0
 
     def train(
@@ -271,6 +273,7 @@ class _Run(Resumable):
         if self.config.select == "best" and improved:
             with torch.no_grad():
                 self.best_state = [tensor.detach().clone() for tensor in self._state()]
+            self.best_extra = deepcopy(extra_state(self.model))
         return improved
 
     def select(self) -> None:
@@ -282,6 +285,7 @@ class _Run(Resumable):
         with torch.no_grad():
             for tensor, best in zip(self._state(), self.best_state, strict=True):
                 tensor.copy_(best)
+        restore_extra_state(self.model, self.best_extra)
 
 
 def _diverged(which: str, step: int, value: float, what: str = "loss") -> Diverged:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import quoted
 from orchestrator.core.redact import redact
 from orchestrator.store.node_folder import node_folder, tidy
 from pruning import is_pruned
@@ -34,6 +35,8 @@ WRAPPERS = ("module.", "_orig_mod.")
 """What DataParallel and torch.compile put before the names of parameters."""
 STATES = ("state_dict", "model_state_dict", "model")
 """Where a checkpoint that holds more keeps the weights."""
+AS_JSON = ".json"
+"""After the names of what a network keeps beside its tensors."""
 TOLD = 3
 """Misfits between a checkpoint and a network that are spelled out."""
 
@@ -45,7 +48,11 @@ class CheckpointError(OrchestratorError):
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state_dict of `model` as if it had never been pruned: masked weights under their own names.
 
-    The tensors are those of the model where nothing masks them, and change with it.
+    The tensors are those of the model where nothing masks them, and change with it. What a `get_extra_state` says
+    that is no tensor is here as JSON, in bytes.
+
+    Raises:
+        CheckpointError: that cannot be said in JSON
     """
     state = model.state_dict()
     plain: dict[str, Tensor] = {}
@@ -55,7 +62,22 @@ def plain_state(model: nn.Module) -> dict[str, Tensor]:
             if f"{path}_mask" in state and f"{path}_orig" in state and is_pruned(module):
                 plain[path] = state.pop(f"{path}_orig") * state.pop(f"{path}_mask")
     plain.update(state)
-    return {name: plain[name].detach() for name in sorted(plain)}
+    extra = {name: value for name, value in plain.items() if not isinstance(value, Tensor)}
+    plain |= {name + AS_JSON: _json(name, extra[name]) for name in extra}
+    return {name: plain[name].detach() for name in sorted(plain) if name not in extra}
+
+
+def _json(name: str, value: object) -> Tensor:
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        text = "null"
+    if json.loads(text) != value:
+        raise CheckpointError(
+            f"`{name}` (={quoted(value)}) must be a tensor, or what JSON can hold, numbers, text, lists, and dicts by "
+            "text; let `get_extra_state` of the network return that."
+        )
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
@@ -93,7 +115,15 @@ def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str,
 
 def load_state(model: nn.Module, path: Path) -> None:
     """Copy a file of weights into a plain model; the file is mapped, so that its pages are the system's to drop."""
-    model.load_state_dict(load_file(path))
+    found = load_file(path)
+    extra = _extra(found)
+    model.load_state_dict({**found, **extra})
+
+
+def _extra(found: dict[str, Tensor]) -> dict[str, Any]:
+    """Take out of a file what is there as JSON, and return it by its name."""
+    names = [name for name in found if name.endswith(f"_extra_state{AS_JSON}")]
+    return {name.removesuffix(AS_JSON): json.loads(found.pop(name).numpy().tobytes()) for name in names}
 
 
 def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] = ()) -> None:
@@ -114,6 +144,7 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
     said = f"`model.weights` (={redact(place)})"
     with _at_hand(place, expected, said) as path:
         found = _read(path, said)
+        extra = {name: value for name, value in _extra(found).items() if name in model.state_dict()}
         own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
         for pattern in keep:
             if not any(fnmatchcase(name, pattern) for name in own):
@@ -130,6 +161,7 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
         with torch.no_grad():
             for name in taken & set(named):
                 own[name].copy_(named[name])
+        model.load_state_dict(extra, strict=False)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,8 @@ class Resumable:
     selected_step: int
     best_state: list[Tensor] | None
     """Parameters and buffers, as they were then."""
+    best_extra: dict[str, Any]
+    """What `get_extra_state` said then."""
     averages: Averages | None
     stale: int
     """Evaluations since the last new best."""
@@ -83,6 +86,7 @@ class Resumable:
             "curve": [asdict(point) for point in self.curve],
             "losses": torch.stack(self.losses) if self.losses else None,
             "best_state": self.best_state,
+            "best_extra": self.best_extra,
             "averages": None if self.averages is None else self.averages.values,
         }
         return TrainState.of(parts)
@@ -107,6 +111,7 @@ class Resumable:
         losses, best = state.part("losses"), state.part("best_state")
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.best_state = None if best is None else _like(self._state(), best, "best_state")
+        self.best_extra = dict(state.part("best_extra"))
         if self.averages is not None:
             values = state.part("averages")
             self.averages.values = _like(self.parameters, values, "averages") if values else []

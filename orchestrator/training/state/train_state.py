@@ -97,12 +97,22 @@ def restore_generators(states: Mapping[str, Any], device: torch.device) -> None:
 
 def module_state(module: nn.Module) -> dict[str, Any]:
     """Return all parameters and buffers of a module, those that its state_dict leaves out too, and its extra state."""
-    own = {
+    return {"tensors": dict(_tensors(module)), "extra": extra_state(module)}
+
+
+def extra_state(module: nn.Module) -> dict[str, Any]:
+    """Return what the `get_extra_state` of a module and those in it say, by their names."""
+    return {
         name: each.get_extra_state()
         for name, each in module.named_modules()
         if type(each).get_extra_state is not nn.Module.get_extra_state
     }
-    return {"tensors": dict(_tensors(module)), "extra": own}
+
+
+def restore_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a module what `extra_state` returned of one like it."""
+    for name, extra in state.items():
+        module.get_submodule(name).set_extra_state(extra)
 
 
 def restore_module(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -120,8 +130,7 @@ def restore_module(module: nn.Module, state: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for name, tensor in found.items():
             tensor.copy_(saved[name])
-    for name, extra in state["extra"].items():
-        module.get_submodule(name).set_extra_state(extra)
+    restore_extra_state(module, state["extra"])
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

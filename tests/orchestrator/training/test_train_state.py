@@ -284,6 +284,18 @@ def test_an_optimizer_whose_state_is_not_plain_says_so() -> None:
         )
 
 
+@pytest.mark.parametrize("at", [None, EPOCH + 3])
+def test_the_extra_state_that_is_selected_is_that_of_the_best_step(at: int | None) -> None:
+    options: dict[str, Any] = {"epochs": 6, "lr": 0.5, "eval_every": 2}
+    model, stop = Drawing(), Stop(at or 0)
+    if at is not None:
+        with pytest.raises(loop.Cancelled):
+            fit(Drawing(), cancelled=stop.cancelled, keep=stop.keep, **options)
+    found = fit(model, state=None if at is None else stop.state, **options)
+
+    assert model.calls == found.best_step < found.steps
+
+
 def test_the_state_of_another_network_changes_nothing() -> None:
     stop = Stop(3)
     with pytest.raises(loop.Cancelled):

@@ -7,13 +7,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
-from orchestrator.workloads.weights import load_state, plain_state, state_digest, write_state
+from orchestrator.config.sources import file_digest
+from orchestrator.workloads.weights import (
+    CheckpointError,
+    initialise,
+    load_state,
+    plain_state,
+    state_digest,
+    write_state,
+)
 
 HERE = Path(__file__).parent
 ODD = {
@@ -103,6 +112,38 @@ def test_a_network_is_loaded_as_it_was_and_holds_nothing_of_the_file(tmp_path: P
     (tmp_path / "weights").write_bytes(bytes(1000))
 
     assert state_digest(plain_state(second)) == state_digest(plain_state(first))
+
+
+class Remembering(nn.Linear):
+    """Keeps what is no tensor beside its weights."""
+
+    def __init__(self, memory: object = None) -> None:
+        super().__init__(2, 2)
+        self.memory = memory
+
+    def get_extra_state(self) -> Any:
+        return self.memory
+
+    def set_extra_state(self, state: Any) -> None:
+        self.memory = state
+
+
+@pytest.mark.parametrize("memory", [{"calls": 3, "names": ["a", None, 0.1]}, 5, None, torch.tensor([1.0])])
+def test_what_a_network_keeps_beside_its_tensors_is_written_and_loaded(tmp_path: Path, memory: object) -> None:
+    first, second, third = (nn.Sequential(Remembering(each)) for each in (memory, None, None))
+    third[0].memory = torch.zeros(1) if isinstance(memory, Tensor) else None
+    (tmp_path / "w.safetensors").write_bytes(written(plain_state(first)))
+    load_state(second, tmp_path / "w.safetensors")
+    initialise(third, str(tmp_path / "w.safetensors"), file_digest(str(tmp_path / "w.safetensors")))
+
+    assert second[0].memory == third[0].memory == memory
+    assert state_digest(plain_state(first)) == state_digest(plain_state(second)) == state_digest(plain_state(third))
+
+
+@pytest.mark.parametrize("memory", [object(), {1: 2}, (1, 2), float("nan"), {1, 2}])
+def test_what_no_json_can_hold_is_refused(memory: object) -> None:
+    with pytest.raises(CheckpointError, match=r"`0._extra_state` \(=.*let `get_extra_state` of the network"):
+        plain_state(nn.Sequential(Remembering(memory)))
 
 
 def grown(size: int, uri: str, options: dict[str, object] | None = None) -> list[float]:
