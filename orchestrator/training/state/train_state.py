@@ -201,6 +201,8 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             raise NotPlain(f"{path} is a tensor of layout {value.layout}")
         if is_lazy(value) or not _is_storable(value.dtype):
             raise NotPlain(f"{path} is a tensor of {'no shape yet' if is_lazy(value) else value.dtype}")
+        while path in tensors:  # keys may hold a slash, and 0 and "0" read alike
+            path += "'"
         tensors[path] = value.detach()
         return {"tensor": path}
     for name, of in _LISTS.items():

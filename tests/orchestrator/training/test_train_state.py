@@ -373,6 +373,14 @@ def test_parts_come_back_as_they_were() -> None:
         found.part("other")
 
 
+def test_tensors_whose_paths_read_alike_stay_apart() -> None:
+    one, two, three = (torch.tensor(float(value)) for value in (1, 2, 3))
+    parts = {"a": {"b": one, 0: two, "0": three}, "a/b": two, "a/b'": three}
+    found = elsewhere(TrainState.of(parts))
+
+    assert {name: found.part(name) for name in parts} == parts
+
+
 UNPLAIN = [
     object(),
     iter(()),
