@@ -21,7 +21,8 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import checkpointing, loop
+from orchestrator.training import loop
+from orchestrator.training.state import checkpointing
 from orchestrator.workloads.data import load
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
