@@ -14,8 +14,9 @@ from orchestrator.config import parts
 from orchestrator.config.parts import Component
 from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, one_of, violations, whole, within
 from orchestrator.config.well_formed import INFINITIES, mistyped
+from orchestrator.core.canonical import canonical_json
 
-LOOPS_OWN = ("accumulate", "ema", "compile", "select", "patience")
+LOOPS_OWN = ("accumulate", "ema", "compile", "patience")
 """Keys of a training that the built-in loop alone goes by."""
 NORMS = (*INFINITIES, "fro", "nuc")
 
@@ -107,8 +108,9 @@ class Train:
         for name in LOOPS_OWN if values.get("_target_") else ():
             if values.get(name, default := getattr(Train(), name)) != default:
                 yield (
-                    f"`{where}.{name}` (={values[name]}) is what the built-in loop goes by; leave it at {default} for "
-                    f"a training function of your own, and give what that is to know under `{where}.options`."
+                    f"`{where}.{name}` (={values[name]}) is what the built-in loop goes by; leave it at "
+                    f"{canonical_json(default)} for a training function of your own, and give what that is to know "
+                    f"under `{where}.options`."
                 )
         optimizer, epochs, steps = (values.get(name) for name in ("optimizer", "epochs", "steps"))
         rated = isinstance(optimizer, Mapping) and str(optimizer.get("_target_")).startswith("torch.optim.")

@@ -142,7 +142,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"options": {"beta": 2}}, "`train.options` (={'beta': 2}) are for a training function of your own; pass "),
         (
             {"_target_": "a.b", "patience": 3},
-            "`train.patience` (=3) is what the built-in loop goes by; leave it at None",
+            "`train.patience` (=3) is what the built-in loop goes by; leave it at null",
         ),
         ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, or null."),
         ({"teacher_weight": 0}, "`train.teacher_weight` (=0) must lie in (0, 1]"),
