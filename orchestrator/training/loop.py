@@ -263,8 +263,11 @@ class _Run(Resumable):
     def _keep(self, point: CurvePoint) -> bool:
         """Remember the weights if they are a new best; tell whether they are."""
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
-        if not math.isfinite(value):
-            raise _diverged("validation", point.step, value, self.monitor.name)
+        if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
+            raise TrainingError(
+                f"`train.monitor` (={self.monitor.name}) must be finite on the validation split, and is not at step "
+                f"{point.step}, though the loss is; pass train.monitor=loss finetune.monitor=loss."
+            )
         improved = value > self.best
         if improved:
             self.best = value
@@ -288,8 +291,8 @@ class _Run(Resumable):
         restore_extra_state(self.model, self.best_extra)
 
 
-def _diverged(which: str, step: int, value: float, what: str = "loss") -> Diverged:
+def _diverged(which: str, step: int, loss: float) -> Diverged:
     return Diverged(
-        f"the {which} {what} is {value} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients "
-        "with `clip_norm=1.0`."
+        f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
+        "`clip_norm=1.0`."
     )

@@ -33,6 +33,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop
 from orchestrator.training.evaluation import evaluate
+from orchestrator.training.steps import TrainingError
 from orchestrator.workloads import data as data_sets
 from orchestrator.workloads import models
 from orchestrator.workloads.data import Data
@@ -334,6 +335,16 @@ def test_a_regression_is_chosen_by_its_lowest_error() -> None:
     result = fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01)
     assert result.best_step == min(result.curve, key=lambda point: point.metrics["val/rmse"]).step
     assert fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, select="last").best_step == result.steps
+
+
+def test_a_metric_that_is_not_defined_on_a_split_is_no_divergence() -> None:
+    train = TensorSplit(problem().train.images, problem().train.images.sum(1, keepdim=True))
+    val = TensorSplit(problem().val.images, torch.ones(len(problem().val), 1))  # R2 of equal labels divides by zero
+    data = Data(train, val, val, (4,), 1)
+
+    with pytest.raises(TrainingError, match=r"`train.monitor` \(=r2\) must be finite on the validation split"):
+        fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, monitor="r2")
+    assert fit(nn.Linear(4, 1), data=data, task=Regression(), lr=0.01, monitor="r2", select="last").steps > 0
 
 
 def test_no_batch_beyond_the_last_is_loaded() -> None:
