@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Self
 
@@ -11,8 +13,9 @@ from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
-from orchestrator.execution.dispatch import Claims, Dispatcher
+from orchestrator.core.work_order import Item, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.execution.output_capture import writable
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
 
@@ -23,6 +26,7 @@ class InlineExecutor:
         cluster: of which the threads, whether there is a GPU, and what to do about failures are meant
         store: where finished stages are durable
         work: what runs a segment, or its `module:name`
+        logs: the folder for the tracebacks of what fails, one file an attempt
         claims: of the drivers that share the store, if there may be others
         watch: told the points of the stages that run
     """
@@ -33,11 +37,12 @@ class InlineExecutor:
         store: StageStore,
         *,
         work: Work | str = DEFAULT_WORK,
+        logs: str | Path = "logs",
         claims: Claims | None = None,
         watch: Report = unheard,
     ) -> None:
         self._cluster, self._store, self._work, self._claims = cluster, store, work, claims
-        self._cancelled, self._watch = Event(), watch
+        self._cancelled, self._watch, self._logs = Event(), watch, Path(logs).absolute()
 
     def prestart(self) -> None:
         """Nothing needs to be started."""
@@ -73,7 +78,7 @@ class InlineExecutor:
                 yield from dispatcher.news()
                 yield from dispatcher.began(attempt, time.time())
                 for outcome in perform(self._order(attempt.specs, attempt.lineage, attempt.number), self._work):
-                    yield from dispatcher.take(attempt, outcome)
+                    yield from dispatcher.take(attempt, self._logged(outcome, attempt))
                 if self._cancelled.is_set():
                     yield from dispatcher.stop()
                 yield from dispatcher.ended(attempt)
@@ -85,6 +90,14 @@ class InlineExecutor:
         for index, (*lineage, spec) in enumerate(stages):
             for outcome in perform(self._order((spec,), tuple(lineage), 1), work):
                 yield index, outcome
+
+    def _logged(self, outcome: Item | Failure, attempt: Attempt) -> Item | Failure:
+        """Write the traceback of a failure where those of Ray's workers are, and name the file."""
+        if not isinstance(outcome, Failure):
+            return outcome
+        log = writable(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")
+        log.write_text(outcome.traceback)
+        return replace(outcome, log=str(log))
 
     def _order(self, specs: tuple[StageSpec, ...], lineage: tuple[StageSpec, ...], attempt: int) -> WorkOrder:
         return WorkOrder(

@@ -20,7 +20,7 @@ def captured_output(log: str) -> Iterator[str]:
     Where its folder cannot be made on this machine, the file lies in this user's folder of the temporary directory, if
     that can be trusted. An empty one is removed.
     """
-    path = _writable(Path(log))
+    path = writable(Path(log))
     _flush()
     saved = os.dup(1), os.dup(2)
     try:
@@ -54,7 +54,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _writable(path: Path) -> Path:
+def writable(path: Path) -> Path:
+    """Return `path`, a file that is there from now on, or one of its name where this node can write, or /dev/null."""
     own = node_folder()
     for folder in (path.parent, *([own / "logs"] if own else [])):
         try:

@@ -41,7 +41,7 @@ def make_executor(
 ) -> RayExecutor | InlineExecutor:
     """Return the executor that `cluster.kind` names; enter it to start it, leave it to end it."""
     if cluster.kind == "inline":
-        return InlineExecutor(cluster, store, work=work, claims=claims, watch=watch)
+        return InlineExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
     return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
 
 

@@ -163,7 +163,8 @@ def _train(
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
-        threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
+        if isinstance(executor, RayExecutor):  # else stages run in this process, and nothing is to import beside them
+            threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
         try:
             for event in executor.run(todo):
                 outcome.take(event)

@@ -152,6 +152,7 @@ def test_a_failure_fails_what_depends_on_it_once_and_nothing_else(make: Make, st
         assert "ValueError: no such layer" in event.failure.message
         assert "in _obey" in event.failure.traceback
         assert event.failure.host
+        assert "in _obey" in Path(event.failure.log).read_text(), "the traceback is in the log, inline too"
         assert ("not run" in event.failure.message) == (event.key != broken.key)
     assert store.starts(broken.key) == 1, "a deterministic error is not retried"
 
