@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,7 +137,9 @@ class _Run(Resumable):
         self.optimizer = optimizer_of(config, self.parameters)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
-        self.loss_of = torch.compile(self._loss_of) if config.compile else self._loss_of
+        # No method of this object: it would hold itself, and the processes of its loader, until the collector runs.
+        loss_of = partial(task.loss, model)
+        self.loss_of = torch.compile(loss_of) if config.compile else loss_of
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
         self.step = 0
         self.rate = 0.0
@@ -217,9 +220,6 @@ class _Run(Resumable):
                 f"`train.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; pass "
                 "train.compile=false finetune.compile=false."
             ) from error
-
-    def _loss_of(self, batch: Batch) -> Tensor:
-        return self.task.loss(self.model, batch)
 
     def _schedule(self, interval: str) -> None:
         if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from dataclasses import asdict
+from multiprocessing import active_children
 from typing import Any
 
 import numpy as np
@@ -303,6 +305,16 @@ def test_augmentation_follows_the_seed(workers: int) -> None:
 
     assert curves[0] == curves[1] != curves[2]
     assert curves[0] != metrics(fit(network()))
+
+
+def test_workers_of_a_loader_end_with_the_training() -> None:
+    before = active_children()
+    gc.disable()  # its turn may come late, and torch then waits five seconds for each loader
+    try:
+        fit(network(), data=loaded(0.0, 2))
+        assert active_children() == before
+    finally:
+        gc.enable()
 
 
 def test_what_an_evaluation_draws_is_the_same_each_time_and_no_draw_of_the_training() -> None:
