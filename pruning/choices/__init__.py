@@ -1,0 +1,1 @@
+"""The seven choices that make a pruning method, and the published methods as combinations of them; no torch."""

@@ -1,0 +1,277 @@
+"""The seven independent choices: what ranks, what goes at once, budgets, when, what returns, repair, restart.
+
+Each is plain data that refuses what cannot be meant; nothing here needs torch. A published method is one combination of
+them (`pruning.choices.published`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from pruning.schedule import targets
+
+UnitKind: TypeAlias = Literal["entry", "block", "channel"]
+Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
+ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
+Allocation: TypeAlias = Literal["each", "uniform", "uniform_plus", "er", "erk", "lamp", "given"]
+When: TypeAlias = Literal["trained", "start"]
+DynamicsKind: TypeAlias = Literal["nested", "free"]
+RepairKind: TypeAlias = Literal["none", "obs", "obs_joint", "least_squares", "absorb_bias", "bn_stats"]
+RestartKind: TypeAlias = Literal["keep", "step", "reinit"]
+Control: TypeAlias = Literal["none", "shuffle", "invert"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How important each entry is; the lowest goes first, and signed scores stay signed.
+
+    Args:
+        kind: a name of `pruning.scores`, or a function of your own with the same signature,
+            `(model, batches, loss, *, size, generator, masks, **options) -> {name: tensor}`.
+        options: what the score takes besides, as `temperature` of `grasp`.
+    """
+
+    kind: str | Callable[..., Any] = "magnitude"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What goes at once.
+
+    Args:
+        kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`.
+        size: entries of a block; must divide the weights of one output.
+        dim: of a channel; 0 are the outputs of a layer, 1 its inputs.
+        reduce: a unit's score from its entries': "sum", "l1" (of magnitudes), "l2", or "square_of_sum".
+        spare_last: leave the last tensor dense and out of every count: its channels are the network's outputs.
+    """
+
+    kind: UnitKind = "entry"
+    size: int = 4
+    dim: int = 0
+    reduce: Reduction = "sum"
+    spare_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("unit.kind", self.kind, UnitKind)
+        _one_of("unit.reduce", self.reduce, Reduction)
+        _at_least("unit.size", self.size, 1)
+        if not isinstance(cast(object, self.dim), Integral):
+            raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Among which units is ranked, and how many each tensor keeps.
+
+    Args:
+        kind: "layer": each tensor by itself; "global": all as one; "row": each output's weights by themselves, losing
+            floor(s n) of n (Wanda); "window": `n` are kept of each `m` consecutive entries along the input dimension.
+        allocation: each tensor's share under "layer" and "row". "each" loses round(s n) of its n; the others divide an
+            exact total: "uniform" evenly; "uniform_plus" with a dense first convolution and at least 0.2 of the last
+            tensor; "er" and "erk" by shapes; "lamp" as LAMP's scores of the weights would; "given" by `densities`.
+        power: of ER and ERK; 0 is uniform.
+        densities: name of a parameter, or a pattern of fnmatch -> the density it ends at; for "given".
+        normalise: "size" divides a unit's score by its entries: channels of wide and narrow layers rank as one.
+        min_kept: so many units are kept of every tensor at least (all, where there are fewer).
+        n: how many a window keeps.
+        m: how many entries a window has; must divide the input dimension.
+    """
+
+    kind: ScopeKind = "layer"
+    allocation: Allocation = "each"
+    power: float = 1.0
+    densities: Mapping[str, float] = field(default_factory=dict)
+    normalise: Literal["size"] | None = None
+    min_kept: int = 0
+    n: int = 2
+    m: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("scope.kind", self.kind, ScopeKind)
+        _one_of("scope.allocation", self.allocation, Allocation)
+        _at_least("scope.min_kept", self.min_kept, 0)
+        _at_least("scope.m", self.m, 1)
+        if self.normalise not in (None, "size"):
+            raise ValueError(f"`scope.normalise` (={self.normalise!r}) must be 'size', or None for scores as they are.")
+        _at_least("scope.n", self.n, 0)
+        if self.n > self.m:
+            raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
+        if self.kind == "row" and self.allocation == "lamp":
+            raise ValueError("`scope.allocation` (='lamp') ranks whole tensors, not rows; use 'erk' or 'given'.")
+        if self.allocation != "each" and self.kind in ("global", "window"):
+            raise ValueError(
+                f"`scope.allocation` (={self.allocation!r}) says what each tensor keeps, which `scope.kind` "
+                f"(={self.kind!r}) decides by itself; use kind='layer'."
+            )
+        if self.min_kept and self.kind in ("row", "window"):
+            raise ValueError(
+                f"`scope.min_kept` (={self.min_kept}) holds for whole tensors, but `scope.kind` (={self.kind!r}) "
+                "counts within each; leave it at 0."
+            )
+        if bool(self.densities) != (self.allocation == "given"):
+            raise ValueError(
+                f"`scope.densities` (of {len(self.densities)} tensors) goes with allocation='given' and nothing else, "
+                f"not with {self.allocation!r}; give both or neither."
+            )
+        for name, density in self.densities.items():
+            if not 0 <= _number(f"scope.densities[{name!r}]", density) <= 1:
+                raise ValueError(f"`scope.densities[{name!r}]` (={density!r}) must lie in [0, 1]: the fraction kept.")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When, how often, and how far.
+
+    Args:
+        kind: how the target grows over `rounds`, a name of `pruning.schedule.KINDS`.
+        sparsity: the fraction of all units that is pruned in the end; None where the scope decides it alone.
+        rounds: of pruning and training.
+        inner: re-scorings within a round, without training; density falls geometrically over them.
+        at: "trained", or "start": the network as it is initialised.
+    """
+
+    kind: str = "one_shot"
+    sparsity: float | None = None
+    rounds: int = 1
+    inner: int = 1
+    at: When = "trained"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("schedule.at", self.at, When)
+        _at_least("schedule.inner", self.inner, 1)
+        targets(self.kind, 0.0 if self.sparsity is None else self.sparsity, self.rounds)
+
+
+@dataclass(frozen=True)
+class Dynamics:
+    """Whether entries return.
+
+    Args:
+        kind: "nested": only survivors are ranked; "free": at every re-scoring all entries compete, dead ones with the
+            weights that they had.
+    """
+
+    kind: DynamicsKind = "nested"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("dynamics.kind", self.kind, DynamicsKind)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What happens to the survivors' values, or to biases and statistics.
+
+    Args:
+        kind: "none"; "obs": superposed single updates of optimal brain surgeon; "obs_joint": the exact joint one;
+            "least_squares": each layer refit to its dense outputs; "absorb_bias": constants of dead channels go into
+            the next bias; "bn_stats": running statistics anew.
+        damping: lambda of "obs", "obs_joint" (absolute) and "least_squares" (times the mean diagonal); None is 1e-5 and
+            0.01.
+    """
+
+    kind: RepairKind = "none"
+    damping: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("repair.kind", self.kind, RepairKind)
+        if self.damping is not None and not _number("repair.damping", self.damping) > 0:
+            raise ValueError(
+                f"`repair.damping` (={self.damping!r}) must be above 0, or the matrix may have no inverse."
+            )
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Where training goes on after a round, and controls.
+
+    Args:
+        kind: "keep" the weights; "step": those of step `step` of the dense training; "reinit": a fresh draw.
+        step: for kind "step"; 0 is the initialisation.
+        rates_from: the step of the dense training whose learning rate comes next; None is `step` for kind "step", and
+            the last rate for "keep".
+        control: "shuffle" the mask inside each tensor, or "invert" the scores: what a method must beat.
+    """
+
+    kind: RestartKind = "keep"
+    step: int = 0
+    rates_from: int | None = None
+    control: Control = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        _one_of("restart.kind", self.kind, RestartKind)
+        _one_of("restart.control", self.control, Control)
+        _at_least("restart.step", self.step, 0)
+        if self.rates_from is not None:
+            _at_least("restart.rates_from", self.rates_from, 0)
+        if self.step and self.kind != "step":
+            raise ValueError(
+                f"`restart.step` (={self.step}) is the step that weights go back to, but `restart.kind` "
+                f"(={self.kind!r}) does not go back; use kind='step', or rates_from for the learning rate alone."
+            )
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A pruning method: one of each.
+
+    `select` is a class of `pruning.METHODS`, or one derived from `BasePruningMethod`, that stands in for the exact
+    ranking: it sees the scores and prunes as many as allocation says.
+    """
+
+    score: Score = field(default_factory=Score)
+    unit: Unit = field(default_factory=Unit)
+    scope: Scope = field(default_factory=Scope)
+    schedule: Schedule = field(default_factory=Schedule)
+    dynamics: Dynamics = field(default_factory=Dynamics)
+    repair: Repair = field(default_factory=Repair)
+    restart: Restart = field(default_factory=Restart)
+    select: str | type | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be combined."""
+        if self.scope.kind == "window" and self.unit.kind != "entry":
+            raise ValueError(
+                f"`scope.kind` (='window') ranks entries along the input dimension, not units of kind "
+                f"{self.unit.kind!r}; use unit.kind='entry'."
+            )
+        if self.scope.kind == "row" and self.unit.kind == "channel":
+            raise ValueError("`scope.kind` (='row') ranks within an output, which a channel fills; use kind='layer'.")
+        if self.scope.allocation == "lamp" and self.unit.kind != "entry":
+            raise ValueError(
+                f"`scope.allocation` (='lamp') counts single weights, not units of kind {self.unit.kind!r}; use 'erk'."
+            )
+        if self.select is not None and (self.scope.kind in ("row", "window") or self.dynamics.kind == "free"):
+            raise ValueError(
+                f"`select` (={getattr(self.select, '__name__', self.select)!r}) prunes whole tensors further, so that "
+                f"scope.kind (={self.scope.kind!r}) and dynamics.kind (={self.dynamics.kind!r}) cannot be combined "
+                "with it; use a score."
+            )
+
+
+def _one_of(name: str, value: object, kinds: Any) -> None:
+    if value not in get_args(kinds):
+        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(get_args(kinds))}.")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(cast(object, value), Integral):
+        raise TypeError(f"`{name}` (={value!r}) must be an int, not {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"`{name}` (={value!r}) must be an int of at least {least}.")
+
+
+def _number(name: str, value: float) -> float:
+    if not isinstance(cast(object, value), Real):
+        raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
+    return value

@@ -1,0 +1,238 @@
+"""How many units each tensor keeps: integer counts that add up exactly.
+
+    uniform        density_l = rho
+    uniform_plus   1 for a first convolution, at least 0.2 for the last tensor, the rest alike     (arXiv 2010.07611)
+    er             density_l = min(1, eps ((n_in + n_out) / (n_in n_out))^power)       (Mocanu 2018, arXiv 1707.04780)
+    erk            density_l = min(1, eps (sum(shape) / prod(shape))^power)              (Evci 2020, arXiv 1911.11134)
+
+with eps such that sum_l density_l n_l = rho sum_l n_l; a tensor above 1 becomes dense, the largest first, and eps is
+solved again. Counts are those densities by largest remainder; of equal remainders the earlier tensor comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from pruning.choices.axes import Scope
+from pruning.selection.groups import Groups
+from pruning.selection.smallest import prune_smallest_, prune_smallest_across_
+
+TINY = 1e-9
+"""What arithmetic may lose: .29 of 100 is 29."""
+
+
+def allocate(
+    groups: Groups,
+    sparsity: float | None,
+    scores: Mapping[str, Tensor] | None = None,
+    alive: Mapping[str, Tensor] | None = None,
+) -> dict[str, int]:
+    """Return name -> how many units each pool of that tensor keeps; a tensor is one pool unless rows or windows are.
+
+    Of n units, n - round(sparsity n) are kept (half to even), dead ones counted as pruned; no tensor keeps more than
+    survive, and what it cannot keep goes to the others.
+
+    Args:
+        groups: the units; their `scope` says how they divide the budget.
+        sparsity: the fraction of all units to be pruned in the end; None where densities or windows say it.
+        scores: name -> score of each unit, for "global" (those that rank) and "lamp" (LAMP's).
+        alive: name -> bool for each unit, whether it may be kept; None is all.
+
+    Raises:
+        ValueError: the target cannot be reached under `min_kept`, given densities, or what survives.
+    """
+    scope, sizes = groups.scope, groups.sizes
+    if scope.kind == "window":
+        _check_windows(scope, sparsity)
+        return dict.fromkeys(sizes, scope.n)
+    most = dict(sizes) if alive is None else {name: int(alive[name].sum()) for name in sizes}
+    least = {name: min(scope.min_kept, most[name]) for name in most}
+    if scope.allocation == "given":
+        wanted = _given(groups, sparsity)
+    elif sparsity is None:
+        raise ValueError("`sparsity` must be a fraction in [0, 1) unless given densities or windows say what is kept.")
+    else:
+        total = sum(sizes.values()) - round(sparsity * sum(sizes.values()))
+        if scope.kind == "global" or scope.allocation == "lamp":
+            return _by_ranking(groups, scores, alive, total, least, most)
+        wanted = _shared(groups, sparsity)
+    if scope.kind == "row":
+        return {layout.name: layout.pool - math.floor(wanted[layout.name] * layout.pool + TINY) for layout in groups}
+    if scope.allocation in ("each", "given"):
+        kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
+        return {name: max(least[name], min(most[name], kept[name])) for name in sizes}
+    return largest_remainder({name: (1 - wanted[name]) * size for name, size in sizes.items()}, total, least, most)
+
+
+def _check_windows(scope: Scope, sparsity: float | None) -> None:
+    if sparsity is not None and abs(sparsity - (1 - scope.n / scope.m)) > TINY:
+        raise ValueError(
+            f"`sparsity` (={sparsity}) must be {1 - scope.n / scope.m:g} where {scope.n} of each {scope.m} entries are "
+            "kept, or left out."
+        )
+
+
+def _shared(groups: Groups, sparsity: float) -> dict[str, float]:
+    """Return name -> the sparsity that the allocation gives it."""
+    scope, shapes, sizes = groups.scope, [layout.shape for layout in groups], list(groups.sizes.values())
+    if scope.allocation in ("er", "erk"):
+        raw = er if scope.allocation == "er" else erk
+        densities = scaled([raw(shape, scope.power) for shape in shapes], sizes, 1 - sparsity)
+    elif scope.allocation == "uniform_plus":
+        densities = uniform_plus(shapes, sizes, 1 - sparsity)
+    else:
+        return dict.fromkeys(groups.sizes, sparsity)
+    return {name: 1 - density for name, density in zip(groups.sizes, densities, strict=True)}
+
+
+def _given(groups: Groups, sparsity: float | None) -> dict[str, float]:
+    wanted = {}
+    for name in groups.sizes:
+        given = groups.scope.densities
+        matching = [key for key in given if key == name] or [key for key in given if fnmatchcase(name, key)]
+        if not matching:
+            raise ValueError(
+                f"`scope.densities` must name every tensor that is pruned, but lacks {name!r}; give it one (1 keeps it "
+                "dense), or leave it out of what is pruned."
+            )
+        wanted[name] = 1 - float(given[matching[0]])
+    if sparsity is not None:
+        pruned, total = sum(wanted[name] * size for name, size in groups.sizes.items()), sum(groups.sizes.values())
+        if abs(pruned - sparsity * total) > 0.5 * len(wanted) + TINY * total:
+            raise ValueError(
+                f"`sparsity` (={sparsity}) cannot be reached by `scope.densities`, which prune {pruned / total:.6g}; "
+                "leave `sparsity` out, or change them."
+            )
+    return wanted
+
+
+def er(shape: Sequence[int], power: float = 1.0) -> float:
+    """Return ((n_in + n_out) / (n_in n_out))^power: what ER's density is proportional to."""
+    ends = shape[:2]
+    return float((sum(ends) / math.prod(ends)) ** power)
+
+
+def erk(shape: Sequence[int], power: float = 1.0) -> float:
+    """Return (sum(shape) / prod(shape))^power: what ERK's density is proportional to."""
+    return float((sum(shape) / math.prod(shape)) ** power)
+
+
+def scaled(raw: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:
+    """Return density_l = min(1, eps raw_l) with sum density_l n_l = density sum n_l.
+
+    Args:
+        raw: of each tensor, above 0.
+        sizes: units of each tensor.
+        density: of all tensors together.
+    """
+    dense: set[int] = set()
+    while True:
+        free = [i for i in range(len(sizes)) if i not in dense]
+        if not free:
+            return [1.0] * len(sizes)
+        eps = (density * sum(sizes) - sum(sizes[i] for i in dense)) / sum(raw[i] * sizes[i] for i in free)
+        above = [i for i in free if eps * raw[i] > 1]
+        if not above:
+            return [1.0 if i in dense else eps * raw[i] for i in range(len(sizes))]
+        dense.add(max(above, key=lambda i: raw[i]))
+
+
+LAST = 0.2
+"""The least density that uniform+ leaves the last tensor."""
+
+
+def uniform_plus(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density: float) -> list[float]:
+    """Return the densities of uniform+: a first convolution dense, the last tensor at least `LAST`, the rest alike.
+
+    Raises:
+        ValueError: those two alone are more than `density` allows.
+    """
+    fixed = {0: 1.0} if len(shapes[0]) > 2 and len(shapes) > 1 else {}
+    while True:
+        free = [i for i in range(len(sizes)) if i not in fixed]
+        left = density * sum(sizes) - sum(fixed[i] * sizes[i] for i in fixed)
+        share = left / sum(sizes[i] for i in free) if free else 0.0
+        last = len(sizes) - 1
+        if last in free and share < LAST and density < 1:
+            fixed[last] = LAST
+            continue
+        if share < 0 or (not free and left < -TINY):
+            least = sum(fixed[i] * sizes[i] for i in fixed) / sum(sizes)
+            raise ValueError(
+                f"`sparsity` (={1 - density:.6g}) cannot be reached by allocation='uniform_plus', which keeps "
+                f"{least:.6g} in the first convolution and the last tensor alone; use 'erk'."
+            )
+        return [fixed.get(i, min(1.0, share)) for i in range(len(sizes))]
+
+
+def largest_remainder(
+    quotas: Mapping[str, float], total: int, least: Mapping[str, int], most: Mapping[str, int]
+) -> dict[str, int]:
+    """Return integers near `quotas`, within [least, most], that add up to `total`.
+
+    Each gets the floor of its quota; what is left goes by the largest remainders, of equal ones to the earlier.
+
+    Raises:
+        ValueError: the bounds leave no such integers.
+    """
+    _check_reachable(total, least, most)
+    counts = {name: min(max(math.floor(q + TINY), least[name]), most[name]) for name, q in quotas.items()}
+    remainder = {name: round(q - math.floor(q + TINY), 9) for name, q in quotas.items()}
+    names = sorted(quotas, key=lambda name: -remainder[name])  # stable: the earlier of equal ones first
+    step = 1 if sum(counts.values()) < total else -1
+    while (left := abs(total - sum(counts.values()))) > 0:
+        room = [
+            name for name in names[::step] if (counts[name] < most[name] if step > 0 else counts[name] > least[name])
+        ]
+        for name in room[:left]:
+            counts[name] += step
+    return counts
+
+
+def _check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int]) -> None:
+    if sum(least.values()) > total:
+        raise ValueError(
+            f"`scope.min_kept` asks for {sum(least.values())} units, but the sparsity leaves {total}; lower one."
+        )
+    if sum(most.values()) < total:
+        raise ValueError(
+            f"`sparsity` cannot be reached: {total} units are to be kept, but only {sum(most.values())} survive; prune "
+            "no less than before."
+        )
+
+
+def _by_ranking(
+    groups: Groups,
+    scores: Mapping[str, Tensor] | None,
+    alive: Mapping[str, Tensor] | None,
+    total: int,
+    least: Mapping[str, int],
+    most: Mapping[str, int],
+) -> dict[str, int]:
+    """Rank all tensors as one, once the best `least` of each are kept."""
+    if scores is None:
+        raise ValueError("`scores` must be given to an allocation that ranks all tensors as one.")
+    _check_reachable(total, least, most)
+    names = list(groups.sizes)
+    open_to = {name: _alive(groups, alive, name) for name in names}
+    if any(least.values()):
+        for name in names:
+            rest = open_to[name].clone()
+            prune_smallest_(rest, scores[name], most[name] - least[name])
+            open_to[name] &= ~rest  # these are kept whatever the ranking says
+    prune_smallest_across_(
+        [open_to[name] for name in names],
+        [scores[name] for name in names],
+        sum(most.values()) - total,
+        names=[f"scores of {name}" for name in names],
+    )
+    return {name: least[name] + int(open_to[name].sum()) for name in names}
+
+
+def _alive(groups: Groups, alive: Mapping[str, Tensor] | None, name: str) -> Tensor:
+    return torch.ones(groups.sizes[name], dtype=torch.bool) if alive is None else alive[name].clone()

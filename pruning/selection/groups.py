@@ -1,0 +1,174 @@
+"""What goes at once, and what is ranked together: entries, blocks, channels; whole tensors, rows, windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from pruning.choices.axes import Scope, Unit
+
+_REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda entries: entries.sum(1),
+    "l1": lambda entries: entries.abs().sum(1),
+    "l2": lambda entries: entries.square().sum(1).sqrt(),
+    "square_of_sum": lambda entries: entries.sum(1).square(),
+}
+"""A unit's score from those of its entries, a row each."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one tensor is cut into units, and these into pools that are ranked by themselves.
+
+    Args:
+        name: of the parameter in the network.
+        shape: of the parameter.
+        order: its dimensions in the order in which units are counted.
+        entries: of a unit: consecutive ones, once the dimensions are in `order`.
+        pool: consecutive units that are ranked together; all of them for a whole tensor.
+    """
+
+    name: str
+    shape: torch.Size
+    order: tuple[int, ...]
+    entries: int
+    pool: int
+
+    @property
+    def units(self) -> int:
+        return self.shape.numel() // self.entries
+
+    def by_unit(self, tensor: Tensor) -> Tensor:
+        """Return the entries of `tensor` (the parameter's shape) as (units, entries of each)."""
+        return tensor.permute(self.order).reshape(self.units, self.entries)
+
+    def by_entry(self, units: Tensor) -> Tensor:
+        """Return what holds of each unit, shape (units,), for each entry: the parameter's shape."""
+        ordered = [self.shape[dim] for dim in self.order]
+        inverse = [self.order.index(dim) for dim in range(len(self.order))]
+        return units[:, None].expand(self.units, self.entries).reshape(ordered).permute(inverse).contiguous()
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The units of all tensors that are pruned, in the network's order; plain data, made by `groups_of`."""
+
+    layouts: tuple[Layout, ...]
+    unit: Unit
+    scope: Scope
+
+    def __iter__(self) -> Iterator[Layout]:
+        return iter(self.layouts)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Name -> number of units."""
+        return {layout.name: layout.units for layout in self.layouts}
+
+    def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return name -> the score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.
+
+        Args:
+            scores: name -> scores of the parameter's shape, or of its units already, shape (units,).
+
+        Raises:
+            ValueError: a tensor has no scores, or of another shape.
+        """
+        reduced = {}
+        for layout in self.layouts:
+            given = scores.get(layout.name)
+            if given is None:
+                raise ValueError(
+                    f"`scores` lack {layout.name!r}, which is to be pruned; score it, or leave it out of the names."
+                )
+            given = given.detach()
+            by_entry = given.shape == layout.shape
+            if not by_entry and given.shape != (layout.units,):
+                raise ValueError(
+                    f"`scores[{layout.name!r}]` of shape {tuple(given.shape)} must have the parameter's shape "
+                    f"{tuple(layout.shape)}, or that of its units, ({layout.units},)."
+                )
+            values = layout.by_unit(given) if by_entry else given[:, None]
+            if layout.entries == 1 or not by_entry:
+                reduced[layout.name] = values[:, 0]
+                continue
+            if self.scope.normalise == "size":  # the mean, so that units of any size compare
+                values = values / (layout.entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
+            reduced[layout.name] = _REDUCTIONS[self.unit.reduce](values)
+        return reduced
+
+    def alive(self, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return name -> bool for each unit, whether any of its entries is unpruned; all are without `masks`."""
+        given = masks or {}
+        return {
+            layout.name: layout.by_unit(given[layout.name] != 0).any(1).cpu()
+            if layout.name in given
+            else torch.ones(layout.units, dtype=torch.bool)
+            for layout in self.layouts
+        }
+
+    def expand(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return name -> bool of the parameter's shape: the entries of the units that `kept`, shape (units,), keeps."""
+        return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
+
+
+def groups_of(shapes: Mapping[str, Sequence[int]], unit: Unit | None = None, scope: Scope | None = None) -> Groups:
+    """Cut tensors of these shapes into units.
+
+    Args:
+        shapes: name -> shape of all that is pruned, in the network's order.
+        unit: what goes at once; None is single entries.
+        scope: among which units is ranked; None is whole tensors.
+
+    Raises:
+        ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
+    """
+    unit, scope = unit or Unit(), scope or Scope()
+    cut = {name: torch.Size(shape) for name, shape in shapes.items()}
+    if unit.kind == "channel" and unit.spare_last:
+        if len(cut) < 2:
+            raise ValueError(
+                "`unit.spare_last` (=True) leaves nothing to prune of a network with one prunable tensor; set it False."
+            )
+        cut.popitem()
+    return Groups(tuple(_layout(name, shape, unit, scope) for name, shape in cut.items()), unit, scope)
+
+
+def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope) -> Layout:
+    natural = tuple(range(len(shape)))
+    if scope.kind == "window":
+        return _windows(name, shape, scope)
+    if unit.kind == "channel":
+        if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
+            raise ValueError(
+                f"`unit.dim` (={unit.dim}) must be a dimension of every tensor that is pruned, but {name!r} has the "
+                f"shape {tuple(shape)}; pass 0 for output channels, 1 for input channels, or leave the tensor out."
+            )
+        dim = unit.dim % len(shape)
+        size = shape.numel() // max(shape[dim], 1)
+        return Layout(name, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
+    row = math.prod(shape[1:]) if len(shape) > 1 else shape.numel()
+    size = unit.size if unit.kind == "block" else 1
+    if row % size:
+        raise ValueError(
+            f"`unit.size` (={size}) must divide the weights of one output, but {name!r} of shape {tuple(shape)} has "
+            f"{row}; choose a divisor, or leave the tensor out."
+        )
+    return Layout(name, shape, natural, size, row // size if scope.kind == "row" else shape.numel() // size)
+
+
+def _windows(name: str, shape: torch.Size, scope: Scope) -> Layout:
+    """Windows of consecutive inputs; of a convolution, input channels at one kernel position."""
+    inputs = shape[1] if len(shape) > 1 else shape.numel()
+    if inputs % scope.m:
+        raise ValueError(
+            f"`scope.m` (={scope.m}) must divide the input dimension, but {name!r} of shape {tuple(shape)} has "
+            f"{inputs} inputs; choose a divisor, or leave the tensor out."
+        )
+    order = (0, *range(2, len(shape)), 1) if len(shape) > 1 else (0,)
+    return Layout(name, shape, order, 1, scope.m)
