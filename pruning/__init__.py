@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pruning import scores as scores
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
@@ -82,10 +83,15 @@ _TORCH_NAMES = {
 }
 """Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
 
-__all__ = sorted(_HOMES)
+_ROOMS = ("scores",)
+"""Packages that are used by their own name, as in `pruning.scores.snip`."""
+
+__all__ = sorted([*_HOMES, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:
         home, attribute = _HOMES[name], name
     elif name in _TORCH_NAMES:

@@ -1,0 +1,111 @@
+"""Scoring data: batches, what they weigh, and means over them in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pruning.scores.network import Network
+
+Batches: TypeAlias = Iterable[Any] | None
+Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | None
+Size: TypeAlias = Callable[[Any], float] | None
+
+
+def weighed(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[Any, float]]:
+    """Yield (batch, its weight) of all batches that hold something.
+
+    Args:
+        score: the name of the score, for the error.
+        batches: any iterable; read once.
+        size: (batch) -> its weight; None takes the length of its first tensor.
+
+    Raises:
+        ValueError: there is no batch, or none with a weight.
+    """
+    empty = True
+    for batch in () if batches is None else batches:
+        weight = float(rows(batch) if size is None else size(batch))
+        if weight > 0:
+            empty = False
+            yield batch, weight
+    if empty:
+        given = "None" if batches is None else "empty"
+        raise ValueError(
+            f"`batches` (={given}) must hold scoring data, which `{score}` reads; pass batches of the training split."
+        )
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a tensor, tuple, list, dict or object."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from (tensor for value in batch.values() for tensor in tensors(value))
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        yield from (tensor for value in batch for tensor in tensors(value))
+    elif hasattr(batch, "__dict__"):
+        yield from tensors(vars(batch))
+
+
+def rows(batch: Any) -> int:
+    """Return the number of examples in a batch, the length of its first tensor."""
+    first = next(tensors(batch), None)
+    if first is None or not first.dim():
+        raise ValueError(
+            f"`batches` (of {type(batch).__name__}) must hold tensors whose first dimension is the batch; or say by "
+            "`size` what a batch weighs."
+        )
+    return len(first)
+
+
+def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
+    """Return `loss(model, batch)`, a batch's mean; refuse what no gradient can be taken of."""
+    if loss is None:
+        raise ValueError(
+            f"`loss` (=None) must be a function (model, batch) -> mean loss, of which `{score}` takes gradients."
+        )
+    value = loss(model, batch)
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"`loss` (which returned {what}) must return the batch's mean as one number that depends on the model that "
+            "it is given; compute it from that model's outputs, without `detach` or `no_grad`."
+        )
+    return value.reshape(())
+
+
+def gradients(loss: Tensor, parameters: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    """Return dL/dp for each parameter, 0 for one that the loss does not depend on."""
+    return list(
+        torch.autograd.grad(loss, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    )
+
+
+def mean_over_batches(
+    score: str, batches: Batches, size: Size, of_batch: Callable[[Any], Sequence[Tensor]]
+) -> list[Tensor]:
+    """Return the mean of `of_batch` over all batches by their weights, accumulated in float64."""
+    totals: list[Tensor] = []
+    weights = 0.0
+    for batch, weight in weighed(score, batches, size):
+        values = of_batch(batch)
+        if totals:
+            for total, value in zip(totals, values, strict=True):
+                total.add_(value, alpha=weight)
+        else:
+            totals = [value.detach().to(torch.float64, copy=True).mul_(weight) for value in values]
+        weights += weight
+    return [total.div_(weights) for total in totals]
+
+
+def mean_gradient(score: str, net: Network, batches: Batches, loss: Loss, size: Size) -> dict[str, Tensor]:
+    """Return name -> gradient of the mean loss over all batches, float64, of pruned entries too."""
+    parameters = list(net.parameters.values())
+    means = mean_over_batches(
+        score, batches, size, lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters)
+    )
+    return dict(zip(net.parameters, means, strict=True))

@@ -1,0 +1,228 @@
+"""The network that a score reads: a copy that computes with what the masks keep, and that may be changed freely.
+
+Parameters of the copy share the storage of the model's (they are never written to), everything else is its own: so a
+score leaves parameters, buffers, gradients and modes of the model as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from pruning.holding.masking import masked
+from pruning.holding.parameter import ModuleParameter, drop_vacated, place, plain_modules, pruned_names, unwrapped
+from pruning.holding.reparam import stored
+
+BatchNormMode: TypeAlias = Literal["train", "eval"]
+Masks: TypeAlias = Mapping[str, Tensor]
+
+ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter that is scored: `parameter` of the model, called `leaf` in `module`, and what of it is kept.
+
+    `kept` is a bool tensor of its shape, or None where nothing is pruned.
+    """
+
+    module: nn.Module
+    leaf: str
+    parameter: Tensor
+    kept: Tensor | None
+
+    @property
+    def stored(self) -> Tensor:
+        """The values w, those of pruned entries too where the model still has them."""
+        return self.parameter.detach()
+
+    @property
+    def value(self) -> Tensor:
+        """What the network computes with, v = m w."""
+        return self.stored if self.kept is None else masked(self.stored, self.kept)
+
+
+def is_prunable(module: nn.Module, leaf: str) -> bool:
+    """Say whether a parameter is a weight of a linear or convolutional layer, or of an attention's projections."""
+    if isinstance(module, nn.MultiheadAttention):
+        return leaf in ATTENTION_PROJECTIONS
+    return leaf == "weight" and (isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D")
+
+
+def weights_of(
+    model: nn.Module, masks: Masks | None = None, parameters: Iterable[str] | None = None
+) -> dict[str, Weight]:
+    """Return qualified name -> weight, in the order of the model, a tied one once.
+
+    Args:
+        model: pruned or not; what this package or torch holds pruned goes by the name that it has in a plain model.
+        masks: what is pruned besides, nonzero where an entry is kept; of any parameters of the model.
+        parameters: names of what is scored; None takes the weights of linear and convolutional layers and of
+            attention's projections.
+
+    Raises:
+        ValueError: a name is not in the model, a mask has another shape, or nothing is left to be scored.
+    """
+    kept = _kept(model, masks or {})
+    found: dict[str, Weight] = {}
+    if parameters is None:
+        seen: set[int] = set()
+        for path, module in plain_modules(model):
+            for leaf, parameter in plain_parameters(module):
+                if is_prunable(module, leaf) and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    name = f"{path}.{leaf}" if path else leaf
+                    found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
+    else:
+        for name in parameters:
+            module, leaf = _find(model, name)
+            parameter = dict(plain_parameters(module))[leaf]
+            found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
+    if not found:
+        raise ValueError(
+            f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score; name other "
+            "parameters by `parameters`."
+        )
+    return found
+
+
+def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's own parameters under the names that they have where nothing is held pruned."""
+    held = {f"{leaf}_orig": leaf for leaf in pruned_names(module)}
+    for leaf, parameter in module._parameters.items():
+        if parameter is not None:
+            yield held.get(leaf, leaf), parameter
+
+
+def _find(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, leaf = name.rpartition(".")
+    for known, module in plain_modules(model):
+        if known == path and leaf in dict(plain_parameters(module)):
+            return module, leaf
+    raise ValueError(
+        f"`parameters` (={name!r}) must name parameters of `model`, and {type(model).__name__} has none so called."
+    )
+
+
+def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
+    """Return id of a parameter -> bool tensor of what both the model and `masks` keep of it."""
+    found: dict[int, Tensor] = {}
+
+    def add(parameter: Tensor, mask: Tensor) -> None:
+        keeps = mask.detach().to(parameter.device) != 0
+        found[id(parameter)] = found[id(parameter)] & keeps if id(parameter) in found else keeps
+
+    for _, module in plain_modules(model):
+        for leaf in pruned_names(module):
+            add(*stored(module, leaf))
+    for name, mask in masks.items():
+        module, leaf = place(model, name, mask.shape)
+        add(dict(plain_parameters(module))[leaf], mask)
+    return found
+
+
+# --- the copy ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """A plain copy of a model, without dropout, that computes with v = m w; `parameters` are its weights by name."""
+
+    model: nn.Module
+    weights: Mapping[str, Weight]
+    parameters: dict[str, nn.Parameter]
+
+    def module_of(self, name: str) -> nn.Module:
+        """Return the module of the copy that has the parameter `name`."""
+        return self.model.get_submodule(name.rpartition(".")[0])
+
+
+@contextmanager
+def network(
+    model: nn.Module,
+    masks: Masks | None,
+    parameters: Iterable[str] | None,
+    *,
+    batch_norm: BatchNormMode = "eval",
+    value: Callable[[nn.Module, str, Tensor], Tensor] | None = None,
+) -> Iterator[Network]:
+    """Copy `model` for a score; within, gradients are on, and what is drawn does not move the global generators.
+
+    Args:
+        model: stays as it is.
+        masks: see `weights_of`.
+        parameters: see `weights_of`.
+        batch_norm: "train" takes the statistics of each batch, "eval" the running ones.
+        value: (module, leaf, v) -> what the copy computes with instead, for every parameter; None takes v.
+
+    Raises:
+        ValueError: as `weights_of`; or `batch_norm` is another word.
+    """
+    if batch_norm not in get_args(BatchNormMode):
+        raise ValueError(f"`batch_norm` (={batch_norm!r}) must be 'train' or 'eval'.")
+    weights = weights_of(model, masks, parameters)
+    devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
+        copied, parameters_of = _copied(model, _kept(model, masks or {}), value)
+        _set_modes(copied, batch_norm)
+        named = {name: parameters_of[id(weight.parameter)] for name, weight in weights.items()}
+        for parameter in named.values():
+            parameter.requires_grad_()
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
+            yield Network(copied, weights, named)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _copied(
+    model: nn.Module, kept: Mapping[int, Tensor], value: Callable[[nn.Module, str, Tensor], Tensor] | None
+) -> tuple[nn.Module, dict[int, nn.Parameter]]:
+    """Return a plain copy, and id of a parameter -> its copy, frozen."""
+    memo: dict[int, Any] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for leaf, parameter in plain_parameters(module):
+            if id(parameter) not in parameters:
+                values = parameter.detach()
+                values = masked(values, kept[id(parameter)]) if id(parameter) in kept else values
+                values = values if value is None else value(module, leaf, values)
+                memo[id(parameter)] = parameters[id(parameter)] = nn.Parameter(values, requires_grad=False)
+        for attribute in vars(module).values():  # what hooks have computed cannot be copied, and is computed anew
+            for tensor in attribute if isinstance(attribute, list) else (attribute,):
+                if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                    memo[id(tensor)] = tensor.detach()
+    copied = copy.deepcopy(unwrapped(model), memo)
+    for module in copied.modules():
+        for leaf in pruned_names(module):
+            ModuleParameter.of(module, leaf).release()
+        drop_vacated(module)
+    return copied, parameters
+
+
+def _set_modes(model: nn.Module, batch_norm: BatchNormMode) -> None:
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(batch_norm == "train")
+        elif isinstance(module, nn.RNNBase):  # cuDNN differentiates it in training mode only
+            module.train()
+            module.dropout = 0.0
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return qualified name -> BatchNorm layer that has a scale, in the order of the model."""
+    return {
+        path: module
+        for path, module in plain_modules(model)
+        if isinstance(module, _BatchNorm) and cast(Tensor | None, module.weight) is not None
+    }

@@ -1,0 +1,85 @@
+"""Scores of the weights alone, and random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from pruning.scores.data import Batches, Loss, Size
+from pruning.scores.network import Masks, weights_of
+
+
+def magnitude(
+    model: nn.Module,
+    batches: Batches = None,
+    loss: Loss = None,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by its magnitude (Han et al. 2015, arXiv 1506.02626).
+
+        score_i = |v_i|         0 for what is pruned
+
+    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
+    """
+    return {name: weight.value.abs() for name, weight in weights_of(model, masks, parameters).items()}
+
+
+def random(
+    model: nn.Module,
+    batches: Batches = None,
+    loss: Loss = None,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by a number drawn uniformly from [0, 1), in the order of the model.
+
+    Args and errors: see `pruning.scores`; `batches`, `loss` and `size` are unused. `generator` is one of the CPU; None
+    draws what torch's own would, and does not move that: the next call gives the same.
+    """
+    if generator is None:
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+    return {
+        name: torch.rand(weight.parameter.shape, generator=generator, dtype=torch.float64).to(weight.parameter.device)
+        for name, weight in weights_of(model, masks, parameters).items()
+    }
+
+
+def lamp(
+    model: nn.Module,
+    batches: Batches = None,
+    loss: Loss = None,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by its share in the squares of its tensor that are no smaller (Lee 2021, arXiv 2010.07611).
+
+        score_i = v_i^2 / (sum of v_j^2 over all j of the same or a higher rank)        0 for 0 / 0
+
+    Ranked globally it prunes every tensor by magnitude, and allocates by these scores: the largest entry of each scores
+    1. Equal magnitudes rank by their index.
+
+    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
+    """
+    return {name: _lamp(weight.value) for name, weight in weights_of(model, masks, parameters).items()}
+
+
+def _lamp(value: Tensor) -> Tensor:
+    magnitudes = value.abs().to(torch.float64).flatten()
+    ordered, order = magnitudes.sort(stable=True)
+    squares = ordered.square_()
+    above = squares.flip(0).cumsum(0).flip(0)
+    shares = torch.where(above > 0, squares / above, 0.0)
+    return torch.empty_like(shares).scatter_(0, order, shares).view(value.shape)

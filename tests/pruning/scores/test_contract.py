@@ -1,0 +1,143 @@
+"""What holds of every score in the table."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.utils.prune as torch_prune
+from scored_networks import Batch, assert_close, conv_batch, conv_network, cross_entropy, flat, split
+from torch import Tensor, nn
+
+import pruning
+from pruning.scores import SCORES, Score
+
+SHARED = ["model", "batches", "loss", "size", "generator", "masks", "parameters"]
+DATA_SCORES = [name for name, score in SCORES.items() if score.reads_data]
+
+
+def scored(name: str, model: nn.Module, batches: list[Batch] | None = None, **own: Any) -> dict[str, Tensor]:
+    batches = [conv_batch()] if batches is None else batches
+    generator = torch.Generator().manual_seed(0)
+    return SCORES[name].function(model, batches, cross_entropy, generator=generator, **own)
+
+
+def state(model: nn.Module) -> list[Any]:
+    """Return all that a score must leave: bytes of tensors, gradients, flags, hooks, global generators."""
+    tensors = [*model.parameters(), *model.buffers()]
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    flags = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    needs = [(p.requires_grad, id(p), p._version) for p in model.parameters()]
+    return [*(t.detach().clone() for t in tensors), *gradients, flags, needs, torch.get_rng_state()]
+
+
+def equal(before: Any, after: Any) -> bool:
+    return torch.equal(before, after) if isinstance(before, Tensor) else bool(before == after)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_changes_nothing(name: str) -> None:
+    model = conv_network().train()
+    model.bn1.eval()
+    cross_entropy(model, conv_batch()).backward()
+    model.conv2.weight.requires_grad_(False)
+    before = state(model)
+
+    scored(name, model)
+
+    assert all(equal(*pair) for pair in zip(before, state(model), strict=True))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_data_that_draws_does_not_move_the_global_generator(name: str) -> None:
+    def drawing() -> Iterator[Batch]:
+        torch.rand(3)
+        yield conv_batch()
+
+    model = conv_network()
+    before = torch.get_rng_state()
+
+    SCORES[name].function(model, drawing(), cross_entropy)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("name", "score"), SCORES.items())
+def test_all_take_the_same_arguments_and_return_a_score_for_each_entry_or_unit(name: str, score: Score) -> None:
+    model = conv_network()
+
+    scores = scored(name, model)
+
+    assert list(inspect.signature(score.function).parameters)[: len(SHARED)] == SHARED
+    assert ("batch_norm" in inspect.signature(score.function).parameters) == (score.batch_norm is not None)
+    assert getattr(pruning.scores, name) is score.function
+    if not score.units:
+        assert list(scores) == ["conv1.weight", "conv2.weight", "fc.weight"]
+    for parameter, values in scores.items():
+        shape = model.get_parameter(parameter).shape
+        assert values.shape == (shape[:1] if score.units else shape)
+        assert values.isfinite().all()
+        assert values.dtype == torch.float64
+        assert not values.requires_grad
+        assert score.signed or (values >= 0).all()
+
+
+HOLDS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "ours": lambda layer, mask: pruning.custom_from_mask(layer, "weight", mask),
+    "torch": lambda layer, mask: torch_prune.custom_from_mask(layer, "weight", mask),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("holder", HOLDS)
+def test_a_pruned_network_is_scored_as_it_computes(name: str, holder: str) -> None:
+    mask = (torch.arange(48) % 3 != 0).view(3, 16)
+    plain, held, zeroed = conv_network(), conv_network(), conv_network()
+    HOLDS[holder](held.fc, mask)
+    held(conv_batch()[0])  # leaves a tensor with a history in `fc.weight`
+    zeroed.fc.weight.data.mul_(mask)
+
+    by_masks = scored(name, plain, masks={"fc.weight": mask})
+    by_hooks = scored(name, held)
+    by_zeros = scored(name, zeroed)
+
+    assert list(by_hooks) == list(by_masks) == list(by_zeros)
+    for key, values in by_masks.items():
+        assert torch.equal(values, by_hooks[key])
+        kept = mask if values.shape == mask.shape else torch.ones_like(values, dtype=torch.bool)
+        assert torch.equal(values[kept], by_zeros[key][kept])
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_SCORES if not SCORES[name].batch_norm or name != "taylor"])
+def test_the_cut_into_batches_does_not_matter_where_batch_norm_is_not_reading_them(name: str) -> None:
+    own = {"batch_norm": "eval"} if SCORES[name].batch_norm else {}
+
+    whole = flat(scored(name, conv_network(), **own))
+
+    assert_close(flat(scored(name, conv_network(), split(conv_batch(), 1, 3, 2), **own)), whole, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", DATA_SCORES)
+def test_missing_data_is_told(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"`batches` \(=None\) must hold scoring data, which `{name}` reads; pass"):
+        SCORES[name].function(conv_network(), None, cross_entropy)
+    with pytest.raises(ValueError, match=r"`batches` \(=empty\) must hold scoring data"):
+        SCORES[name].function(conv_network(), [], cross_entropy)
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_SCORES if "inputs" not in SCORES[name].needs])
+def test_a_missing_or_useless_loss_is_told(name: str) -> None:
+    score = SCORES[name].function
+    with pytest.raises(ValueError, match=rf"`loss` \(=None\) must be a function .*`{name}`"):
+        score(conv_network(), [conv_batch()], None)
+    with pytest.raises(
+        ValueError, match=r"`loss` \(which returned a tensor of shape \(6, 3\)\) must return the batch's mean"
+    ):
+        score(conv_network(), [conv_batch()], lambda model, batch: model(batch[0]))
+    with pytest.raises(
+        ValueError, match=r"`loss` \(which returned a tensor of shape \(\)\) must return the batch's mean"
+    ):
+        score(conv_network(), [conv_batch()], lambda model, batch: model(batch[0]).detach().mean())

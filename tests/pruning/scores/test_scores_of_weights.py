@@ -1,0 +1,185 @@
+"""Magnitude, random, LAMP and SynFlow: golden values, laws, and another network against a slow reference."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from scored_networks import assert_close, conv_batch, conv_network, flat, golden, golden_network
+from torch import Tensor, nn
+
+import pruning
+from pruning.scores import lamp, magnitude, random, synflow
+
+
+def test_magnitude_is_the_absolute_value() -> None:
+    model = golden_network()
+
+    scores = magnitude(model)
+
+    assert list(scores) == ["fc1.weight", "fc2.weight"]
+    assert torch.equal(scores["fc1.weight"], model.fc1.weight.detach().abs())
+
+
+def test_random_scores_follow_their_generator() -> None:
+    drawn = [flat(random(golden_network(), generator=torch.Generator().manual_seed(s))) for s in (0, 0, 1)]
+
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert len(set(drawn[0].tolist())) == 28
+
+
+# --- LAMP -------------------------------------------------------------------------------------------------------------
+
+
+def test_lamp_on_the_golden_network() -> None:
+    assert_close(flat(lamp(golden_network())), golden("lamp"))
+
+
+def lamp_by_loops(weight: Tensor) -> Tensor:
+    entries = [(abs(value), index) for index, value in enumerate(weight.flatten().tolist())]
+    return torch.tensor([v * v / sum(u * u for u, j in entries if (u, j) >= (v, i)) for v, i in entries]).double()
+
+
+def test_lamp_on_another_network_against_loops() -> None:
+    model = conv_network()
+    expected = torch.cat([lamp_by_loops(model.get_parameter(name)) for name in lamp(model)])
+
+    assert torch.allclose(flat(lamp(model)), expected, rtol=1e-6)
+
+
+def test_lamp_gives_the_largest_exactly_1_and_ignores_the_scale_of_a_layer() -> None:
+    model = conv_network().float()
+    scores = lamp(model)
+    with torch.no_grad():
+        model.fc.weight *= 4
+
+    assert all(score.max() == 1 for score in scores.values())
+    assert torch.equal(lamp(model)["fc.weight"], scores["fc.weight"])
+
+
+def test_lamp_counts_survivors_alone_and_has_0_for_nothing() -> None:
+    layer = nn.Linear(4, 1, bias=False)
+    layer.weight.data = torch.tensor([[3.0, 4.0, 12.0, 5.0]])
+    masks = {"weight": torch.tensor([[1, 1, 0, 0]])}
+
+    assert lamp(layer, masks=masks)["weight"].tolist() == [[9 / 25, 1, 0, 0]]
+    layer.weight.data.zero_()
+    assert lamp(layer)["weight"].tolist() == [[0, 0, 0, 0]]
+
+
+# --- SynFlow ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bias", "name"), [(False, "synflow"), (True, "synflow_bias")])
+def test_synflow_on_the_golden_network(bias: bool, name: str) -> None:
+    assert_close(flat(synflow(golden_network(), None, None, bias=bias)), golden(name))
+
+
+def test_synflow_conserves_the_flow_through_units_and_layers() -> None:
+    scores = synflow(golden_network())
+    into, out = scores["fc1.weight"].sum(1), scores["fc2.weight"].sum(0)
+
+    assert_close(into, out)
+    assert_close(into, torch.tensor([1.19, 1.071, 1.0325, 1.498], dtype=torch.float64))
+    assert scores["fc1.weight"].sum().item() == pytest.approx(4.7915, abs=1e-12)
+
+
+def test_synflow_of_a_convolutional_network_conserves_too() -> None:
+    scores = synflow(conv_network(), [conv_batch()])
+
+    totals = torch.stack([score.sum() for score in scores.values()])
+    assert_close(totals, totals[:1].expand_as(totals))
+
+
+def test_synflow_on_another_network_against_finite_differences() -> None:
+    model = conv_network()
+    scores = synflow(model, [conv_batch()])
+    bn = model.bn1
+    scale = (bn.weight.abs() / (bn.running_var + bn.eps).sqrt())[:, None, None]
+
+    def flow(weights: dict[str, Tensor]) -> Tensor:
+        x = nn.functional.conv2d(torch.ones(1, 2, 6, 6).double(), weights["conv1.weight"], padding=1) * scale
+        x = nn.functional.conv2d(x, weights["conv2.weight"], stride=2, groups=2).flatten(1)
+        return (x @ weights["fc.weight"].T).sum()
+
+    weights = {name: model.get_parameter(name).detach().abs().requires_grad_() for name in scores}
+    gradients = torch.autograd.grad(flow(weights), list(weights.values()))
+    assert_close(flat(scores), torch.cat([(w * g).flatten() for w, g in zip(weights.values(), gradients, strict=True)]))
+
+
+def test_synflow_of_a_pruned_network_flows_through_what_is_kept() -> None:
+    model = golden_network()
+    masks = {"fc1.weight": torch.ones(4, 4)}
+    masks["fc1.weight"][2] = 0
+
+    scores = synflow(model, masks=masks)
+
+    assert not scores["fc1.weight"][2].any()
+    assert not scores["fc2.weight"][:, 2].any()
+    assert_close(scores["fc1.weight"][:2].sum(1), torch.tensor([1.19, 1.071], dtype=torch.float64))
+
+
+def test_synflow_does_not_overflow_in_a_deep_network_of_float32() -> None:
+    layers = [module for _ in range(60) for module in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+
+    assert flat(synflow(model)).isfinite().all()
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.fc(x).sigmoid()
+
+
+@pytest.mark.parametrize(
+    ("model", "function"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.GELU()), "gelu"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), "layer_norm"),
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU6()), "hardtanh"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh()), "tanh"),
+        (nn.Sequential(nn.Linear(3, 3), nn.SiLU(inplace=True)), "silu"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LogSoftmax(-1)), "log_softmax"),
+        (Gated(), "sigmoid"),
+    ],
+)
+def test_synflow_refuses_functions_that_break_its_laws(model: nn.Module, function: str) -> None:
+    with pytest.raises(ValueError, match=rf"applies {function}\).* must .*ReLU"):
+        synflow(model)
+
+
+def test_synflow_needs_the_shape_of_an_input() -> None:
+    with pytest.raises(ValueError, match=r"`batches` \(=None\) must hold a batch"):
+        synflow(conv_network())
+    with pytest.raises(ValueError, match=r"`batches` \(of torch.int64\) must begin with real-valued"):
+        synflow(golden_network(), [torch.arange(4)[None]])
+
+
+def test_names_follow_a_wrapped_and_a_tied_network() -> None:
+    model = nn.Sequential(OrderedDict(a=nn.Linear(3, 3), b=nn.Linear(3, 3), c=nn.Embedding(3, 3)))
+    model.b.weight = model.a.weight
+
+    assert list(magnitude(nn.DataParallel(model))) == ["a.weight"]
+    assert list(magnitude(model, parameters=["b.weight", "c.weight"])) == ["b.weight", "c.weight"]
+
+
+def test_what_cannot_be_scored_is_told() -> None:
+    with pytest.raises(ValueError, match=r"`parameters` \(='fc3.weight'\) must name parameters"):
+        magnitude(golden_network(), parameters=["fc3.weight"])
+    with pytest.raises(ValueError, match=r"`fc1.weight` has the shape \(4, 4\) in the model but \(2, 2\)"):
+        magnitude(golden_network(), masks={"fc1.weight": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match=r"`model` \(ReLU\) must have a linear or convolutional layer"):
+        magnitude(nn.ReLU())
+
+
+def test_scores_are_an_attribute_of_the_package() -> None:
+    assert pruning.scores.SCORES["lamp"].function is lamp
