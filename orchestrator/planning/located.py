@@ -14,8 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from orchestrator.config.sources import content_digest
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.redact import redact
@@ -243,6 +241,8 @@ def place_digest(place: str) -> str:
     try:
         if "://" not in place:
             return content_digest(place)
+        import fsspec  # 50 ms, for URIs alone
+
         system, path = fsspec.core.url_to_fs(place)
         return _remote_digest(place, str(system.ukey(path)))
     except Exception as error:  # whatever a file system's library raises
@@ -252,6 +252,8 @@ def place_digest(place: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _remote_digest(uri: str, _version: str) -> str:
+    import fsspec
+
     with fsspec.open(uri, "rb") as file:
         found = hashlib.sha256()
         while piece := file.read(2**20):
