@@ -169,7 +169,8 @@ class _Nodes(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         from hydra.core.config_store import ConfigNode
 
-        return ConfigNode(name, OmegaConf.structured(super().__getitem__(name)), f"hydra/schema/{self.group}", None, None)
+        node = OmegaConf.structured(super().__getitem__(name))
+        return ConfigNode(name, node, f"hydra/schema/{self.group}", package=None, provider=None)
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:

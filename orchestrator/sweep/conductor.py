@@ -14,8 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator.compare.audit import audit
-from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
@@ -38,17 +36,12 @@ from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.environment import environment
-from orchestrator.sweep.outcome import Outcome
+from orchestrator.sweep.outcome import Outcome, behind
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
-from orchestrator.sweep.sync_views import behind
 from orchestrator.views.report import drawing
-from orchestrator.views.report.files import kept, report, write
-from orchestrator.views.report.tables import print_audit, print_comparison
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.streams import say
-from orchestrator.views.tracking.process import TrackerProcess
-from orchestrator.views.tracking.view_writer import ViewWriter
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
@@ -90,6 +83,11 @@ def _nothing_started() -> Iterator[None]:
 
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
+    from orchestrator.compare.audit import audit  # a dry run needs none of these
+    from orchestrator.compare.compare_trials import compare_trials
+    from orchestrator.views.report.files import kept, report, write
+    from orchestrator.views.report.tables import print_audit, print_comparison
+
     console = Console()
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
@@ -223,6 +221,9 @@ def _starting(cluster: Mapping[str, Any]) -> str:
 def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], None]) -> AbstractContextManager[Tracker]:
     if tracking["kind"] == "none":
         return nullcontext(Tracker())
+    from orchestrator.views.tracking.process import TrackerProcess
+    from orchestrator.views.tracking.view_writer import ViewWriter
+
     uri, experiment = resolve_uri(tracking["uri"]), resolve_experiment(tracking["experiment"])
     return TrackerProcess(partial(ViewWriter, read=store.read, uri=uri, experiment=experiment), say)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.config.schema import ConfigError
+from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
@@ -118,6 +121,19 @@ class Outcome:
         lines = [f"  {first}{more}, {what}: {failure.message}"]
         lines += [f"      {line}" for line in own_frames(failure.traceback)]
         return lines + ([f"    log: {failure.log} on {failure.host}"] if failure.log else [])
+
+
+def behind(
+    names: Sequence[str], store: Mapping[str, Any], *, uri: str | None, experiment: str | None, **_: object
+) -> str:
+    """Return the sentence that views lack something, and below it the command that completes them."""
+    words = ["python", "-m", "orchestrator.sync", *names]
+    words += ["--store", store["uri"]] if store["uri"] != "store" else []
+    words += [word for key, value in store["options"].items() for word in ("--option", f"{key}={value}")]
+    words += ["--uri", uri] if uri else []
+    words += ["--experiment", experiment] if experiment and experiment != DEFAULT_EXPERIMENT else []
+    lacking = "this sweep" if len(names) == 1 else f"{len(names)} sweeps"
+    return f"MLflow does not hold all of {lacking}; the store does. This completes it:\n\n    {shlex.join(words)}"
 
 
 def own_frames(traceback: str) -> list[str]:

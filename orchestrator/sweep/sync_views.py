@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT, resolve_experiment, resolve_uri
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.sweep.outcome import EXIT_BEHIND
+from orchestrator.sweep.outcome import EXIT_BEHIND, behind
 from orchestrator.sweep.saved_sweeps import chosen_sweeps, file_system, list_store, open_store, sweeps_parser
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.streams import say
@@ -42,19 +40,6 @@ def sync_command(arguments: Sequence[str] | None) -> int:
         say(error, amiss=True)
         return 2
     return _sync_all(store, chosen, options)
-
-
-def behind(
-    names: Sequence[str], store: Mapping[str, Any], *, uri: str | None, experiment: str | None, **_: object
-) -> str:
-    """Return the sentence that views lack something, and below it the command that completes them."""
-    words = ["python", "-m", "orchestrator.sync", *names]
-    words += ["--store", store["uri"]] if store["uri"] != "store" else []
-    words += [word for key, value in store["options"].items() for word in ("--option", f"{key}={value}")]
-    words += ["--uri", uri] if uri else []
-    words += ["--experiment", experiment] if experiment and experiment != DEFAULT_EXPERIMENT else []
-    lacking = "this sweep" if len(names) == 1 else f"{len(names)} sweeps"
-    return f"MLflow does not hold all of {lacking}; the store does. This completes it:\n\n    {shlex.join(words)}"
 
 
 def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:

@@ -38,7 +38,9 @@ def small(line: list[str]) -> list[str]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(*trials: list[str]) -> Outcome:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(conductor, "report", lambda *_: {})  # its figures take longer than all else
+        monkeypatch.setattr(
+            "orchestrator.views.report.files.report", lambda *_: {}
+        )  # its figures take longer than all else
         schema.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return conductor.run([Job(tuple(line), plain(compose("config", small(line)))) for line in trials])

@@ -70,7 +70,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "their_words.py").write_text(THEIRS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(conductor, "report", lambda *_: {})
+    monkeypatch.setattr("orchestrator.views.report.files.report", lambda *_: {})
 
     def start(*trials: list[str]) -> Outcome:
         schema.register()

@@ -31,7 +31,9 @@ LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
     """Run the sweep in this process, so that its file system can be made to fail."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(conductor, "report", lambda *_: {})  # its figures take longer than all else
+    monkeypatch.setattr(
+        "orchestrator.views.report.files.report", lambda *_: {}
+    )  # its figures take longer than all else
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
