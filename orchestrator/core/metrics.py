@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from orchestrator.core.plain_data import Margin
+
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")]
 Unit = Annotated[str, Meta(max_length=16)]
-Margin = Annotated[float, Meta(ge=0, le=1e150)]
 Format = Annotated[str, Meta(pattern=r"\A\.[0-9][%efg]\Z")]
 
 
