@@ -81,8 +81,8 @@ def _remembered(run: Run) -> Run:
         except OrchestratorError as error:
             failure = failure_of(error, given=[each.fields for each in (*order.lineage, *order.specs)])
             if failure.repeats:
-                past = PastFailure(type(error).__name__, failure.message, time.time(), _circumstances(spec, order))
                 with suppress(StoreError):  # the failure itself is to be told
+                    past = PastFailure(type(error).__name__, failure.message, time.time(), _circumstances(spec, order))
                     order.store.failures.save(spec.key, past)
             raise
 

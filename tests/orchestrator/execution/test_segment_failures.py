@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from store_cases import FILES, chain, record_for
 
-from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.core.errors import DataError, OrchestratorError, StoreError
+from orchestrator.core.records import StageRecord
 from orchestrator.core.work_order import Result, WorkOrder
 from orchestrator.execution import segment
 from orchestrator.execution.perform import perform
@@ -93,6 +94,21 @@ def test_other_weights_to_start_from_try_again(attempt: Attempt, store: Store) -
     assert past.circumstances[dense] == store.finished([dense])[dense].weights_digest
     store.failures.save(key, type(past)(past.kind, past.message, past.time, {**past.circumstances, dense: "other"}))
     assert attempt(None) == (1, "")
+
+
+def test_a_store_that_is_away_does_not_hide_the_failure(
+    attempt: Attempt, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense = chain(1)[0].key
+    finished = store.finished
+
+    def away(_: Store, keys: Iterable[str]) -> Mapping[str, StageRecord]:
+        if dense in (asked := list(keys)):
+            raise StoreError("the store is away")
+        return finished(asked)
+
+    monkeypatch.setattr(Store, "finished", away)
+    assert attempt(Diverged("nan")) == (1, "nan")
 
 
 def test_a_secret_is_not_remembered(attempt: Attempt, store: Store) -> None:
