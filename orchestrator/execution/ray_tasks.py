@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import pickle
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -20,6 +20,7 @@ from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.metrics import Metric
+from orchestrator.core.plain_data import parse_json, read_as
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.work_order import AttemptStart, Item, Report, WorkOrder
 from orchestrator.execution.dispatch import Attempt
@@ -131,15 +132,15 @@ class Tasks(Generic[Item]):
         if time.monotonic() - self._looked < POINTS_EVERY:
             return
         self._looked = time.monotonic()
-        for attempt in islice(self._running.values(), WATCHED):
-            for key in attempt.left[:1]:
-                found: bytes | None = None
-                with suppress(Exception):  # no sweep fails for want of a display
-                    found = _internal_kv_get(key, namespace=POINTS)
-                    _internal_kv_del(key, namespace=POINTS)
+        told: list[tuple[str, CurvePoint, Metric]] = []
+        for key in [key for attempt in islice(self._running.values(), WATCHED) for key in attempt.left[:1]]:
+            with suppress(Exception):  # no sweep fails for want of a display
+                found: bytes | None = _internal_kv_get(key, namespace=POINTS)
+                _internal_kv_del(key, namespace=POINTS)
                 if found is not None:
-                    point, metric = pickle.loads(found)
-                    yield key, point, metric
+                    point, metric = _point_from(found)
+                    told.append((key, point, metric))
+        yield from told
 
     def end_late(self, limit: float) -> None:
         """End tasks by force whose stage takes longer than `limit` seconds."""
@@ -219,7 +220,7 @@ def _reporting() -> Iterator[Report]:
         if time.monotonic() - last >= POINTS_EVERY:
             told.add(key)
             with suppress(Exception):  # no stage fails for want of a display
-                _internal_kv_put(key, pickle.dumps((point, metric)), namespace=POINTS)
+                _internal_kv_put(key, _point_as_bytes(point, metric), namespace=POINTS)
             last = time.monotonic()
 
     try:
@@ -228,6 +229,15 @@ def _reporting() -> Iterator[Report]:
         for key in told:
             with suppress(Exception):
                 _internal_kv_del(key, namespace=POINTS)
+
+
+def _point_as_bytes(point: CurvePoint, metric: Metric) -> bytes:
+    return json.dumps([asdict(point), asdict(metric)]).encode()
+
+
+def _point_from(content: bytes) -> tuple[CurvePoint, Metric]:
+    point, metric = parse_json(content)
+    return read_as(CurvePoint, point), read_as(Metric, metric)
 
 
 def _next(generator: ObjectRefGenerator) -> Any:
