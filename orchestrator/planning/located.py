@@ -151,7 +151,7 @@ def checkpoint(value: str, revision: str | None = None) -> str:
     path = Path(_absolute(value))
     if path.is_file():
         _require_suffix(value)
-        return os.path.abspath(path)
+        return str(path)
     if not path.is_dir():
         if path.suffix in SUFFIXES or not _is_hub_name(value):
             raise Misplaced("cannot be read: there is no such file; check the path, relative to where you are.")
@@ -159,7 +159,7 @@ def checkpoint(value: str, revision: str | None = None) -> str:
     found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
     if found is None:
         raise Misplaced(f"is a directory without {' or '.join(IN_A_FOLDER)}; pass the file itself.")
-    return os.path.abspath(found)
+    return str(found)
 
 
 def config_folder(value: str, revision: str | None = None) -> str:
@@ -173,7 +173,7 @@ def config_folder(value: str, revision: str | None = None) -> str:
         path = hub_folder(value, revision)
     if not value or not (path / "config.json").is_file():
         raise Misplaced("must be a directory with a config.json, as save_pretrained of transformers writes it.")
-    return os.path.abspath(path)
+    return str(path)
 
 
 def texts(root: str) -> list[str]:
@@ -204,7 +204,7 @@ def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
 def _tokenizer_content(tokenizer: str) -> str:
     if tokenizer not in TOKENIZERS and not Path(_absolute(tokenizer)).is_file():
         raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file that the package tokenizers has saved.")
-    return tokenizer if tokenizer in TOKENIZERS else place_digest(os.path.expanduser(tokenizer))
+    return tokenizer if tokenizer in TOKENIZERS else place_digest(_absolute(tokenizer))
 
 
 def hub_folder(name: str, revision: str | None) -> Path:
@@ -223,7 +223,7 @@ def hub_folder(name: str, revision: str | None) -> Path:
             "file."
         ) from None
     try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        return Path(_absolute(snapshot_download(name, revision=revision, local_files_only=True)))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         at = f" at revision {revision}" if revision else ""
         raise Misplaced(

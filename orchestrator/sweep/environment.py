@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
 
 import orchestrator
+from orchestrator.planning.located import release_of
 
 PACKAGES = ("torch", "numpy", "ray", "hydra-core", "omegaconf", "mlflow")
 
@@ -14,11 +14,7 @@ PACKAGES = ("torch", "numpy", "ray", "hydra-core", "omegaconf", "mlflow")
 def environment() -> dict[str, str]:
     """Return name -> version of what results and their view depend on, and `git_commit` where there is one."""
     found = {"orchestrator": orchestrator.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    found |= {package: release for package in PACKAGES if (release := release_of(package))}
     found["platform"] = platform.platform()
     return found | _commit()
 
