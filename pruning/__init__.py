@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
+    from pruning.choices.axes import Choices as Choices
+    from pruning.choices.published import PUBLISHED as PUBLISHED
+    from pruning.engine.committing import commit as commit
+    from pruning.engine.committing import remove_all as remove_all
+    from pruning.engine.committing import sparsity as sparsity
+    from pruning.engine.controls import inverted as inverted
+    from pruning.engine.controls import shuffle as shuffle
+    from pruning.engine.one_call import prune as prune
+    from pruning.engine.plans import Plan as Plan
+    from pruning.engine.plans import groups as groups
+    from pruning.engine.plans import plan as plan
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks.mask_set import MaskSet as MaskSet
@@ -51,11 +62,19 @@ if TYPE_CHECKING:
     from pruning.methods.unstructured import L1Unstructured as L1Unstructured
     from pruning.methods.unstructured import RandomUnstructured as RandomUnstructured
     from pruning.schedule import targets as targets
+    from pruning.selection.allocation import allocate as allocate
+    from pruning.selection.select import select as select
 
 _HOMES = {
     name: home
     for home, names in {
         "amount": "Amount count_to_prune validate_amount",
+        "choices.axes": "Choices",
+        "choices.published": "PUBLISHED",
+        "engine.committing": "commit remove_all sparsity",
+        "engine.controls": "inverted shuffle",
+        "engine.one_call": "prune",
+        "engine.plans": "Plan groups plan",
         "holding.keeper": "MaskKeeper",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",
@@ -68,6 +87,8 @@ _HOMES = {
         "methods.table": "METHODS",
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
         "schedule": "targets",
+        "selection.allocation": "allocate",
+        "selection.select": "select",
     }.items()
     for name in names.split()
 }

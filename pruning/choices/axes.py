@@ -225,8 +225,9 @@ class Restart:
 class Choices:
     """A pruning method: one of each.
 
-    `select` is a class of `pruning.METHODS`, or one derived from `BasePruningMethod`, that stands in for the exact
-    ranking: it sees the scores and prunes as many as allocation says.
+    `select` is a name of `pruning.METHODS`, or a class derived from `BasePruningMethod` (of torch's, too), that stands
+    in for the exact ranking: it sees the scores (the weights themselves for "magnitude") and prunes as many as the
+    allocation says. `arguments` are the class's, `amount` and `dim` left out.
     """
 
     score: Score = field(default_factory=Score)
@@ -237,6 +238,7 @@ class Choices:
     repair: Repair = field(default_factory=Repair)
     restart: Restart = field(default_factory=Restart)
     select: str | type | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be combined."""
@@ -251,12 +253,21 @@ class Choices:
             raise ValueError(
                 f"`scope.allocation` (='lamp') counts single weights, not units of kind {self.unit.kind!r}; use 'erk'."
             )
+        if self.select is not None and self.restart.control == "invert":
+            raise ValueError(
+                f"`restart.control` (='invert') turns scores round, which `select` (={self._select!r}) need not "
+                "rank by as they are; use a score."
+            )
         if self.select is not None and (self.scope.kind in ("row", "window") or self.dynamics.kind == "free"):
             raise ValueError(
-                f"`select` (={getattr(self.select, '__name__', self.select)!r}) prunes whole tensors further, so that "
+                f"`select` (={self._select!r}) prunes whole tensors further, so that "
                 f"scope.kind (={self.scope.kind!r}) and dynamics.kind (={self.dynamics.kind!r}) cannot be combined "
                 "with it; use a score."
             )
+
+    @property
+    def _select(self) -> str | None:
+        return self.select if isinstance(self.select, str | None) else self.select.__name__
 
 
 def _one_of(name: str, value: object, kinds: Any) -> None:

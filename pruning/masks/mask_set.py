@@ -47,13 +47,14 @@ class MaskSet(Mapping[str, Tensor]):
                 masks[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
         return cls(masks)
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: nn.Module, *, replace: bool = False) -> None:
         """Prune the parameters of `model` by these masks, on top of what is pruned already; all of them or none.
 
         A parameter that several modules share is pruned in all of them, whichever of its names the masks have.
 
         Args:
             model: has every named parameter, with its mask's shape.
+            replace: these masks stand instead of those before: entries may return, with the values that are held.
 
         Raises:
             ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
@@ -72,7 +73,7 @@ class MaskSet(Mapping[str, Tensor]):
             for name, parameter in module._parameters.items():
                 if parameter is not None and parameter in wanted:
                     masks[module, names.get(name, name)] = wanted[parameter]
-        prune_by_masks(masks)
+        prune_by_masks(masks, replace=replace)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._masks[name]

@@ -62,14 +62,8 @@ def global_unstructured(
         )
     tied_parameters = _gather(parameters, importance_scores)
     masks, scores = [tied.copied_mask() for tied in tied_parameters], [tied.entry_scores() for tied in tied_parameters]
-    try:
-        with drawing_from(method, generator):
-            if is_builtin(method):
-                method.prune_across_(masks, scores)
-            else:
-                masks = _custom_masks(method, masks, scores)
-    except ValueError as error:
-        raise _with_name_of_nan(error, tied_parameters, masks, scores) from error
+    labels = [tied.label for tied in tied_parameters]
+    masks = next_masks(method, masks, scores, labels, generator)
     _commit_all(tied_parameters, masks)
 
 
@@ -127,10 +121,13 @@ def global_structured(
     _commit_all(tied_parameters, masks)
 
 
-def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
-    """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is."""
+def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor], *, replace: bool = False) -> None:
+    """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is.
+
+    What is pruned already stays so, unless these masks `replace` those before.
+    """
     tied_parameters = _gather(masks, None)
-    pruned = [tied.copied_mask() for tied in tied_parameters]
+    pruned = [torch.ones_like(t.first.orig.detach()) if replace else t.copied_mask() for t in tied_parameters]
     for tied, mask in zip(tied_parameters, pruned, strict=True):
         for place in tied.places:
             CustomFromMask(masks[place.module, place.name]).prune_(mask, mask)
@@ -215,6 +212,37 @@ def _pair(item: object) -> tuple[nn.Module, str]:
     return item[0], item[1]
 
 
+def next_masks(
+    method: BasePruningMethod,
+    masks: Sequence[Tensor],
+    scores: Sequence[Tensor],
+    labels: Sequence[str],
+    generator: torch.Generator | None = None,
+) -> list[Tensor]:
+    """Return the masks after an 'unstructured' method has ranked the entries of all tensors as one.
+
+    Args:
+        method: ranks; a builtin one writes into `masks`.
+        masks: nonzero where an entry is still unpruned; to be changed in place.
+        scores: of their shapes.
+        labels: the tensors' names in errors.
+        generator: source of random draws; None is torch's default generator.
+    """
+    try:
+        with drawing_from(method, generator):
+            if not is_builtin(method):
+                return _custom_masks(method, masks, scores)
+            method.prune_across_(masks, scores)
+            return [*masks]
+    except ValueError as error:
+        undefined = [
+            label
+            for label, mask, score in zip(labels, masks, scores, strict=True)
+            if bool(score[mask != 0].isnan().any())
+        ]
+        raise ValueError(f"Pruning {', '.join(undefined)}: {error}") if undefined else error from error
+
+
 def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> list[Tensor]:
     """Let `method` see all unpruned scores as one 1-D tensor, and cut its mask up again."""
     alive = [mask != 0 for mask in masks]
@@ -230,15 +258,3 @@ def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Se
         torch.zeros_like(mask).masked_scatter_(kept, part.to(mask))
         for mask, kept, part in zip(masks, alive, parts, strict=True)
     ]
-
-
-def _with_name_of_nan(
-    error: ValueError, tied_parameters: Sequence[_TiedParameter], masks: Sequence[Tensor], scores: Sequence[Tensor]
-) -> ValueError:
-    """Return `error`, naming the tensors whose scores are NaN, if that is why."""
-    labels = [
-        tied.label
-        for tied, mask, score in zip(tied_parameters, masks, scores, strict=True)
-        if bool(score[mask != 0].isnan().any())
-    ]
-    return ValueError(f"Pruning {', '.join(labels)}: {error}") if labels else error

@@ -1,0 +1,1 @@
+"""The steps of a pruning put together: score, allocate, select, repair; a plan, and its commitment to a network."""

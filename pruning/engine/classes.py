@@ -1,0 +1,102 @@
+"""A pruning method's class as the select step: those of `pruning.METHODS`, the user's own, and torch's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.utils.prune as torch_prune
+from torch import Tensor, nn
+
+from pruning.choices.axes import Choices, Unit
+from pruning.holding.parameter import ModuleParameter
+from pruning.methods.across_modules import next_masks
+from pruning.methods.base import BasePruningMethod
+from pruning.methods.deciding import next_mask
+from pruning.methods.table import METHODS
+from pruning.scores.network import Weight
+from pruning.selection.allocation import allocate
+from pruning.selection.groups import Groups
+
+
+def class_of(choices: Choices) -> type[BasePruningMethod] | None:
+    """Return the class that `choices.select` is or names, None where there is none."""
+    select = choices.select
+    if select is None:
+        return None
+    kind = METHODS.get(select) if isinstance(select, str) else select
+    if kind is None or not issubclass(kind, torch_prune.BasePruningMethod):
+        raise ValueError(
+            f"`select` (={select!r}) must be a class derived from BasePruningMethod, or one of {', '.join(METHODS)}."
+        )
+    return cast(type[BasePruningMethod], kind)
+
+
+def with_unit_of_class(choices: Choices) -> Choices:
+    """Return the choices, counting channels where the class prunes these."""
+    structured = getattr(class_of(choices), "PRUNING_TYPE", None) == "structured"
+    return replace(choices, unit=Unit("channel")) if structured and choices.unit.kind == "entry" else choices
+
+
+def masks_of_class(
+    choices: Choices,
+    cut: Groups,
+    sparsity: float | None,
+    weights: Mapping[str, Weight],
+    scores: Mapping[str, Tensor] | None,
+    generator: torch.Generator | None,
+) -> dict[str, Tensor]:
+    """Return name -> bool of the parameter's shape: what the class's own `compute_mask` keeps.
+
+    Args:
+        choices: `select` and its `arguments`.
+        cut: what is pruned, in the units that the class counts.
+        sparsity: of all units; None where the allocation or the class says it.
+        weights: the parameters, and what is kept of them so far.
+        scores: name -> scores of the parameter's shape; None lets the class see the parameters.
+        generator: source of random draws.
+
+    Raises:
+        ValueError: the class does not take its arguments, or cannot prune so.
+    """
+    kind = class_of(choices)
+    assert kind is not None
+    held = {name: _parameter(weights[name]) for name in cut.sizes}
+    given = {name: None if scores is None else scores[name].to(held[name].orig.device) for name in held}
+    survivors = {n: int(a.sum()) for n, a in cut.alive({n: p.copied_mask() for n, p in held.items()}).items()}
+    if choices.scope.kind == "global":
+        if kind.PRUNING_TYPE != "unstructured":
+            raise ValueError(f"`scope.kind` (='global') ranks entries, but {kind.__name__} is {kind.PRUNING_TYPE!r}.")
+        total = sum(cut.sizes.values())
+        method = _made(kind, choices, sum(survivors.values()) - (total - round((sparsity or 0.0) * total)))
+        before = [parameter.copied_mask() for parameter in held.values()]
+        seen = [parameter.orig if given[n] is None else given[n] for n, parameter in held.items()]
+        masks = next_masks(method, before, [s.detach() for s in seen if s is not None], list(held), generator)
+        return {name: mask != 0 for name, mask in zip(held, masks, strict=True)}
+    counts = survivors
+    if "amount" in inspect.signature(kind).parameters:
+        alive = {n: torch.arange(cut.sizes[n]) < count for n, count in survivors.items()}
+        counts = allocate(cut, sparsity, None, alive)
+    return {
+        name: next_mask(_made(kind, choices, survivors[name] - counts[name]), held[name], given[name], generator) != 0
+        for name in held
+    }
+
+
+def _parameter(weight: Weight) -> ModuleParameter:
+    orig = weight.parameter
+    assert isinstance(orig, nn.Parameter)
+    mask = None if weight.kept is None else torch.empty_like(orig.detach()).copy_(weight.kept)
+    return ModuleParameter(weight.module, weight.leaf, orig, mask, None)
+
+
+def _made(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
+    own: dict[str, Any] = {"amount": max(0, amount), "dim": choices.unit.dim}
+    taken = inspect.signature(kind).parameters
+    try:
+        return kind(**{name: value for name, value in own.items() if name in taken}, **choices.arguments)
+    except TypeError as error:
+        raise ValueError(f"`arguments` (={dict(choices.arguments)}) do not fit {kind.__name__}: {error}.") from error

@@ -1,0 +1,42 @@
+"""Controls: what a mask or a ranking must beat (Frankle et al. 2021, arXiv 2009.08576)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pruning.selection.groups import Groups
+
+
+def shuffle(
+    kept: Mapping[str, Tensor],
+    groups: Groups,
+    generator: torch.Generator | None = None,
+    alive: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Permute which units are kept at random, within each tensor (or row, or window), counts unchanged.
+
+    Args:
+        kept: name -> bool for each unit, as `select` returns.
+        groups: the units.
+        generator: source of the permutations; None is torch's default one.
+        alive: name -> bool for each unit: only these change places, so that nested masks stay nested. None is all.
+    """
+    shuffled = {}
+    for layout in groups:
+        mask = kept[layout.name].view(-1, layout.pool)
+        open_to = torch.ones_like(mask) if alive is None else alive[layout.name].view(-1, layout.pool)
+        keys = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
+        # The survivors of a pool in their own order, and in a random one.
+        places = torch.where(open_to, 0.0, 2.0).double().sort(dim=1, stable=True).indices
+        drawn = torch.where(open_to, keys, 2.0).sort(dim=1, stable=True).indices
+        values = mask.gather(1, places)
+        shuffled[layout.name] = torch.zeros_like(mask).scatter_(1, drawn, values).view(-1)
+    return shuffled
+
+
+def inverted(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the scores with their signs changed, so that what ranked highest goes first."""
+    return {name: -values for name, values in scores.items()}

@@ -1,0 +1,202 @@
+"""What a pruning would do to a network, as plain data; nothing is changed."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
+from pruning.engine.classes import masks_of_class, with_unit_of_class
+from pruning.engine.controls import inverted, shuffle
+from pruning.engine.scoring import scored, share
+from pruning.holding.parameter import pruned_names
+from pruning.holding.reparam import stored
+from pruning.masks.mask_set import MaskSet
+from pruning.schedule import targets
+from pruning.scores.data import Batches, Loss, Size
+from pruning.scores.network import Masks, weights_of
+from pruning.selection.allocation import allocate
+from pruning.selection.groups import Groups, groups_of
+from pruning.selection.select import select
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `commit` puts in force.
+
+    Args:
+        masks: of every parameter that is pruned.
+        values: name in a plain model -> new values of a parameter or buffer, by the repair.
+        details: what was decided, as JSON holds it: units kept of each tensor, dead tensors, re-scorings.
+        seconds: spent in "scoring" (with the loss) and in "selection"; measured, no result.
+    """
+
+    masks: MaskSet
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What scores and repairs read."""
+
+    batches: list[Any] | None
+    loss: Loss
+    size: Size
+    generator: torch.Generator | None
+
+
+def groups(
+    model: nn.Module,
+    unit: Unit | None = None,
+    scope: Scope | None = None,
+    parameters: Iterable[str] | None = None,
+) -> Groups:
+    """Cut the parameters of a network into units.
+
+    Args:
+        model: pruned or not.
+        unit: what goes at once; None is single entries.
+        scope: among which units is ranked; None is whole tensors.
+        parameters: names of what is pruned; None takes weights of linear and convolutional layers and of attention's
+            projections.
+
+    Raises:
+        ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
+    """
+    found = weights_of(model, None, parameters)
+    return groups_of({name: weight.parameter.shape for name, weight in found.items()}, unit, scope)
+
+
+def plan(
+    model: nn.Module,
+    choices: Choices,
+    *,
+    batches: Batches = None,
+    loss: Loss = None,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    parameters: Iterable[str] | None = None,
+    masks: Masks | None = None,
+) -> Plan:
+    """Decide what is pruned of a network, to `choices.schedule.sparsity`, and leave it as it is.
+
+    With n inner re-scorings from density d0 to d, density d0 (d / d0)^(t/n) is left after the t-th; the network is
+    scored as masked so far, by an equal part of the batches each (one in turn where there are fewer).
+
+    Args:
+        model: plain, or held pruned: only what is left is pruned further, unless entries may return.
+        choices: what ranks, what goes at once, how many, repair and control. `restart`, rounds and `at` are the
+            training's, and not heeded here.
+        batches: an iterable of whatever `loss` takes, read once and kept; None where a score reads no data.
+        loss: (model, batch) -> the batch's mean loss; None where it is unused.
+        size: (batch) -> its weight; None takes the length of the batch's first tensor.
+        generator: source of random draws; None is torch's default one.
+        parameters: names of what is pruned; None is as in `groups`.
+        masks: name -> tensor, nonzero where an entry is kept so far, on top of what the model holds pruned.
+
+    Raises:
+        ValueError: a score lacks what it needs, a unit does not divide, or a target cannot be reached.
+    """
+    choices = with_unit_of_class(choices)
+    weights = weights_of(model, masks, parameters)
+    cut = groups_of({n: w.parameter.shape for n, w in weights.items()}, choices.unit, choices.scope)
+    before = {n: kept.cpu() for n in cut.sizes if (kept := weights[n].kept) is not None}
+    if choices.dynamics.kind == "free":
+        model = _opened(model)
+    data = _Data(None if batches is None else list(batches), loss, size, generator)
+    run = _Run(model, choices, data, dict(masks or {}))
+    now: dict[str, Tensor] = before
+    steps = list(_steps(choices.schedule, cut, before))
+    for step, (sparsity, step_cut) in enumerate(steps):
+        now = run.step(step_cut, sparsity, now, share(data.batches, step, len(steps)))
+    if choices.restart.control == "shuffle":
+        drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
+        now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
+    return Plan(MaskSet(now), details=_details(cut, now, len(steps)), seconds=run.seconds)
+
+
+@dataclass
+class _Run:
+    """The inner re-scorings of one plan."""
+
+    model: nn.Module
+    choices: Choices
+    data: _Data
+    masks: dict[str, Tensor]
+    seconds: dict[str, float] = field(default_factory=lambda: {"scoring": 0.0, "selection": 0.0})
+
+    def step(
+        self, cut: Groups, sparsity: float | None, before: Mapping[str, Tensor], batches: Sequence[Any] | None
+    ) -> dict[str, Tensor]:
+        """Score and select once; return name -> what is kept now, bool of the parameter's shape."""
+        choices, masks = self.choices, {**self.masks, **before}
+        nested = choices.dynamics.kind == "nested"
+        begin = time.perf_counter()
+        scores = None
+        if choices.select is None or choices.score != Score():  # a class sees the weights themselves, signed
+            scores = self._scores(choices.score, cut, masks, batches)
+        ranking = self._scores(Score("lamp"), cut, masks, None) if choices.scope.allocation == "lamp" else scores
+        scored_at = time.perf_counter()
+        if choices.select is not None:
+            weights = weights_of(self.model, masks, cut.sizes)
+            kept = masks_of_class(choices, cut, sparsity, weights, scores, self.data.generator)
+        else:
+            assert scores is not None
+            assert ranking is not None
+            alive = cut.alive(before) if nested else None
+            units = _reduced(cut, scores, invert=choices.restart.control == "invert")
+            counts = allocate(cut, sparsity, units if ranking is scores else _reduced(cut, ranking), alive)
+            kept = cut.expand(select(units, cut, counts, alive))
+        self.seconds["scoring"] += scored_at - begin
+        self.seconds["selection"] += time.perf_counter() - scored_at
+        return {n: mask & before[n] if nested and n in before else mask for n, mask in kept.items()}
+
+    def _scores(self, score: Score, cut: Groups, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
+        data = self.data
+        read: dict[str, Any] = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator}
+        return scored(self.model, score, list(cut.sizes), **read, masks=masks)
+
+
+def _reduced(cut: Groups, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:
+    units = {name: values.cpu() for name, values in cut.reduce(scores).items()}
+    return inverted(units) if invert else units
+
+
+def _steps(schedule: Schedule, cut: Groups, before: Masks) -> Iterator[tuple[float | None, Groups]]:
+    """Yield the sparsity, in units, of each inner re-scoring, and the groups with the densities that are given."""
+    if schedule.sparsity is None:
+        if cut.scope.kind == "window" and schedule.inner > 1:
+            raise ValueError(
+                f"`schedule.inner` (={schedule.inner}) needs densities in between, which windows have not; use 1."
+            )
+        for step in range(1, schedule.inner + 1):
+            densities = {name: d ** (step / schedule.inner) for name, d in cut.scope.densities.items()}
+            yield None, replace(cut, scope=replace(cut.scope, densities=densities))
+        return
+    total, alive = sum(cut.sizes.values()), sum(int(kept.sum()) for kept in cut.alive(before).values())
+    start = min(1 - alive / total, schedule.sparsity)
+    for sparsity in targets("geometric", schedule.sparsity, schedule.inner, start):
+        yield sparsity, cut
+
+
+def _opened(model: nn.Module) -> nn.Module:
+    """Return a copy in which nothing is pruned, with the values that are held: entries may return."""
+    opened = copy.deepcopy(model)
+    for module in opened.modules():
+        for leaf in pruned_names(module):
+            stored(module, leaf)[1].fill_(1)
+    return opened
+
+
+def _details(cut: Groups, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
+    units = {name: int(alive.sum()) for name, alive in cut.alive(kept).items()}
+    dead = [name for name, count in units.items() if not count]
+    return {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}

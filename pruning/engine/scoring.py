@@ -1,0 +1,80 @@
+"""The scores of a choice: looked up, and given what they take."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruning.choices.axes import Score
+from pruning.scores.data import Loss, Size
+from pruning.scores.network import Masks
+from pruning.scores.table import SCORES
+
+
+def scored(
+    model: nn.Module,
+    score: Score,
+    names: Sequence[str],
+    *,
+    batches: Sequence[Any] | None = None,
+    loss: Loss = None,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+) -> Mapping[str, Tensor]:
+    """Return name -> scores, of the shape of the parameter or, for scores by unit, of its units.
+
+    Args:
+        model: as it is, or held pruned.
+        score: its function gets those of these arguments that it takes, and its options.
+        names: of the parameters to score.
+        batches, loss, size, generator, masks: see `pruning.scores`.
+
+    Raises:
+        ValueError: the score is unknown, or does not take an option, or lacks what it needs.
+    """
+    function = function_of(score)
+    given = {"size": size, "generator": generator, "masks": masks, "parameters": names}
+    taken = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        given = {name: value for name, value in given.items() if name in taken}
+        if unknown := [name for name in score.options if name not in taken]:
+            raise ValueError(
+                f"`score.options` has {unknown[0]!r}, which the score {_name(score)} does not take; it takes "
+                f"{', '.join(name for name in taken if name not in _COMMON) or 'none'}."
+            )
+    scores = function(model, batches, loss, **given, **score.options)
+    if not isinstance(scores, Mapping):
+        raise ValueError(
+            f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
+        )
+    return scores
+
+
+_COMMON = frozenset({"model", "batches", "loss", "size", "generator", "masks", "parameters"})
+
+
+def function_of(score: Score) -> Callable[..., Any]:
+    """Return the function that a score names, or is."""
+    if callable(score.kind):
+        return score.kind
+    if score.kind not in SCORES:
+        raise ValueError(f"`score.kind` (={score.kind!r}) must be a function, or one of {', '.join(SCORES)}.")
+    return SCORES[score.kind].function
+
+
+def _name(score: Score) -> str:
+    return score.kind if isinstance(score.kind, str) else getattr(score.kind, "__name__", repr(score.kind))
+
+
+def share(batches: Sequence[Any] | None, step: int, steps: int) -> Sequence[Any] | None:
+    """Return the batches of re-scoring `step` of `steps`: each gets an equal part, or, of too few, one in turn."""
+    if batches is None or steps == 1 or not batches:
+        return batches
+    if len(batches) < steps:
+        return [batches[step % len(batches)]]
+    return batches[len(batches) * step // steps : len(batches) * (step + 1) // steps]

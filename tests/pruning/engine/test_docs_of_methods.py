@@ -1,0 +1,29 @@
+"""What docs/methods.md shows runs as it stands, and its table is that of the methods."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pruning
+
+PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
+
+
+def test_what_the_page_shows_runs():
+    shown = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
+    namespace: dict = {}
+    exec(shown["prune"], namespace)
+    assert abs(pruning.sparsity(namespace["model"]) - 0.9) < 0.005
+
+    exec(shown["own_score"], namespace)
+
+    assert abs(pruning.sparsity(namespace["model"]) - 0.8) < 0.005
+    body = shown["own_score"].split("\n\n\n")[0].strip().splitlines()
+    assert len(body) <= 10
+
+
+def test_the_table_lists_every_published_method():
+    listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE))))
+
+    assert {name for name in pruning.PUBLISHED if not name.startswith("global_")} <= listed

@@ -1,0 +1,413 @@
+"""Whole methods in one call: golden masks, rounds without training, classes, atomicity, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.utils.prune as torch_prune
+from golden_network import BATCHES, Golden, bits, loss
+from torch import nn
+
+import pruning
+from pruning.choices.axes import Choices, Dynamics, Repair, Restart, Schedule, Scope, Score, Unit
+from pruning.engine.scoring import share
+
+DATA = {"batches": BATCHES, "loss": loss}
+GOLDEN_14 = {
+    "magnitude": "1010100101100110100011010011",
+    "global_l1_unstructured": "1010110101110110100001000011",
+    "l1_unstructured": "1010100101100110100011010011",
+    "lamp": "1010110101100110100011000011",
+    "snip": "1100110001001110101011000011",
+}
+
+
+def zeros_of(model):
+    return {name: p == 0 for name, p in model.named_parameters() if name.endswith("weight")}
+
+
+@pytest.mark.parametrize(("method", "want"), GOLDEN_14.items())
+def test_golden_masks_of_half_the_weights(method, want):
+    model = Golden()
+
+    decided = pruning.prune(model, method, sparsity=0.5, **DATA)
+
+    assert bits(decided.masks) == want
+    assert pruning.sparsity(model) == 0.5
+    assert pruning.MaskSet.collect(model) == decided.masks
+    pruning.remove_all(model)
+    assert not pruning.is_pruned(model)
+    assert pruning.sparsity(model) == 0.5
+    assert bits({name: ~zero for name, zero in zeros_of(model).items()}) == want
+
+
+def test_synflow_in_rounds_and_at_once():
+    once = pruning.plan(Golden(), Choices(Score("synflow"), scope=Scope("global"), schedule=Schedule(sparsity=0.75)))
+    model = Golden()
+    four = pruning.prune(model, "synflow", sparsity=0.75, schedule={"inner": 4})
+
+    assert bits(once.masks) == "0010000000000110100001000011"
+    assert bits(four.masks) == "1010000000000110100010000001"
+
+
+def test_force_brings_back_what_iterative_snip_does_not():
+    """From SNIP's 14 of 28: the same number anew with FORCE, 10 with iterative SNIP."""
+    force, nested = Golden(), Golden()
+    for model in (force, nested):
+        pruning.prune(model, "snip", sparsity=0.5, **DATA)
+    before = pruning.MaskSet.collect(force)
+
+    pruning.prune(force, "force", sparsity=0.5, schedule={"inner": 1}, **DATA)
+    pruning.prune(nested, "snip", sparsity=18 / 28, **DATA)
+
+    assert bits(pruning.MaskSet.collect(force)) == "1100110001011110101001000011"  # a second round, 14 again
+    assert bits(pruning.MaskSet.collect(nested)) == "1100100001000110100001000011"
+    assert not pruning.MaskSet.collect(force).nested_in(before)
+    assert force.fc1.weight.flatten()[11] == 0.35  # with its original weight
+
+
+@pytest.mark.parametrize("method", ["force", "iterative_snip"])
+def test_one_round_is_snip(method):
+    found = pruning.prune(Golden(), method, sparsity=0.6, schedule={"inner": 1}, **DATA)
+
+    assert found.masks == pruning.prune(Golden(), "snip", sparsity=0.6, **DATA).masks
+
+
+@pytest.mark.parametrize("method", ["magnitude", "lamp", "global_l1_unstructured", "erk"])
+def test_rounds_on_frozen_weights_are_one(method):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 20), nn.ReLU(), nn.Linear(20, 10))
+    at_once, inner = copy.deepcopy(model), copy.deepcopy(model)
+    for sparsity in pruning.targets("cubic", 0.9, 7):
+        pruning.prune(model, method, sparsity=sparsity)
+    pruning.prune(at_once, method, sparsity=0.9)
+    if method in ("magnitude", "lamp"):
+        pruning.prune(inner, method, sparsity=0.9, schedule={"inner": 5})
+        assert pruning.MaskSet.collect(inner) == pruning.MaskSet.collect(at_once)
+
+    assert pruning.MaskSet.collect(model) == pruning.MaskSet.collect(at_once)
+
+
+def test_lamp_allocates_what_its_ranking_would():
+    ranked = pruning.prune(Golden(), "lamp", sparsity=0.5)
+    allotted = pruning.prune(Golden(), "magnitude", sparsity=0.5, scope=Scope("layer", "lamp"))
+
+    assert ranked.masks == allotted.masks
+    assert ranked.details["kept"] == {"fc1.weight": 9, "fc2.weight": 5}
+
+
+def test_rounds_take_batches_in_turn():
+    assert [share([1, 2, 3, 4, 5, 6], step, 3) for step in range(3)] == [[1, 2], [3, 4], [5, 6]]
+    assert [share([1, 2], step, 3) for step in range(3)] == [[1], [2], [1]]
+    assert share([1, 2], 0, 1) == [1, 2]
+    assert share(None, 1, 2) is None
+    seen = []
+
+    def watching(model, batch):
+        seen.append(batch)
+        return loss(model, BATCHES[0])
+
+    pruning.prune(
+        Golden(), "iterative_snip", sparsity=0.5, schedule={"inner": 3}, loss=watching,
+        batches=iter(range(6)), size=lambda batch: 1,
+    )  # fmt: skip
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_n_m_keeps_n_of_every_m():
+    assert bits(pruning.prune(Golden(), "n_m").masks) == "1010100101100110101011000011"
+    one = pruning.prune(Golden(), "n_m", scope={"n": 1, "m": 2}).masks
+    assert all((mask.view(-1, 2).sum(1) == 1).all() for mask in one.values())
+    weights = {n: p.detach().abs() for n, p in Golden().named_parameters() if n in one}
+    layer = pruning.prune(Golden(), "magnitude", sparsity=0.5).masks
+    assert all(float((weights[n] * one[n]).sum()) <= float((weights[n] * layer[n]).sum()) for n in one)
+
+
+@pytest.mark.parametrize(
+    ("density", "inner", "kept"),
+    [
+        (0.01, 1, (0, 1713, 949)),
+        (0.01, 10, (1145, 900, 617)),
+        pytest.param(0.01, 100, (1299, 786, 577), marks=pytest.mark.slow),
+        (0.001, 1, (0, 0, 266)),
+        (0.001, 10, (110, 74, 82)),
+        pytest.param(0.001, 100, (117, 52, 97), marks=pytest.mark.slow),
+    ],
+)
+def test_synflow_keeps_layers_alive_in_rounds_alone(density, inner, kept):
+    """Entries that are kept of LeNet-300-100 after 1, 10 and 100 re-scorings."""
+    layers = [nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10)]
+    model = nn.Sequential(*layers).double()
+    torch.manual_seed(0)
+    for layer in model[::2]:
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    schedule = Schedule(sparsity=1 - density, inner=inner, at="start")
+
+    found = pruning.plan(model, replace(pruning.PUBLISHED["synflow"], schedule=schedule))
+
+    assert tuple(found.details["kept"].values()) == kept
+    assert found.details["dead"] == [f"{2 * i}.weight" for i in range(3) if not kept[i]]
+
+
+def test_a_score_of_your_own_and_its_options():
+    def farthest(model, batches, loss, *, center=0.0):
+        return {name: (p - center).abs() for name, p in model.named_parameters() if name.endswith("weight")}
+
+    assert bits(pruning.prune(Golden(), farthest, sparsity=0.5).masks) == GOLDEN_14["magnitude"]
+    moved = pruning.prune(Golden(), farthest, sparsity=0.5, scope="global", center=0.5)
+    assert not moved.masks["fc1.weight"][0, 0]  # it is 0.5
+    with pytest.raises(ValueError, match=r"'middle', which the score farthest does not take; it takes center"):
+        pruning.prune(Golden(), farthest, sparsity=0.5, middle=1)
+
+
+class EveryOther(torch_prune.BasePruningMethod):
+    """Written for torch: of what it sees, every other entry goes."""
+
+    PRUNING_TYPE: ClassVar[str] = "unstructured"
+
+    def compute_mask(self, t, default_mask):
+        mask = default_mask.clone()
+        mask.view(-1)[::2] = 0
+        return mask
+
+
+class Largest(pruning.BasePruningMethod):
+    PRUNING_TYPE: ClassVar[str] = "unstructured"
+
+    def __init__(self, amount):
+        self.amount = amount
+
+    def compute_mask(self, t, default_mask):
+        mask = default_mask.clone()
+        mask.view(-1)[t.abs().flatten().argsort(descending=True, stable=True)[: self.amount]] = 0
+        return mask
+
+
+def test_a_class_written_for_torch_selects_unchanged():
+    by_hand, model = Golden(), Golden()
+    for _ in range(2):
+        for layer in (by_hand.fc1, by_hand.fc2):
+            EveryOther.apply(layer, "weight")
+        pruning.prune(model, EveryOther)
+
+    assert pruning.MaskSet.collect(model) == pruning.MaskSet.collect(by_hand)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_a_class_prunes_as_many_as_it_is_told(scope):
+    model = Golden()
+    for sparsity, kept in ((0.25, 21), (0.5, 14)):
+        pruning.prune(model, Largest, sparsity=sparsity, scope=scope)
+        masks = pruning.MaskSet.collect(model)
+        assert sum(masks.kept().values()) == kept
+    if scope == "global":
+        values = {n: p.detach() for n, p in Golden().named_parameters() if n in masks}
+        highest = max(float(values[n][masks[n]].abs().max()) for n in masks)
+        assert highest <= min(float(values[n][~masks[n]].abs().min()) for n in masks)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("random_unstructured", lambda m, g: pruning.random_unstructured(m, "weight", 0.5, generator=g)),
+        ("random_structured", lambda m, g: pruning.random_structured(m, "weight", 0.5, 0, generator=g)),
+        ("ln_structured", lambda m, g: pruning.ln_structured(m, "weight", 0.5, 2, 0, generator=g)),
+        ("identity", lambda m, g: pruning.identity(m, "weight")),
+    ],
+)
+def test_torchs_methods_give_the_bits_of_their_functions(name, call):
+    model, by_hand = Golden(), Golden()
+    generator, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    pruning.prune(model, name, sparsity=None if name == "identity" else 0.5, generator=generator)
+    for layer in (by_hand.fc1, by_hand.fc2):
+        call(layer, other)
+
+    assert pruning.MaskSet.collect(model) == pruning.MaskSet.collect(by_hand)
+    assert torch.equal(generator.get_state(), other.get_state())
+
+
+def test_global_classes_give_the_bits_of_global_unstructured():
+    model, by_hand = Golden(), Golden()
+    pruning.prune(model, "global_random_unstructured", sparsity=0.5, generator=torch.Generator().manual_seed(1))
+    pruning.global_unstructured(
+        [(by_hand.fc1, "weight"), (by_hand.fc2, "weight")],
+        pruning.RandomUnstructured,
+        amount=14,
+        generator=torch.Generator().manual_seed(1),
+    )
+    assert pruning.MaskSet.collect(model) == pruning.MaskSet.collect(by_hand)
+
+
+def test_channels_of_a_network_that_is_pruned_by_entries():
+    model = Golden()
+    pruning.prune(model, "magnitude", sparsity=0.5)
+    before = pruning.MaskSet.collect(model)
+    decided = pruning.prune(model, "magnitude", sparsity=0.25, unit=Unit("channel", spare_last=True))
+
+    assert decided.masks.nested_in(pruning.MaskSet({"fc1.weight": before["fc1.weight"]}))
+    assert int((~decided.masks["fc1.weight"].any(1)).sum()) == 1
+    assert pruning.MaskSet.collect(model)["fc2.weight"].equal(before["fc2.weight"])
+
+
+# --- a plan changes nothing, and is put in force whole ----------------------------------------------------------------
+
+
+def test_a_plan_changes_nothing():
+    model = Golden()
+    pruning.prune(model, "magnitude", sparsity=0.3)
+    state, masks = copy.deepcopy(model.state_dict()), pruning.MaskSet.collect(model)
+    drawn = torch.get_rng_state()
+
+    for name in ("snip", "force", "synflow", "random_structured"):
+        choices = replace(pruning.PUBLISHED[name], schedule=Schedule(sparsity=0.6))
+        pruning.plan(model, choices, **DATA, generator=torch.Generator())
+
+    assert pruning.MaskSet.collect(model) == masks
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_values_come_into_force_with_the_masks_or_not_at_all():
+    masks = pruning.MaskSet({"fc1.weight": torch.eye(4), "fc2.weight": torch.ones(3, 4)})
+    model = Golden()
+    values = {"fc1.weight": torch.full((4, 4), 2.0), "fc2.bias": torch.full((3,), 7.0)}
+
+    pruning.commit(model, pruning.Plan(masks, values))
+
+    assert torch.equal(model.fc1.weight, 2 * torch.eye(4).double())
+    assert model.fc2.bias.tolist() == [7.0] * 3
+    state = copy.deepcopy(model.state_dict())
+    for wrong in (
+        pruning.Plan(masks, {**values, "fc3.bias": torch.ones(3)}),
+        pruning.Plan(masks, {"fc1.bias": torch.ones(4), "fc2.bias": torch.ones(4)}),
+        pruning.Plan(pruning.MaskSet({"fc1.weight": torch.ones(4, 4), "fc2.weight": torch.ones(4, 4)}), values),
+    ):
+        with pytest.raises(ValueError, match=r"fc3.bias|fc2.bias|fc2.weight"):
+            pruning.commit(model, wrong)
+        assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_tied_weights_are_one():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False)).double()
+    model[2].weight = model[0].weight
+
+    decided = pruning.prune(model, "snip", sparsity=0.5, batches=BATCHES, loss=loss)
+
+    assert list(decided.masks) == ["0.weight"]
+    assert torch.equal(model[0].weight_mask, model[2].weight_mask)
+    assert pruning.sparsity(model) == 0.5
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_shuffled_mask_keeps_counts_and_survivors():
+    model = Golden()
+    pruning.prune(model, "magnitude", sparsity=0.25)
+    before = pruning.MaskSet.collect(model)
+    choices = Choices(schedule=Schedule(sparsity=0.5), restart=Restart(control="shuffle"))
+
+    plain = pruning.plan(model, Choices(schedule=Schedule(sparsity=0.5))).masks
+    seeds = [pruning.plan(model, choices, generator=torch.Generator().manual_seed(s)).masks for s in (1, 1, 2)]
+
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert seeds[0] != plain
+    for masks in seeds:
+        assert masks.kept() == plain.kept()
+        assert masks.nested_in(before)
+
+
+def test_shuffling_fixes_all_ones_and_keeps_windows():
+    cut = pruning.groups(Golden(), scope=Scope("window"))
+    ones = {name: torch.ones(size, dtype=torch.bool) for name, size in cut.sizes.items()}
+    assert all(mask.all() for mask in pruning.shuffle(ones, cut).values())
+
+    masks = pruning.prune(Golden(), "n_m", restart=Restart(control="shuffle")).masks
+    assert all((mask.view(-1, 4).sum(1) == 2).all() for mask in masks.values())
+
+
+def test_every_shuffle_is_as_likely():
+    cut = pruning.groups(nn.Linear(4, 1))
+    kept = {"weight": torch.tensor([True, True, False, False])}
+    generator = torch.Generator().manual_seed(0)
+    drawn = [tuple(pruning.shuffle(kept, cut, generator)["weight"].tolist()) for _ in range(1200)]
+
+    counts = [drawn.count(pattern) for pattern in set(drawn)]
+    assert len(counts) == 6
+    assert min(counts) > 150
+
+
+def test_inverted_scores_keep_the_lowest():
+    choices = Choices(schedule=Schedule(sparsity=0.5), scope=Scope("global"), restart=Restart(control="invert"))
+    masks = pruning.plan(Golden(), choices).masks
+    assert bits(masks) == "".join("10"[int(bit)] for bit in GOLDEN_14["global_l1_unstructured"])
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "said"),
+    [
+        ("snip", {"sparsity": 0.5}, "`batches` \\(=None\\) must hold scoring data, which `snip` reads"),
+        ("snip", {"sparsity": 0.5, "batches": BATCHES}, "`loss` \\(=None\\) must be a function"),
+        ("snap", {"sparsity": 0.5}, "`method` \\(='snap'\\) must be one of magnitude"),
+        ("magnitude", {}, "`sparsity` must be a fraction"),
+        ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
+        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide the input dimension"),
+        ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
+        ("n_m", {"schedule": {"inner": 2}}, "which windows have not"),
+        ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature', which the score magnitude does not take"),
+        ("magnitude", {"sparsity": 0.5, "scope": {"kid": "global"}}, "`scope` has 'kid', but takes kind"),
+        ("magnitude", {"sparsity": 0.5, "scope": 3}, "`scope` \\(=3\\) must be a Scope"),
+        ("l1_unstructured", {"sparsity": 0.5, "n": 2}, "do not fit L1Unstructured"),
+        (Choices(Score("snop")), {"sparsity": 0.5}, "`score.kind` \\(='snop'\\) must be a function, or one of"),
+        (Choices(select="l7"), {"sparsity": 0.5}, "`select` \\(='l7'\\) must be a class"),
+        (3, {"sparsity": 0.5}, "`method` \\(=3\\) must be"),
+        (lambda *_: None, {"sparsity": 0.5}, "which returned NoneType"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said):
+    model = Golden()
+    with pytest.raises(ValueError, match=said):
+        pruning.prune(model, method, **given)
+    assert not pruning.is_pruned(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Scope("globe"), "`scope.kind`"),
+        (lambda: Scope("layer", "given"), "`scope.densities`"),
+        (lambda: Scope("layer", "given", densities={"a": 2}), "must lie in"),
+        (lambda: Scope("global", "erk"), "use kind='layer'"),
+        (lambda: Scope("window", n=5), "so many are KEPT"),
+        (lambda: Scope("row", min_kept=1), "counts within each"),
+        (lambda: Unit("block", size=0), "at least 1"),
+        (lambda: Schedule(inner=0), "at least 1"),
+        (lambda: Schedule("cubik"), "must be one of"),
+        (lambda: Dynamics("regrow"), "must be one of nested, free"),
+        (lambda: Repair("obs", damping=-1.0), "must be above 0"),
+        (lambda: Restart("keep", step=3), "does not go back"),
+        (lambda: Choices(unit=Unit("channel"), scope=Scope("window")), "ranks entries along"),
+        (lambda: Choices(unit=Unit("channel"), scope=Scope("row")), "which a channel fills"),
+        (lambda: Choices(select=Largest, dynamics=Dynamics("free")), "'Largest'.*cannot be combined"),
+        (lambda: Choices(select=Largest, restart=Restart(control="invert")), "'invert'"),
+        (lambda: Choices(unit=Unit("block"), scope=Scope("layer", "lamp")), "counts single weights"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_every_published_method_is_a_valid_combination():
+    for choices in pruning.PUBLISHED.values():
+        pruning.groups(Golden(), choices.unit, choices.scope)
+    assert {"snip", "iterative_snip", "force", "wanda", "slimming", "lottery_ticket"} <= set(pruning.PUBLISHED)
