@@ -22,9 +22,28 @@ They return qualified name -> tensor of the parameter's shape, float64 where dat
 `ValueError` for missing data, for names that are not in the model and for masks of another shape.
 """
 
+from pruning.scores.curvature import fisher, obd, obs
+from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.flow import synflow
-from pruning.scores.gradients import gradient, snip
+from pruning.scores.gradients import gradient, grasp, snip
 from pruning.scores.table import SCORES, Score
+from pruning.scores.taylor import taylor
 from pruning.scores.weights import lamp, magnitude, random
 
-__all__ = ["SCORES", "Score", "gradient", "lamp", "magnitude", "random", "snip", "synflow"]
+__all__ = [
+    "SCORES",
+    "FisherMatrix",
+    "Score",
+    "fisher",
+    "fisher_matrix",
+    "gradient",
+    "grasp",
+    "lamp",
+    "magnitude",
+    "obd",
+    "obs",
+    "random",
+    "snip",
+    "synflow",
+    "taylor",
+]

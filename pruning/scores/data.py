@@ -1,9 +1,10 @@
-"""Scoring data: batches, what they weigh, and means over them in float64."""
+"""Scoring data: batches, what they weigh, and means over them in float64; losses and outputs of a network for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +79,25 @@ def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
     return value.reshape(())
 
 
-def gradients(loss: Tensor, parameters: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
-    """Return dL/dp for each parameter, 0 for one that the loss does not depend on."""
+def gradients(
+    result: Tensor,
+    parameters: Sequence[Tensor],
+    cotangent: Tensor | None = None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool | None = None,
+) -> list[Tensor]:
+    """Return the gradients of `result` (times `cotangent`) in all parameters, 0 for one that it does not depend on."""
     return list(
-        torch.autograd.grad(loss, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+        torch.autograd.grad(
+            result,
+            parameters,
+            cotangent,
+            create_graph=create_graph,
+            retain_graph=retain_graph,
+            allow_unused=True,
+            materialize_grads=True,
+        )
     )
 
 
@@ -109,3 +125,41 @@ def mean_gradient(score: str, net: Network, batches: Batches, loss: Loss, size: 
         score, batches, size, lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters)
     )
     return dict(zip(net.parameters, means, strict=True))
+
+
+@contextmanager
+def outputs_through(score: str, model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let `model` return `change(outputs)`, its outputs a tensor or called `logits` in what it returns.
+
+    Raises:
+        ValueError: it returns another thing, or has computed its loss itself; or nothing has called it.
+    """
+    called = False
+
+    def through(_module: nn.Module, _given: object, answer: Any) -> Any:
+        nonlocal called
+        called = True
+        if isinstance(answer, Tensor):
+            return change(answer)
+        held = answer if isinstance(answer, Mapping) else getattr(answer, "__dict__", {})
+        if not isinstance(held.get("logits"), Tensor) or held.get("loss") is not None:
+            raise ValueError(
+                f"`model` (which returned {type(answer).__name__}) must return a tensor, or one called `logits` and no "
+                f"loss of its own, for `{score}`; wrap it in a module that does."
+            )
+        if isinstance(answer, Mapping):
+            cast(dict[str, Any], answer)["logits"] = change(held["logits"])
+        else:
+            answer.logits = change(held["logits"])
+        return answer
+
+    handle = model.register_forward_hook(through)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not called:
+        raise ValueError(
+            f"`loss` must call the model that it is given for `{score}` to see its outputs, as in "
+            "`lambda model, batch: cross_entropy(model(batch[0]), batch[1])`."
+        )

@@ -1,13 +1,25 @@
-"""Scores of the gradient of the mean loss."""
+"""Scores of the gradient of the mean loss, and of what the Hessian makes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pruning.scores.data import Batches, Loss, Size, mean_gradient
+from pruning.scores.data import (
+    Batches,
+    Loss,
+    Size,
+    gradients,
+    loss_of,
+    mean_gradient,
+    mean_over_batches,
+    outputs_through,
+    weighed,
+)
 from pruning.scores.network import BatchNormMode, Masks, network
 
 
@@ -56,3 +68,53 @@ def snip(
     with network(model, masks, parameters, batch_norm=batch_norm) as net:
         means = mean_gradient("snip", net, batches, loss, size)
         return {name: g.mul_(net.weights[name].stored).abs_() for name, g in means.items()}
+
+
+def grasp(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+    batch_norm: BatchNormMode = "train",
+    temperature: float = 200.0,
+) -> dict[str, Tensor]:
+    """Score each entry by what it gives to the gradient flow: GraSP (Wang et al. 2020, arXiv 2002.07376); signed.
+
+        score_i = w_i (H g)_i,      L the mean loss of outputs / temperature, g and H of the scored weights alone
+
+    The paper's S is -w (H g) and the highest of it is pruned: removing i changes |g|^2 by about -2 score_i.
+
+    Args and errors: see `pruning.scores`; `generator` is unused. The model returns a tensor, or one called `logits`.
+
+    Args:
+        temperature: above 0.
+    """
+    if not temperature > 0:
+        raise ValueError(f"`temperature` (={temperature!r}) must be above 0; the paper takes 200.")
+    with network(model, masks, parameters, batch_norm=batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
+        held = [batch for batch, _ in weighed("grasp", batches, size)]
+        weights = list(net.parameters.values())
+
+        def slopes(batch: Any, *, create_graph: bool = False) -> list[Tensor]:
+            with outputs_through("grasp", net.model, lambda outputs: outputs / temperature):
+                value = loss_of("grasp", loss, net.model, batch)
+            return gradients(value, weights, create_graph=create_graph)
+
+        mean = mean_over_batches("grasp", held, size, slopes) if len(held) > 1 else None
+
+        def hessian_products(batch: Any) -> list[Tensor]:
+            own = slopes(batch, create_graph=True)
+            along = (
+                [g.detach() for g in own]
+                if mean is None
+                else [g.to(w.dtype) for g, w in zip(mean, weights, strict=True)]
+            )
+            product = torch.stack([torch.sum(a * b) for a, b in zip(own, along, strict=True)]).sum()
+            return gradients(product, weights) if product.requires_grad else [torch.zeros_like(w) for w in weights]
+
+        products = mean_over_batches("grasp", held, size, hessian_products)
+        return {name: p.mul_(net.weights[name].stored) for name, p in zip(net.weights, products, strict=True)}

@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from pruning.scores.curvature import fisher, obd, obs
 from pruning.scores.flow import synflow
-from pruning.scores.gradients import gradient, snip
+from pruning.scores.gradients import gradient, grasp, snip
 from pruning.scores.network import BatchNormMode
+from pruning.scores.taylor import taylor
 from pruning.scores.weights import lamp, magnitude, random
 
 Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
@@ -49,7 +51,12 @@ SCORES: Mapping[str, Score] = MappingProxyType(
         "random": Score(random, _needs("weights")),
         "gradient": Score(gradient, _needs("gradient"), batch_norm="train"),
         "snip": Score(snip, _needs("gradient"), batch_norm="train"),
+        "grasp": Score(grasp, _needs("gradient", "hvp"), signed=True, batch_norm="train"),
         "synflow": Score(synflow, _needs("weights")),
+        "taylor": Score(taylor, _needs("gradient"), batch_norm="train"),
+        "fisher": Score(fisher, _needs("per_example", "trained")),
+        "obd": Score(obd, _needs("per_example", "trained"), signed=True),
+        "obs": Score(obs, _needs("per_example", "trained")),
         "lamp": Score(lamp, _needs("weights")),
     }
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from scored_networks import (
@@ -20,7 +22,7 @@ from scored_networks import (
 )
 from torch import Tensor, nn
 
-from pruning.scores import gradient, snip
+from pruning.scores import gradient, grasp, snip, taylor
 
 # --- gradient, SNIP ---------------------------------------------------------------------------------------------------
 
@@ -119,3 +121,143 @@ def test_attention_is_scored_by_its_projections() -> None:
 
     assert list(scores) == ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
     assert all(score.any() for score in scores.values())
+
+
+# --- GraSP ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1, 200])
+def test_grasp_on_the_golden_network(temperature: int) -> None:
+    scores = grasp(golden_network(), [GOLDEN_BATCH], cross_entropy, temperature=temperature)
+
+    assert_close(flat(scores), -golden(f"grasp_{temperature}"), atol=1e-18)
+
+
+def test_grasp_on_another_network_is_half_the_slope_of_the_squared_gradient() -> None:
+    model = conv_network()
+    scores = grasp(model, split(conv_batch(), 2, 4), cross_entropy, batch_norm="eval", temperature=1)
+    weights = values_of(model, list(scores))
+    loss = loss_as_function(model, conv_batch())
+
+    def half_square(values: Mapping[str, Tensor]) -> Tensor:
+        with torch.enable_grad():
+            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+            slopes = torch.autograd.grad(loss(leaves), list(leaves.values()))
+        return sum((g.square().sum() for g in slopes), torch.zeros(())) / 2
+
+    assert_close(flat(scores), flat(weights) * finite_differences(half_square, weights), rtol=1e-5, atol=1e-8)
+
+
+def test_grasp_takes_logits_by_name_and_refuses_what_it_cannot_scale() -> None:
+    class Named(nn.Module):
+        def __init__(self, loss: Tensor | None = None) -> None:
+            super().__init__()
+            self.net, self.loss = golden_network(), loss
+
+        def forward(self, x: Tensor) -> dict[str, Tensor | None]:
+            return {"logits": self.net(x), "loss": self.loss}
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0])["logits"], batch[1])
+
+    assert_close(flat(grasp(Named(), [GOLDEN_BATCH], loss)), -golden("grasp_200"), atol=1e-18)
+    with pytest.raises(ValueError, match=r"`model` \(which returned dict\) must return a tensor"):
+        grasp(Named(torch.zeros(())), [GOLDEN_BATCH], loss)
+    with pytest.raises(ValueError, match=r"`temperature` \(=0\) must be above 0"):
+        grasp(golden_network(), [GOLDEN_BATCH], cross_entropy, temperature=0)
+
+
+# --- Taylor -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "name"), [("filter", "taylor_filter"), ("gate", "taylor_gate")])
+def test_taylor_of_units_on_the_golden_network(form: str, name: str) -> None:
+    scores = taylor(golden_network(), [GOLDEN_BATCH], cross_entropy, form=form)
+
+    assert_close(scores["fc1.weight"], golden(name))
+
+
+def test_taylor_of_entries_is_the_square_of_snip() -> None:
+    scores = flat(taylor(golden_network(), [GOLDEN_BATCH], cross_entropy))
+
+    assert_close(scores, golden("signed_snip").square())
+
+
+def test_taylor_of_gates_of_each_example_on_the_golden_network() -> None:
+    scores = taylor(golden_network(), split(GOLDEN_BATCH, 2, 4), cross_entropy, form="gate", per_example=True)
+
+    assert_close(scores["fc1.weight"], golden("taylor_gate_per_example"))
+
+
+def test_taylor_of_batch_norm_on_the_golden_network() -> None:
+    first, relu, last = golden_network()
+    norm = nn.BatchNorm1d(4).double()
+    norm.weight.data = torch.tensor([1.2, 0.7, -0.4, 0.9], dtype=torch.float64)
+    norm.bias.data = torch.tensor([0.1, -0.2, 0.3, 0.05], dtype=torch.float64)
+    first.bias.data.zero_()
+
+    scores = taylor(nn.Sequential(first, norm, relu, last), [GOLDEN_BATCH], cross_entropy, form="bn")
+
+    assert list(scores) == ["1.weight"]
+    assert_close(scores["1.weight"], golden("taylor_bn"))
+
+
+class Gate(nn.Module):
+    """Multiplies each channel by a factor of one."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.ones(channels, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factors.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def test_taylor_of_gates_on_another_network_against_gates() -> None:
+    model, batch = conv_network(), conv_batch()
+    gated = [conv_network() for _ in range(3)]
+    for net, name, channels in zip(gated, ("conv1", "conv2", "fc"), (4, 4, 3), strict=True):
+        setattr(net, name, nn.Sequential(getattr(net, name), Gate(channels)))
+    gates = [getattr(net, name)[1].factors for net, name in zip(gated, ("conv1", "conv2", "fc"), strict=True)]
+
+    def slopes(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.cat(
+            [torch.autograd.grad(cross_entropy(n, batch), g)[0] for n, g in zip(gated, gates, strict=True)]
+        )
+
+    whole = taylor(model, [batch], cross_entropy, form="gate", batch_norm="eval")
+    each = taylor(model, [batch], cross_entropy, form="gate", batch_norm="eval", per_example=True)
+
+    assert list(whole) == ["conv1.weight", "conv2.weight", "fc.weight"]
+    assert_close(flat(whole), slopes(batch).square())
+    assert_close(flat(each), torch.stack([slopes(one).square() for one in split(batch, *[1] * 6)]).mean(0))
+
+
+def test_taylor_squares_each_batch_before_it_averages() -> None:
+    parts = split(GOLDEN_BATCH, 2, 4)
+    first, second = (flat(taylor(golden_network(), [part], cross_entropy)) for part in parts)
+
+    assert_close(flat(taylor(golden_network(), parts, cross_entropy)), (2 * first + 4 * second) / 6)
+
+
+def test_taylor_of_filters_counts_outputs_of_transposed_convolutions() -> None:
+    model = nn.Sequential(nn.ConvTranspose1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(30, 3)).double()
+    batch = (torch.randn(4, 4, 3).double(), torch.tensor([0, 1, 2, 0]))
+    entries = taylor(model, [batch], cross_entropy)["0.weight"]
+
+    assert torch.allclose(taylor(model, [batch], cross_entropy, form="filter")["0.weight"], grouped(entries))
+
+
+def grouped(entries: Tensor) -> Tensor:
+    """Return sums for each output of a weight (in, out / groups, kernel) of two groups."""
+    return torch.cat([part.sum((0, 2)) for part in entries.split(2)])
+
+
+def test_taylor_tells_what_does_not_go_together() -> None:
+    model = golden_network()
+    with pytest.raises(ValueError, match=r"`form` \(='unit'\) must be one of"):
+        taylor(model, [GOLDEN_BATCH], cross_entropy, form="unit")
+    with pytest.raises(ValueError, match=r"`per_example` \(=True\) must go with form='gate'"):
+        taylor(model, [GOLDEN_BATCH], cross_entropy, per_example=True)
+    with pytest.raises(ValueError, match=r"`model` \(Sequential\) must have BatchNorm layers with a scale"):
+        taylor(model, [GOLDEN_BATCH], cross_entropy, form="bn")

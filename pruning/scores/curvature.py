@@ -1,0 +1,162 @@
+"""Scores of second order: the diagonal Fisher, OBD, and OBS with the whole Fisher matrix or blocks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, weighed
+from pruning.scores.fisher_matrix import fisher_matrix
+from pruning.scores.network import Masks, Network, network, weights_of
+from pruning.scores.per_example import Passed, passed
+
+
+def fisher(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by the diagonal of the empirical Fisher matrix (Theis et al. 2018, arXiv 1801.05787).
+
+        score_i = v_i^2 F_ii / 2,       F_ii = mean over examples n of g_ni^2,      g_n the gradient of example n
+
+    BatchNorm is in evaluation mode; examples are the first dimension of a batch.
+
+    Args and errors: see `pruning.scores`; `generator` is unused.
+    """
+    with network(model, masks, parameters) as net:
+
+        def forward(batch: Any) -> Tensor:
+            return loss_of("fisher", loss, net.model, batch)
+
+        means = _Means(net)
+        for batch, weight in weighed("fisher", batches, size):
+            for done, share in passed(net, batch, weight, forward):
+                means.add(
+                    done.square_sums(), share, share * done.count
+                )  # gradients of a mean: each is 1/count of its own
+        return means.scores()
+
+
+def obd(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by the diagonal of the Hessian: Optimal Brain Damage (LeCun, Denker & Solla 1989).
+
+        score_i = v_i^2 H_ii / 2,       H_ii = mean over examples of (J^T A J)_ii
+
+    with J the Jacobian of an example's outputs and A the Hessian of its loss in these, both exact. For networks of
+    ReLU, pooling and BatchNorm in evaluation mode that is the Hessian's own diagonal; with smooth activations it is the
+    Gauss-Newton part, which OBD keeps. It takes a backward pass for each output.
+
+    Args and errors: see `pruning.scores`; `generator` is unused. `loss` calls the model once, and reads nothing else of
+    it but its outputs.
+    """
+    with network(model, masks, parameters) as net:
+        leaves: list[Tensor] = []
+        losses: list[Tensor] = []
+
+        def cut(outputs: Tensor) -> Tensor:
+            leaves[:] = [outputs, outputs.detach().requires_grad_()]
+            return leaves[1]
+
+        def forward(batch: Any) -> Tensor:
+            with outputs_through("obd", net.model, cut):
+                losses[:] = [loss_of("obd", loss, net.model, batch)]
+            return leaves[0]
+
+        means = _Means(net)
+        for batch, weight in weighed("obd", batches, size):
+            for done, share in passed(net, batch, weight, forward):
+                means.weight += share
+                for cotangent, signs in _roots(done, losses[0], leaves[1]):
+                    means.add(done.square_sums(cotangent, signs), 0.0, share)
+        return means.scores()
+
+
+def _roots(done: Passed, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield (cotangents, signs) whose signed squares make the Hessian of each example's loss in its outputs.
+
+    The mean over a batch of J^T A J is the sum of signed squares over examples and over what is yielded.
+    """
+    (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
+    if not slope.requires_grad:
+        return
+    slopes = slope.reshape(done.count, -1)
+    columns = [
+        torch.autograd.grad(slopes[:, index].sum(), leaf, retain_graph=True)[0].reshape(done.count, -1)
+        for index in range(slopes.shape[1])
+    ]
+    values, vectors = torch.linalg.eigh(torch.stack(columns, 2).to(torch.float64))
+    for index in range(slopes.shape[1]):
+        cotangent = vectors[:, :, index] * values[:, index, None].abs().sqrt()
+        yield cotangent.to(leaf.dtype).view_as(leaf), values[:, index].sign().to(leaf.dtype)
+
+
+class _Means:
+    """Means of squares over examples, float64, and scores from them."""
+
+    def __init__(self, net: Network) -> None:
+        self.net = net
+        self.weight = 0.0
+        self.totals = [torch.zeros_like(p, dtype=torch.float64, requires_grad=False) for p in net.parameters.values()]
+
+    def add(self, squares: list[Tensor], weight: float, factor: float) -> None:
+        self.weight += weight
+        for total, value in zip(self.totals, squares, strict=True):
+            total.add_(value, alpha=factor)
+
+    def scores(self) -> dict[str, Tensor]:
+        return {
+            name: total.div_(2 * self.weight).mul_(self.net.weights[name].value.to(torch.float64).square())
+            for name, total in zip(self.net.parameters, self.totals, strict=True)
+        }
+
+
+def obs(
+    model: nn.Module,
+    batches: Batches,
+    loss: Loss,
+    *,
+    size: Size = None,
+    generator: torch.Generator | None = None,
+    masks: Masks | None = None,
+    parameters: Iterable[str] | None = None,
+    damping: float = 1e-5,
+    block: int | None = None,
+) -> dict[str, Tensor]:
+    """Score each entry by what removing it costs when all others make up for it: Optimal Brain Surgeon.
+
+        score_q = v_q^2 / (2 [F^-1]_qq),        F = damping I + mean over examples n of g_n g_n^T
+
+    as WoodFisher (Singh & Alistarh 2020, arXiv 2004.14340) approximates Hassibi & Stork 1993; the inverse is exact, in
+    float64. BatchNorm is in evaluation mode.
+
+    Args and errors: see `pruning.scores`; `generator` is unused.
+
+    Args:
+        damping: above 0.
+        block: None takes the whole matrix, which holds the gradients of all examples; a number takes blocks of so many
+            consecutive entries, which begin anew at each row (a filter, a unit), as oBERT's (arXiv 2203.07259).
+    """
+    matrix = fisher_matrix(
+        model, batches, loss, size=size, masks=masks, parameters=parameters, damping=damping, block=block
+    )
+    diagonal = matrix.inverse_diagonal()
+    weights = weights_of(model, masks, parameters)
+    return {name: w.value.to(torch.float64).square().div_(2 * diagonal[name]) for name, w in weights.items()}

@@ -1,0 +1,272 @@
+"""Gradients of every example of a batch, from what layers read and the gradients of what they return: no loops.
+
+For a layer y = W x the gradient of example i is d_i^T x_i with d = dL/dy; for a convolution, the same of patches. Where
+that does not hold (other layers hold the weight, examples are not the first dimension), examples pass one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from pruning.scores.data import gradients, rows
+from pruning.scores.network import Network
+
+AT_ONCE = 1 << 22
+"""Entries of gradients that are held at a time."""
+
+Forward = Callable[[Any], Tensor]
+"""(batch) -> what is differentiated: its loss, or its outputs, of the network."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer: what it read, what it returned and where gradients of that arrive."""
+
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+    edge: GradientEdge
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A batch that has passed through the network: `count` examples, and `result`, what is differentiated."""
+
+    net: Network
+    count: int
+    result: Tensor
+    calls: Mapping[str, Sequence[_Call]] | None
+
+    def square_sums(self, cotangent: Tensor | None = None, signs: Tensor | None = None) -> list[Tensor]:
+        """Return, for each weight, the sum over examples of the squares of their gradients of `result`.
+
+        Args:
+            cotangent: of the shape of `result`; None where it is one number.
+            signs: a factor for each example's squares, of shape (count,).
+        """
+        if self.calls is None:
+            scale = 1.0 if signs is None else signs[0]
+            return [g.square_().mul_(scale) for g in self._gradients(cotangent)]
+        deltas = self._deltas(cotangent)
+        return [self._squares_of(name, deltas[name], signs) for name in self.net.parameters]
+
+    def rows(self) -> list[Tensor]:
+        """Return, for each weight, the gradients of `result` for each example: (count, *shape)."""
+        if self.calls is None:
+            return [g.unsqueeze(0) for g in self._gradients(None)]
+        deltas = self._deltas(None)
+        return [self._rows_of(name, deltas[name], slice(None)) for name in self.net.parameters]
+
+    def gates(self, name: str) -> Tensor:
+        """Return d result / d z for each example and unit of a weight's layer, z = 1 a factor of what it returns."""
+        if self.calls is None:
+            raise ValueError(
+                f"`parameters` (of {name!r}) must belong to layers that read examples along their first dimension, for "
+                "the gates of each example; take those of a batch by `per_example=False`."
+            )
+        total = self.result.new_zeros(())
+        for call, delta in zip(self.calls[name], self._deltas(None)[name], strict=True):
+            total = total + _by_unit(call.output * delta, call.module)
+        return total
+
+    def _gradients(self, cotangent: Tensor | None) -> list[Tensor]:
+        parameters = list(self.net.parameters.values())
+        return gradients(self.result, parameters, cotangent, retain_graph=True)
+
+    def _deltas(self, cotangent: Tensor | None) -> dict[str, list[Tensor]]:
+        assert self.calls is not None
+        calls = [call for of_weight in self.calls.values() for call in of_weight]
+        edges = [call.edge for call in calls]
+        found = torch.autograd.grad(self.result, edges, cotangent, retain_graph=True, allow_unused=True)
+        deltas = iter(
+            torch.zeros_like(call.output) if delta is None else delta.view_as(call.output)
+            for call, delta in zip(calls, found, strict=True)
+        )
+        return {name: [next(deltas) for _ in of_weight] for name, of_weight in self.calls.items()}
+
+    def _rows_of(self, name: str, deltas: Sequence[Tensor], part: slice) -> Tensor:
+        assert self.calls is not None
+        shape = self.net.parameters[name].shape
+        total: Tensor | None = None
+        for call, delta in zip(self.calls[name], deltas, strict=True):
+            own = _rows(call, delta, part).reshape(-1, *shape)
+            total = own if total is None else total.add_(own)
+        return self.net.parameters[name].new_zeros(self.count, *shape)[part] if total is None else total
+
+    def _squares_of(self, name: str, deltas: Sequence[Tensor], signs: Tensor | None) -> Tensor:
+        assert self.calls is not None
+        calls, weight = self.calls[name], self.net.parameters[name]
+        if len(calls) == 1 and calls[0].inputs.dim() == 2:
+            squares = deltas[0].square()
+            squares = squares if signs is None else squares.mul_(signs[:, None])
+            read = calls[0].inputs.square()
+            return read.T @ squares if _is_transposed(calls[0].module) else squares.T @ read
+        total = torch.zeros_like(weight, requires_grad=False)
+        step = max(1, AT_ONCE // max([weight.numel(), *(_patch_entries(call) for call in calls)]))
+        for start in range(0, self.count, step):
+            part = slice(start, start + step)
+            own = self._rows_of(name, deltas, part).square_()
+            total += own.sum(0) if signs is None else torch.tensordot(signs[part], own, 1)
+        return total
+
+
+def passed(net: Network, batch: Any, weight: float, forward: Forward) -> Iterator[tuple[Passed, float]]:
+    """Yield (batch that has passed, its weight): the whole of it, or its examples one by one where it must be so.
+
+    Args:
+        net: without BatchNorm in training mode, which ties examples to each other.
+        batch: what is passed.
+        weight: of the whole batch.
+        forward: see `Forward`.
+    """
+    count = rows(batch)
+    with _recorded(net) as calls:
+        result = forward(batch)
+    of_examples = not result.dim() or len(result) == count
+    fit = of_examples and all(_fits(call, count) for of_weight in calls.values() for call in of_weight)
+    fit = fit and _are_all_uses(result, net, calls)
+    if fit or count == 1:
+        yield Passed(net, count, result, calls if fit else None), weight
+        return
+    for index in range(count):
+        yield from passed(net, _row(batch, index, count), weight / count, forward)
+
+
+@contextmanager
+def _recorded(net: Network) -> Iterator[dict[str, list[_Call]]]:
+    """Note what the layers that hold a weight of `net` read and return."""
+    calls: dict[str, list[_Call]] = {name: [] for name in net.parameters}
+    names = {id(parameter): name for name, parameter in net.parameters.items()}
+
+    def note(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        if output.requires_grad:
+            inputs = given[0] if given else named["input"]
+            call = _Call(module, inputs.detach(), output.detach(), get_gradient_edge(_unviewed(output)))
+            calls[names[id(module._parameters["weight"])]].append(call)
+
+    handles = [
+        module.register_forward_hook(note, prepend=True, with_kwargs=True)  # before others change what it returns
+        for module in net.model.modules()
+        if id(module._parameters.get("weight")) in names and _is_known(module)
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_CONVOLUTIONS: tuple[type[_ConvNd], ...] = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+
+
+def _unviewed(output: Tensor) -> Tensor:
+    """Return what `output` is a view of, all of it: a change in place would take the view itself out of the graph."""
+    base = output._base
+    return output if base is None or base.numel() != output.numel() else base
+
+
+def _is_known(module: nn.Module) -> bool:
+    forwards = (nn.Linear.forward, *(kind.forward for kind in _CONVOLUTIONS))
+    return type(module).forward in forwards or _is_transposed(module)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Say whether this is transformers' linear layer, whose weight is (in, out)."""
+    return type(module).__name__ == "Conv1D"
+
+
+def _fits(call: _Call, count: int) -> bool:
+    """Say whether the first dimension of a call is that of the examples."""
+    least = 2 + len(call.module.kernel_size) if isinstance(call.module, _ConvNd) else 2
+    return len(call.inputs) == count and call.inputs.dim() >= least
+
+
+def _are_all_uses(result: Tensor, net: Network, calls: Mapping[str, Sequence[_Call]]) -> bool:
+    """Say whether `result` depends on each weight through these calls alone."""
+    uses: Counter[int] = Counter()
+    seen, pending = {result.grad_fn}, [result.grad_fn]
+    while pending:
+        node = pending.pop()
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None and hasattr(following, "variable"):
+                uses[id(following.variable)] += 1
+            elif following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return all(uses[id(parameter)] <= len(calls[name]) for name, parameter in net.parameters.items())
+
+
+def _row(batch: Any, index: int, count: int) -> Any:
+    """Return a batch of one example."""
+    if isinstance(batch, Tensor):
+        return batch[index : index + 1] if batch.dim() and len(batch) == count else batch
+    if isinstance(batch, Mapping):
+        return {name: _row(value, index, count) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_row(value, index, count) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_row(value, index, count) for value in batch)
+    return batch
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def _rows(call: _Call, delta: Tensor, part: slice) -> Tensor:
+    """Return the gradients of the layer's weight for each example in `part`, in the order of its entries."""
+    inputs, delta = call.inputs[part], delta[part]
+    if isinstance(call.module, _ConvTransposeNd):
+        return _products(inputs.flatten(2), patches(delta, call.module), call.module.groups)
+    if isinstance(call.module, _ConvNd):
+        return _products(delta.flatten(2), patches(inputs, call.module), call.module.groups)
+    inputs, delta = inputs.reshape(len(inputs), -1, inputs.shape[-1]), delta.reshape(len(delta), -1, delta.shape[-1])
+    return inputs.mT @ delta if _is_transposed(call.module) else delta.mT @ inputs
+
+
+def _products(outer: Tensor, patched: Tensor, groups: int) -> Tensor:
+    """Return the sums over positions of outer (b, rows, positions) times patches (b, positions, columns), by group."""
+    count, _, positions = outer.shape
+    outer = outer.reshape(count, groups, -1, positions)
+    return outer @ patched.view(count, positions, groups, -1).transpose(1, 2)
+
+
+def patches(inputs: Tensor, module: _ConvNd) -> Tensor:
+    """Return what a convolution multiplies its weight with: (examples, positions, channels and then kernel)."""
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    windows = F.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
+    for dim, (size, stride, dilation) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    ):
+        windows = windows.unfold(2 + dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    spatial = len(module.kernel_size)
+    positions = range(2, 2 + spatial)
+    kernel = range(2 + spatial, 2 + 2 * spatial)
+    count, entries = len(windows), windows.shape[1] * torch.Size(module.kernel_size).numel()
+    return windows.permute(0, *positions, 1, *kernel).reshape(count, -1, entries)
+
+
+def _patch_entries(call: _Call) -> int:
+    if not isinstance(call.module, _ConvNd):
+        return call.inputs[0].numel()
+    read, returned = call.inputs[0].numel(), call.output[0].numel() // call.output.shape[1] * call.inputs.shape[1]
+    return max(read, returned) * torch.Size(call.module.kernel_size).numel()
+
+
+def _by_unit(products: Tensor, module: nn.Module) -> Tensor:
+    """Return the sums over positions: (examples, units)."""
+    if isinstance(module, nn.Linear) or _is_transposed(module):
+        return products.flatten(1, -2).sum(1) if products.dim() > 2 else products
+    return products.flatten(2).sum(2)
