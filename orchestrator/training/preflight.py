@@ -26,8 +26,10 @@ from orchestrator.training.evaluation import monitored
 from orchestrator.training.networks import initialised
 from orchestrator.training.stages import Stage
 from orchestrator.workloads import models
-from orchestrator.workloads.splits import Batch, Batches, Split
+from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
 from orchestrator.workloads.tasks.batch import kind
+from orchestrator.workloads.tasks.classification import Classification
+from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
 
 FEW = 8
@@ -69,7 +71,9 @@ class _Rehearsal(Stage):
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(order.specs[0], initialised(dense, order.specs[0], order), order)
         self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
-        whole = self._data
+        self._dense, whole = dense, self._data
+        splits = {"train": whole.train, "val": whole.val, "test": whole.test, **whole.tests}
+        self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
         tests = {name: _Few(split) for name, split in whole.tests.items()}
         self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test), tests=tests)
 
@@ -117,7 +121,22 @@ class _Rehearsal(Stage):
         found = super()._measured(split)
         if split is self._data.val:
             self.figures = tuple(found.figures)
+            self._hold_labels(len(found.details.get("hits", ())))
         return found
+
+    def _hold_labels(self, outputs: int) -> None:
+        """Raise for a class that the network has no output for, in whichever split: a further test set is read last."""
+        if not isinstance(self._task, Classification | Segmentation):
+            return
+        for name, split in self._held.items():
+            labels = split.labels if split.rows is None else split.labels[split.rows]
+            known = self._task.known(labels)
+            if known is not None and (largest := int(labels.where(known, 0).max())) >= outputs:
+                raise Misfit(
+                    f"`data` (={_name(self._dense.fields['data'])}) has the label {largest} in its {name} split, and "
+                    f"`model` (={_name(self._dense.fields['model'])}) has {outputs} outputs, for the classes from 0 to "
+                    f"{outputs - 1}; give it more `classes`, or leave these examples out."
+                )
 
     def _teacher(self) -> nn.Module | None:
         """A network as it is initialised stands for one that is not trained yet."""
@@ -143,15 +162,8 @@ class _Few:
     def __len__(self) -> int:
         return len(self.split)
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        device: torch.device,
-        seed: int | None = None,
-        drop_last: bool = False,
-    ) -> Batches:
-        whole = self.split.batches(batch_size, device=device, seed=seed, drop_last=drop_last)
+    def batches(self, batch_size: int, *, device: torch.device, **order: Any) -> Batches:
+        whole = self.split.batches(batch_size, device=device, **order)
         return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), whole)
 
 

@@ -30,6 +30,10 @@ def words(**_):
     tokens = torch.randint(0, 20, (120, 6), generator=draw)
     labels = (tokens.sum(1) % 2).long()
     return (tokens[:80], labels[:80]), (tokens[80:], labels[80:])
+def shifted(**_):
+    train, test = words()
+    other = torch.cat([test[1][:20], torch.tensor([-100, 7])])
+    return {"train": train, "test": test, "tests": {"shifted": (torch.cat([test[0][:20], test[0][:2]]), other)}}
 class Words(nn.Module):
     def __init__(self, width=4, depth=1, outputs=2, **_):
         super().__init__()
@@ -131,6 +135,11 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         (
             ["+model.outputs=1"],
             "the network gives fewer outputs than the 2 classes of the data; change `model`, `data`",
+        ),
+        (
+            ["data._target_=their_words.shifted"],
+            "`data` (=their_words.shifted) has the label 7 in its shifted split, and `model` (=their_words.Words) has "
+            "2 outputs, for the classes from 0 to 1; give it more `classes`, or leave these examples out.",
         ),
         (
             ["model._target_=their_words.leaves"],
