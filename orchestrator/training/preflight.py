@@ -7,6 +7,7 @@ count of multiply-accumulates. What comes out is thrown away; no figure of it is
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from orchestrator.config.components import Train
+from orchestrator.config.rules import is_int
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -100,6 +102,12 @@ class _Rehearsal(Stage):
     def classes(self) -> int:
         """The number of classes of the data."""
         return self._data.classes
+
+    @property
+    def positions(self) -> float:
+        """The most tokens that a network of transformers takes, as far as its configuration says so."""
+        config = getattr(self._model, "config", None)
+        return getattr(config, "max_position_embeddings", None) or math.inf
 
     def batch(self) -> str:
         """Describe a batch as a step sees it."""
@@ -194,6 +202,12 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
     said = f"{type(error).__name__}: {said.rstrip('.')}"
     if stage is not None and re.search(r"Target \d+ is out of bounds", said):
         said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
+    block = dense.fields["data"].get("block")
+    if stage is not None and isinstance(error, IndexError) and is_int(block) and block > stage.positions:
+        said = (
+            f"`data.block` (={block}) must be at most the {stage.positions} positions that the network tells apart; "
+            "pass a smaller one, or a network of more"
+        )
     return (
         f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {said}; "
         f"change `model`, `data`, `prune` or `{train}` until they fit."

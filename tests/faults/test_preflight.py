@@ -34,6 +34,16 @@ def shifted(**_):
     train, test = words()
     other = torch.cat([test[1][:20], torch.tensor([-100, 7])])
     return {"train": train, "test": test, "tests": {"shifted": (torch.cat([test[0][:20], test[0][:2]]), other)}}
+def blocks(block, **_):
+    tokens = torch.arange(block).expand(30, block)
+    return {"train": (tokens, tokens), "test": (tokens, tokens), "classes": block}
+class Positions(nn.Module):
+    def __init__(self, **_):
+        super().__init__()
+        self.config = type('', (), {'max_position_embeddings': 8})
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 9)
+    def forward(self, tokens):
+        return self.head(self.embedding(torch.arange(tokens.shape[1])).expand(len(tokens), -1, -1))
 class Words(nn.Module):
     def __init__(self, width=4, depth=1, outputs=2, **_):
         super().__init__()
@@ -135,6 +145,11 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         (
             ["+model.outputs=1"],
             "the network gives fewer outputs than the 2 classes of the data; change `model`, `data`",
+        ),
+        (
+            [f"{part}._target_=their_words.{name}" for part, name in (("data", "blocks"), ("model", "Positions"))]
+            + ["task=language_modelling", "+data.block=9"],
+            "`data.block` (=9) must be at most the 8 positions that the network tells apart; pass a smaller one, or a",
         ),
         (
             ["data._target_=their_words.shifted"],
