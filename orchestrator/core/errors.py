@@ -20,6 +20,10 @@ class StageMissing(StoreError):
     """What a stage starts from was finished, and is damaged or not there any more: it has to be repeated first."""
 
 
+class CheckpointDamaged(StoreError):
+    """What is kept of a stage's state cannot be read, or is not what was written."""
+
+
 class DataError(OrchestratorError):
     """A data set that is absent, damaged, or not what the configuration says."""
 

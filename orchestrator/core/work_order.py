@@ -60,7 +60,7 @@ class States(Protocol):
         ...
 
     def latest(self, key: str) -> Checkpoint | None:
-        """Return a stage's state, verified; None where there is none, or it is damaged, which is told."""
+        """Return a stage's state, verified; None where there is none. Raises `CheckpointDamaged`."""
         ...
 
     def reached(self, key: str) -> int:

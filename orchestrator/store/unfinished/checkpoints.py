@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, read_as
 from orchestrator.core.records import FileInfo
@@ -72,9 +72,10 @@ class Checkpoints:
             self._backend.remove(f"{_folder(key)}/{before.file}")
 
     def latest(self, key: str) -> Checkpoint | None:
-        """Return the state of a stage, its file verified and on this node; one that is damaged is put aside.
+        """Return the state of a stage, its file verified and on this node.
 
         Raises:
+            CheckpointDamaged: it is not what was saved; says why
             StoreError: the store is away
         """
         try:
@@ -82,19 +83,18 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            self.put_aside(key, f"{POINTER} is damaged: {error}")
-            return None
+            raise CheckpointDamaged(f"{POINTER} is damaged: {error}") from None
         try:
             path, found = self._backend.fetch(f"{_folder(key)}/{pointer.file}", pointer.info)
         except FileNotFoundError:
             with suppress(FileNotFoundError, ValueError):
                 if self._pointer(key) != pointer:  # another attempt has gone further, just now
                     return self.latest(key)
-            self.put_aside(key, f"{pointer.file} is missing")
-            return None
+            raise CheckpointDamaged(f"{pointer.file} is missing") from None
         if found != pointer.info:
-            self.put_aside(key, f"{pointer.file} has {found.bytes} bytes of SHA-256 {found.sha256}, not {pointer.info}")
-            return None
+            raise CheckpointDamaged(
+                f"{pointer.file} has {found.bytes} bytes of SHA-256 {found.sha256}, not {pointer.info}"
+            )
         return Checkpoint(pointer.step, pointer.values, path)
 
     def reached(self, key: str) -> int:
@@ -116,6 +116,11 @@ class Checkpoints:
     def known(self) -> list[str]:
         """Return the keys of the stages that have checkpoints, or what was left of one."""
         return self._backend.names(FOLDER)
+
+    def steps(self, keys: Collection[str]) -> dict[str, int]:
+        """Return the steps of the checkpoints that stages among `keys` have."""
+        found = {key: self.reached(key) for key in self.known() if key in keys}
+        return {key: step for key, step in found.items() if step >= 0}
 
     def drop_all(self, keys: Iterable[str]) -> None:
         """Remove the checkpoints of those of `keys` that have one."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.work_order import States
 from orchestrator.training.environment import DECIDING
 from orchestrator.training.state.train_state import NotPlain, TrainState
@@ -62,7 +62,11 @@ class Checkpointing:
 
     def latest(self) -> TrainState | None:
         """Return the state to go on from; one that is none of this stage is set aside, as one that is damaged."""
-        found = self._store.latest(self._key) if self._kept else None
+        try:
+            found = self._store.latest(self._key) if self._kept else None
+        except CheckpointDamaged as error:
+            self.set_aside(str(error))
+            return None
         if found is None:
             return None
         values = found.values

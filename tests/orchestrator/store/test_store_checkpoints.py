@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pytest
 from store_cases import Content, fresh, key_of
 
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.store.store import Store
 
 KEY = key_of(0)
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_state_before(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "pointer", "other format", "leads out"])
-def test_a_damaged_state_is_set_aside_with_a_warning(
+def test_a_damaged_state_is_told_and_set_aside_with_a_warning(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Store(str(tmp_path / "store"))
@@ -76,8 +76,10 @@ def test_a_damaged_state_is_set_aside_with_a_warning(
 
         change = {"format": 0} if damage == "other format" else {"file": "../../store.json"}
         pointer.write_bytes(seal({**unseal(pointer.read_bytes()), **change}))
+    with pytest.raises(CheckpointDamaged) as caught:
+        store.checkpoints.latest(KEY)
     with caplog.at_level(logging.WARNING):
-        assert store.checkpoints.latest(KEY) is None
+        store.checkpoints.put_aside(KEY, str(caught.value))
 
     assert f"checkpoint of stage {KEY[:12]} was set aside in quarantine/" in caplog.text
     assert not files(store)

@@ -167,6 +167,16 @@ def test_a_stage_whose_state_is_wrong_starts_anew(store: Store, tmp_path: Path) 
     assert "it started anew: " in record.warnings[0]
 
 
+def test_a_record_says_that_its_checkpoint_was_damaged(store: Store, tmp_path: Path) -> None:
+    (whole,) = specs()[:1]
+    run(store, (whole,), batches=4)
+    (tensors,) = (tmp_path / "store" / "checkpoints").rglob("*.safetensors")
+    tensors.write_bytes(b"half")
+
+    (record,) = run(store, (whole,))
+    assert record.warnings[0].startswith(f"its checkpoint was set aside, and it started anew: {tensors.name} has 4 byt")
+
+
 def test_a_state_that_began_from_other_weights_is_not_gone_on_from(store: Store) -> None:
     clock = Clock()
     Checkpointing(store.checkpoints, KEY, started_from="one", minutes=1, grace=1, clock=clock).keep(
