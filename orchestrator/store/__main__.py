@@ -11,7 +11,7 @@ from typing import get_args
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.store import saved_sweep
-from orchestrator.store.retention import Pruned, prune, sizes, verify
+from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
     CommandParser,
@@ -164,7 +164,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _summary(pruned: Pruned) -> str:
-    return f"weights that nothing starts from, {len(pruned.stages)}; leftover files, {len(pruned.leftovers)}"
+    begun = sum(path.startswith(UNFINISHED) for path in pruned.leftovers)
+    states = f"; files of checkpoints and failures that nothing needs, {begun}" if begun else ""
+    others = f"leftover files, {len(pruned.leftovers) - begun}"
+    return f"weights that nothing starts from, {len(pruned.stages)}{states}; {others}"
 
 
 def _time(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -15,7 +16,7 @@ from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.streams import say
 
 SHOWN = 100
-"""Letters of a command in a list."""
+"""Letters of a command in a list on a terminal."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -89,7 +90,7 @@ def list_store(store: Store) -> int:
         saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.saved))
         trials = f"{each.finished}/{each.trials} trials"
         command = " ".join(each.command.split()).removeprefix("python -m orchestrator ")  # where they differ
-        command = command if len(command) <= SHOWN else f"{command[:SHOWN]}..."
+        command = f"{command[:SHOWN]}..." if len(command) > SHOWN and sys.stdout.isatty() else command
         say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {readable(each.bytes):>9}  {command}")
     if not found:
         say(f"{store} holds no sweeps")

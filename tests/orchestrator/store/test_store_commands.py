@@ -65,6 +65,9 @@ def test_report_prune_and_verify(command: Command, store: Store) -> None:
     assert "weights                      3 files     30.7 kB" in out
     assert "prune would free 10.2 kB: weights that nothing starts from, 1;" in out
     assert "would free 10.2 kB" in command("prune", "--dry-run")[1]
+    store.checkpoints.save(specs[0].key, 3, {}, FILES[WEIGHTS])
+    assert "; files of checkpoints and failures that nothing needs, 2; left" in command("prune", "--dry-run")[1]
+    store.checkpoints.drop(specs[0].key)
     assert command("prune", "--keep", "all")[1].startswith("freed 0 B")
     assert command("prune")[1].startswith("freed 10.2 kB: weights that nothing starts from, 1; leftover files, 0")
     assert command("verify") == (0, "3 of 3 stages are intact\n", "")
@@ -146,6 +149,7 @@ def test_sweeps_are_listed_and_shown(command: Command, store: Store, capsys: pyt
     assert "failed         0/1 trials" in lines["odd"]
     assert "\\x1b[2Jcommand" in lines["odd"]
     assert "\x1b" not in out
+    assert "x" * 500 in lines["odd"], "whole where no terminal is"
     assert "  +sweep=synthetic" in lines["whole"]
     assert compare_main([]) == 0
     assert sorted(line.split()[0] for line in capsys.readouterr().out.splitlines()) == sorted(lines)
