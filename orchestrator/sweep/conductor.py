@@ -99,6 +99,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
+            outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
             retention.prune_sweep(store, plan, outcome.records)
             retention.limit(store, plan)
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
@@ -157,7 +158,7 @@ def _train(
             todo = _still_missing(outcome, todo, store)
             if config["retry_failed"]:
                 store.failures.drop_all(todo.stages)
-        progress.opening(info.name, places)
+        progress.opening(info.name, places, store.checkpoints.steps(todo.stages.keys()))
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)

@@ -18,6 +18,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
 from orchestrator.sweep.objective import objective, unmeasured
+from orchestrator.views.terminal.progress import counted
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
@@ -50,6 +51,8 @@ class Outcome:
     causes: dict[str, Failure] = field(default_factory=dict)
     """Of the stages that failed by themselves, not for want of a parent."""
     interrupted: bool = False
+    reached: Mapping[str, int] = field(default_factory=dict)
+    """Of an interrupted sweep: the steps of the checkpoints from which its stages go on."""
     behind: str = ""
     """What completes the view, where it does not hold everything."""
     ran: bool = True
@@ -107,7 +110,9 @@ class Outcome:
                 lines.append(f"  and {len(self.causes) - SHOWN} more failures")
             again = any(failure.repeats for failure in self.causes.values())
             less = ", less what would fail again (retry_failed=true tries that, too)" if again else ""
-            lines.append(f"What finished is kept: the same command runs the rest{less}.")
+            steps = ", ".join(str(step) for step in sorted(self.reached.values()))
+            states = f", and a checkpoint of {counted(len(self.reached), 'stage')} (at step {steps})" if steps else ""
+            lines.append(f"What finished is kept{states}: the same command runs the rest{less}.")
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
         error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND
         return error

@@ -97,8 +97,14 @@ class Progress:
         with self._lock:
             self._points[key] = (point, metric)
 
-    def opening(self, sweep: str, places: Mapping[str, str]) -> None:
-        """Say what will run, what is done already, and where things are: {"MLflow": "mlflow ui", ...}."""
+    def opening(self, sweep: str, places: Mapping[str, str], steps: Mapping[str, int] | None = None) -> None:
+        """Say what will run, what is done already, and where things are: {"MLflow": "mlflow ui", ...}.
+
+        Args:
+            sweep: its name
+            places: what -> where
+            steps: stage -> step of the checkpoint that it goes on from
+        """
         stages, tally = self._plan.stages, self._tally
         asked = sum(len(trial.stages) for trial in self._plan.trials)
         dense = sum(not KINDS[spec.kind].prunes for spec in stages.values())
@@ -110,6 +116,9 @@ class Progress:
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"
             self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
+        if going_on := [f"{self._name(key)} from step {step}" for key, step in (steps or {}).items()]:
+            more = f" and {len(going_on) - 3} more" if len(going_on) > 3 else ""
+            self.say(f"Going on from checkpoints: {'; '.join(going_on[:3])}{more}.")
         self._say_places(places)
 
     def closing(self, places: Mapping[str, str]) -> None:

@@ -5,8 +5,7 @@ from factories import make_plan, make_records
 
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.redact import shown
-from orchestrator.sweep.outcome import Outcome
-from orchestrator.sweep.sync_views import behind
+from orchestrator.sweep.outcome import Outcome, behind
 
 PLAN = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(0,), rounds=1)
 DENSE, ROUND = PLAN.stages
@@ -33,6 +32,15 @@ def test_one_exit_status_and_what_completes_the_view_last(
     assert (error and error.exit_status) == status
     if view:
         assert str(error).splitlines()[-1].strip() == "python -m orchestrator.sync name-1"
+
+
+def test_an_interrupt_says_how_far_its_stages_had_come() -> None:
+    told = str(Outcome(PLAN, {}, interrupted=True, reached={DENSE: 40, ROUND: 7}).incomplete())
+
+    assert told.endswith(
+        "What finished is kept, and a checkpoint of 2 stages (at step 7, 40): the same command runs the rest."
+    )
+    assert "kept: the same" in str(Outcome(PLAN, {}, interrupted=True).incomplete())
 
 
 def test_what_an_interrupt_came_too_late_for_is_finished() -> None:

@@ -20,13 +20,21 @@ from orchestrator.views.terminal.tally import Tally, TrialState
 from orchestrator.views.terminal.time_left import Eta
 
 
-def shown(plan: Plan, events: list[StageEvent], *, terminal: bool = False, done: tuple[str, ...] = ()) -> str:
+def shown(
+    plan: Plan,
+    events: list[StageEvent],
+    *,
+    terminal: bool = False,
+    done: tuple[str, ...] = (),
+    begun_stages: int = 0,
+) -> str:
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=terminal, highlight=False)
     clock = iter(range(100_000))
     records = {key: make_record(plan, key) for key in done}
     with Progress(plan, records, console=console, clock=lambda: EPOCH + next(clock)) as progress:
-        progress.opening("digits", {"store": "/data/store", "MLflow": "mlflow ui"})
+        begun = dict.fromkeys(list(plan.stages)[:begun_stages], 40)
+        progress.opening("digits", {"store": "/data/store", "MLflow": "mlflow ui"}, begun)
         for event in events:
             progress.event(event)
         progress.closing({"store": "/data/store"})
@@ -65,6 +73,15 @@ def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
     assert "Done already: 3 stages, 1 trial; 6 stages to run." in text
     assert "MLflow  mlflow ui" in text
     assert "/data/store" in text
+
+
+@pytest.mark.parametrize(("stages", "more"), [(1, ""), (5, " and 2 more")])
+def test_the_opening_says_from_which_steps_stages_go_on(stages: int, more: str) -> None:
+    text = shown(make_plan(seeds=(0,)), [], begun_stages=stages)
+
+    (line,) = (line for line in text.splitlines() if line.startswith("Going on from checkpoints: "))
+    assert line.startswith("Going on from checkpoints: dense, seed 0 (shared by 4 trials) from step 40")
+    assert line.endswith(f"from step 40{more}.")
 
 
 def test_what_an_interruption_leaves_is_not_called_failed() -> None:
