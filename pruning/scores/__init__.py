@@ -22,10 +22,12 @@ They return qualified name -> tensor of the parameter's shape, float64 where dat
 `ValueError` for missing data, for names that are not in the model and for masks of another shape.
 """
 
+from pruning.scores.channels import bn_scale, fpgm
 from pruning.scores.curvature import fisher, obd, obs
 from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.flow import synflow
 from pruning.scores.gradients import gradient, grasp, snip
+from pruning.scores.inputs import wanda
 from pruning.scores.table import SCORES, Score
 from pruning.scores.taylor import taylor
 from pruning.scores.weights import lamp, magnitude, random
@@ -34,8 +36,10 @@ __all__ = [
     "SCORES",
     "FisherMatrix",
     "Score",
+    "bn_scale",
     "fisher",
     "fisher_matrix",
+    "fpgm",
     "gradient",
     "grasp",
     "lamp",
@@ -46,4 +50,5 @@ __all__ = [
     "snip",
     "synflow",
     "taylor",
+    "wanda",
 ]

@@ -9,9 +9,11 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from pruning.scores.channels import bn_scale, fpgm
 from pruning.scores.curvature import fisher, obd, obs
 from pruning.scores.flow import synflow
 from pruning.scores.gradients import gradient, grasp, snip
+from pruning.scores.inputs import wanda
 from pruning.scores.network import BatchNormMode
 from pruning.scores.taylor import taylor
 from pruning.scores.weights import lamp, magnitude, random
@@ -58,5 +60,8 @@ SCORES: Mapping[str, Score] = MappingProxyType(
         "obd": Score(obd, _needs("per_example", "trained"), signed=True),
         "obs": Score(obs, _needs("per_example", "trained")),
         "lamp": Score(lamp, _needs("weights")),
+        "bn_scale": Score(bn_scale, _needs("weights", "trained"), units=True),
+        "fpgm": Score(fpgm, _needs("weights"), units=True),
+        "wanda": Score(wanda, _needs("inputs", "trained")),
     }
 )
