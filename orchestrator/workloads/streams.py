@@ -118,7 +118,10 @@ class _StreamBatches:
         self.reads.epoch, self.reads.start = number, start
         for batch in islice(self.loader, start % self.reads.shares, None):
             if isinstance(batch, DataError):
-                raise batch
+                try:
+                    raise batch
+                finally:
+                    del batch  # or the error holds itself, and with it the loader's processes
             if batch is None:
                 return
             yield moved(batch, self.device)
