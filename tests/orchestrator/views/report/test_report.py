@@ -8,9 +8,10 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -81,6 +82,27 @@ def masks(key: str, name: str) -> bytes:
 
 def mask_file(held: dict[str, NDArray[np.bool_]]) -> bytes:
     return mask_files.write_npz(mask_files.encode(held, "digest"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drawn_once() -> Iterator[None]:
+    """Draw figures of equal data once: their files are equal (`test_drawing`), and take most of the tests' time."""
+    render, drawn = drawing._rendered, dict[str, dict[str, bytes]]()
+
+    def rendered(draw: Callable[[], Any]) -> dict[str, bytes]:
+        import matplotlib  # noqa: F401 - which a test breaks
+
+        kind, *data = draw()
+        key = f"{kind.__name__}{data}"
+        if key not in drawn:
+            drawn[key] = render(lambda: kind(*data))
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (drawing.tradeoff, drawing.fine_tuning, drawing.curves, drawing.cost, drawing.matrices):
+            patch.setattr(drawing, kind.__name__, lambda *data, kind=kind: (kind, *data))
+        patch.setattr(drawing, "_rendered", rendered)
+        yield
 
 
 @pytest.fixture(scope="module")
