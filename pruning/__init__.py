@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pruning.engine.committing import sparsity as sparsity
     from pruning.engine.controls import inverted as inverted
     from pruning.engine.controls import shuffle as shuffle
+    from pruning.engine.dead_paths import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
     from pruning.engine.plans import Plan as Plan
     from pruning.engine.plans import groups as groups
@@ -73,6 +74,7 @@ _HOMES = {
         "choices.published": "PUBLISHED",
         "engine.committing": "commit remove_all sparsity",
         "engine.controls": "inverted shuffle",
+        "engine.dead_paths": "effective_sparsity",
         "engine.one_call": "prune",
         "engine.plans": "Plan groups plan",
         "holding.keeper": "MaskKeeper",

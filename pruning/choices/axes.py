@@ -174,8 +174,8 @@ class Repair:
         kind: "none"; "obs": superposed single updates of optimal brain surgeon; "obs_joint": the exact joint one;
             "least_squares": each layer refit to its dense outputs; "absorb_bias": constants of dead channels go into
             the next bias; "bn_stats": running statistics anew.
-        damping: lambda of "obs", "obs_joint" (absolute) and "least_squares" (times the mean diagonal); None is 1e-5 and
-            0.01.
+        damping: lambda of "obs" and "obs_joint", and of "least_squares" as a fraction of the mean diagonal; None is
+            that of the score `obs`, where it ranks, and else 1e-5, and 0.01.
     """
 
     kind: RepairKind = "none"
@@ -184,6 +184,8 @@ class Repair:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         _one_of("repair.kind", self.kind, RepairKind)
+        if self.damping is not None and self.kind not in ("obs", "obs_joint", "least_squares"):
+            raise ValueError(f"`repair.damping` (={self.damping!r}) is of no use to `repair.kind` (={self.kind!r}).")
         if self.damping is not None and not _number("repair.damping", self.damping) > 0:
             raise ValueError(
                 f"`repair.damping` (={self.damping!r}) must be above 0, or the matrix may have no inverse."

@@ -44,7 +44,7 @@ PUBLISHED: Mapping[str, Choices] = MappingProxyType(
         # He et al. 2019, arXiv 1811.00250
         "fpgm": Choices(Score("fpgm"), _FILTERS),
         # Liu et al. 2017, arXiv 1708.06519
-        "slimming": Choices(Score("bn_scale"), _FILTERS, Scope("global", min_kept=1)),
+        "slimming": Choices(Score("bn_scale"), Unit("channel"), Scope("global", min_kept=1)),
         # Mishra et al. 2021, arXiv 2104.08378
         "n_m": Choices(scope=Scope("window")),
         # Frankle & Carbin 2019, arXiv 1803.03635

@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.scoring import scored, share
+from pruning.engine.scoring import names_to_score, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
+from pruning.repair.table import REPAIRS
 from pruning.schedule import targets
 from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.network import Masks, weights_of
+from pruning.scores.network import Masks, Weight, weights_of
 from pruning.selection.allocation import allocate
 from pruning.selection.groups import Groups, groups_of
 from pruning.selection.select import select
@@ -34,7 +36,7 @@ class Plan:
         masks: of every parameter that is pruned.
         values: name in a plain model -> new values of a parameter or buffer, by the repair.
         details: what was decided, as JSON holds it: units kept of each tensor, dead tensors, re-scorings.
-        seconds: spent in "scoring" (with the loss) and in "selection"; measured, no result.
+        seconds: spent in "scoring" (with the loss), "selection" and "repair"; measured, no result.
     """
 
     masks: MaskSet
@@ -71,8 +73,16 @@ def groups(
     Raises:
         ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
     """
-    found = weights_of(model, None, parameters)
-    return groups_of({name: weight.parameter.shape for name, weight in found.items()}, unit, scope)
+    return _cut(weights_of(model, None, parameters), unit, scope)
+
+
+def _cut(weights: Mapping[str, Weight], unit: Unit | None, scope: Scope | None) -> Groups:
+    inputs_first = {
+        name
+        for name, weight in weights.items()
+        if isinstance(weight.module, _ConvTransposeNd) or type(weight.module).__name__ == "Conv1D"
+    }
+    return groups_of({name: weight.parameter.shape for name, weight in weights.items()}, unit, scope, inputs_first)
 
 
 def plan(
@@ -106,8 +116,8 @@ def plan(
         ValueError: a score lacks what it needs, a unit does not divide, or a target cannot be reached.
     """
     choices = with_unit_of_class(choices)
-    weights = weights_of(model, masks, parameters)
-    cut = groups_of({n: w.parameter.shape for n, w in weights.items()}, choices.unit, choices.scope)
+    weights = weights_of(model, masks, names_to_score(model, choices.score, parameters))
+    cut = _cut(weights, choices.unit, choices.scope)
     before = {n: kept.cpu() for n in cut.sizes if (kept := weights[n].kept) is not None}
     if choices.dynamics.kind == "free":
         model = _opened(model)
@@ -120,7 +130,7 @@ def plan(
     if choices.restart.control == "shuffle":
         drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
-    return Plan(MaskSet(now), details=_details(cut, now, len(steps)), seconds=run.seconds)
+    return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
 @dataclass
@@ -158,6 +168,22 @@ class _Run:
         self.seconds["scoring"] += scored_at - begin
         self.seconds["selection"] += time.perf_counter() - scored_at
         return {n: mask & before[n] if nested and n in before else mask for n, mask in kept.items()}
+
+    def repaired(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the new values that the repair gives the network under the masks that are kept now."""
+        repair, score, data = self.choices.repair, self.choices.score, self.data
+        if repair.kind == "none":
+            return {}
+        options: dict[str, Any] = {}
+        if repair.kind in ("obs", "obs_joint") and score.kind == "obs":  # the same matrix
+            options = {name: score.options[name] for name in ("damping", "block") if name in score.options}
+        if repair.damping is not None:
+            options["damping"] = repair.damping
+        begin = time.perf_counter()
+        function = REPAIRS[repair.kind]
+        values = function(self.model, kept, data.batches, data.loss, size=data.size, masks=self.masks, **options)
+        self.seconds["repair"] = time.perf_counter() - begin
+        return values
 
     def _scores(self, score: Score, cut: Groups, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
         data = self.data

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from pruning.choices.axes import Score
+from pruning.holding.parameter import plain_modules
 from pruning.scores.data import Loss, Size
 from pruning.scores.network import Masks
 from pruning.scores.table import SCORES
@@ -38,7 +41,9 @@ def scored(
         ValueError: the score is unknown, or does not take an option, or lacks what it needs.
     """
     function = function_of(score)
-    given = {"size": size, "generator": generator, "masks": masks, "parameters": names}
+    followers = batch_norms_after(model) if _is_of_batch_norm(score) else {name: name for name in names}
+    read = [followers[name] for name in names]
+    given = {"size": size, "generator": generator, "masks": masks, "parameters": read}
     taken = inspect.signature(function).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         given = {name: value for name, value in given.items() if name in taken}
@@ -52,7 +57,7 @@ def scored(
         raise ValueError(
             f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
         )
-    return scores
+    return {name: scores[other] for name, other in zip(names, read, strict=True) if other in scores}
 
 
 _COMMON = frozenset({"model", "batches", "loss", "size", "generator", "masks", "parameters"})
@@ -65,6 +70,39 @@ def function_of(score: Score) -> Callable[..., Any]:
     if score.kind not in SCORES:
         raise ValueError(f"`score.kind` (={score.kind!r}) must be a function, or one of {', '.join(SCORES)}.")
     return SCORES[score.kind].function
+
+
+def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | None) -> Iterable[str] | None:
+    """Return the names of what is pruned: for scores of BatchNorm's scales, of layers that one follows."""
+    if not _is_of_batch_norm(score):
+        return parameters
+    followed = batch_norms_after(model)
+    names = list(followed) if parameters is None else list(parameters)
+    if others := [name for name in names if name not in followed] or (not names and ["the network"]):
+        raise ValueError(
+            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer; {others[0]} has none: "
+            "choose another score, or other parameters."
+        )
+    return names
+
+
+def batch_norms_after(model: nn.Module) -> dict[str, str]:
+    """Return weight of a layer -> scale of the BatchNorm after it: the next module of as many channels, in order."""
+    found: dict[str, str] = {}
+    last: tuple[str, int] | None = None
+    for path, module in plain_modules(model):
+        name = f"{path}.weight" if path else "weight"
+        if isinstance(module, nn.Linear | _ConvNd):
+            last = name, module.out_features if isinstance(module, nn.Linear) else module.out_channels
+        elif isinstance(module, _BatchNorm) and module.affine:
+            if last is not None and last[1] == module.num_features:
+                found[last[0]] = name
+            last = None
+    return found
+
+
+def _is_of_batch_norm(score: Score) -> bool:
+    return score.kind == "bn_scale" or score.options.get("form") == "bn"
 
 
 def _name(score: Score) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,13 +116,19 @@ class Groups:
         return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
 
 
-def groups_of(shapes: Mapping[str, Sequence[int]], unit: Unit | None = None, scope: Scope | None = None) -> Groups:
+def groups_of(
+    shapes: Mapping[str, Sequence[int]],
+    unit: Unit | None = None,
+    scope: Scope | None = None,
+    inputs_first: Container[str] = (),
+) -> Groups:
     """Cut tensors of these shapes into units.
 
     Args:
         shapes: name -> shape of all that is pruned, in the network's order.
         unit: what goes at once; None is single entries.
         scope: among which units is ranked; None is whole tensors.
+        inputs_first: names of tensors whose first dimension are inputs, and whose second are outputs.
 
     Raises:
         ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
@@ -136,13 +141,16 @@ def groups_of(shapes: Mapping[str, Sequence[int]], unit: Unit | None = None, sco
                 "`unit.spare_last` (=True) leaves nothing to prune of a network with one prunable tensor; set it False."
             )
         cut.popitem()
-    return Groups(tuple(_layout(name, shape, unit, scope) for name, shape in cut.items()), unit, scope)
+    return Groups(
+        tuple(_layout(name, shape, unit, scope, name in inputs_first) for name, shape in cut.items()), unit, scope
+    )
 
 
-def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope) -> Layout:
+def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first: bool) -> Layout:
     natural = tuple(range(len(shape)))
+    by_output = (1, 0, *natural[2:]) if inputs_first else natural
     if scope.kind == "window":
-        return _windows(name, shape, scope)
+        return _windows(name, shape, scope, by_output)
     if unit.kind == "channel":
         if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
             raise ValueError(
@@ -152,23 +160,25 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope) -> Layout:
         dim = unit.dim % len(shape)
         size = shape.numel() // max(shape[dim], 1)
         return Layout(name, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
-    row = math.prod(shape[1:]) if len(shape) > 1 else shape.numel()
+    row = shape.numel() // shape[by_output[0]] if len(shape) > 1 else shape.numel()
     size = unit.size if unit.kind == "block" else 1
     if row % size:
         raise ValueError(
             f"`unit.size` (={size}) must divide the weights of one output, but {name!r} of shape {tuple(shape)} has "
             f"{row}; choose a divisor, or leave the tensor out."
         )
-    return Layout(name, shape, natural, size, row // size if scope.kind == "row" else shape.numel() // size)
+    if scope.kind == "row":
+        return Layout(name, shape, by_output, size, row // size)
+    return Layout(name, shape, natural if size == 1 else by_output, size, shape.numel() // size)
 
 
-def _windows(name: str, shape: torch.Size, scope: Scope) -> Layout:
+def _windows(name: str, shape: torch.Size, scope: Scope, by_output: tuple[int, ...]) -> Layout:
     """Windows of consecutive inputs; of a convolution, input channels at one kernel position."""
-    inputs = shape[1] if len(shape) > 1 else shape.numel()
+    inputs = shape[by_output[1]] if len(shape) > 1 else shape.numel()
     if inputs % scope.m:
         raise ValueError(
             f"`scope.m` (={scope.m}) must divide the input dimension, but {name!r} of shape {tuple(shape)} has "
             f"{inputs} inputs; choose a divisor, or leave the tensor out."
         )
-    order = (0, *range(2, len(shape)), 1) if len(shape) > 1 else (0,)
+    order = (by_output[0], *by_output[2:], by_output[1]) if len(shape) > 1 else (0,)
     return Layout(name, shape, order, 1, scope.m)

@@ -1,0 +1,108 @@
+"""Methods that read data or layers' surroundings, whole: golden masks, rows, BatchNorm's scales, dead paths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_network import BATCHES, Golden, bits, loss
+from torch import nn
+
+import pruning
+from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
+
+DATA = {"batches": BATCHES, "loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "want"),
+    [
+        ("grasp", {"temperature": 1}, "0110100011111010001010010011"),
+        ("grasp", {}, "1110110011010100001010010011"),
+        ("taylor", {}, "1100110001001110101011000011"),  # ranks as SNIP
+        ("fisher", {}, "0110100001100110101011010011"),
+        ("obd", {}, "0110100001101110101010010011"),
+        ("obs", {"damping": 0.01}, "1110110101110110100000000011"),
+        ("obs", {"damping": 0.01, "block": 4}, "1110100101100110101010000011"),
+    ],
+)
+def test_golden_masks_of_half_the_weights(method, options, want):
+    assert bits(pruning.prune(Golden(), method, sparsity=0.5, **DATA, **options).masks) == want
+
+
+@pytest.mark.parametrize("given", [{"sparsity": 0.5}, {"scope": "window"}])
+def test_wanda_by_rows_and_windows(given):
+    masks = pruning.prune(Golden(), "wanda", parameters=["fc1.weight"], batches=[BATCHES[0][0]], **given).masks
+
+    assert "".join(str(int(kept)) for kept in masks["fc1.weight"].flatten()) == "0110110001100110"
+
+
+def with_batch_norms():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU())
+    model.append(nn.Linear(4, 3))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([0.5, -0.9, 0.1, 0.8, 0.2, 0.7]))
+        model[4].weight.copy_(torch.tensor([0.03, 0.02, 0.01, 0.04]))
+    return model
+
+
+def test_slimming_prunes_the_layers_before_the_smallest_scales_and_leaves_one_channel():
+    masks = pruning.prune(with_batch_norms(), "slimming", sparsity=0.5).masks
+
+    assert list(masks) == ["0.weight", "3.weight"]
+    assert masks["0.weight"].any(1).tolist() == [True, True, False, True, False, True]
+    assert masks["3.weight"].any(1).tolist() == [False, False, False, True]
+
+
+def test_scores_of_channels_rank_whole_channels():
+    model = Golden()
+    masks = pruning.prune(model, "fpgm", sparsity=0.25).masks
+    assert list(masks) == ["fc1.weight"]
+    assert masks["fc1.weight"].any(1).tolist() == [True, True, True, False]  # 3.45 is the least of the distances
+
+    form = Choices(
+        Score("taylor", {"form": "gate"}), Unit("channel", spare_last=True), schedule=Schedule(sparsity=0.25)
+    )
+    assert not pruning.plan(Golden(), form, **DATA).masks["fc1.weight"][0].any()  # 4.1e-5
+    of_scales = Choices(Score("taylor", {"form": "bn"}), Unit("channel"), schedule=Schedule(sparsity=0.5))
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+    found = pruning.plan(with_batch_norms(), of_scales, batches=batches, loss=loss)
+    assert found.details["kept"] == {"0.weight": 3, "3.weight": 2}
+
+
+def test_scales_that_no_layer_has_are_refused():
+    with pytest.raises(ValueError, match="the network has none"):
+        pruning.prune(Golden(), "slimming", sparsity=0.5)
+    with pytest.raises(ValueError, match=r"6.weight has none"):
+        pruning.prune(with_batch_norms(), "slimming", sparsity=0.5, parameters=["6.weight"])
+    with pytest.raises(ValueError, match="that of its units"):
+        pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
+
+
+def test_windows_and_rows_of_a_transposed_convolution_follow_its_inputs():
+    layer = nn.ConvTranspose2d(8, 3, 2)
+
+    pairs = pruning.prune(layer, "n_m").masks["weight"]
+    rows = pruning.prune(nn.ConvTranspose2d(8, 3, 2), "magnitude", sparsity=0.25, scope="row").masks["weight"]
+
+    assert (pairs.view(2, 4, 3, 2, 2).sum(1) == 2).all()
+    assert (rows.sum((0, 2, 3)) == 24).all()
+
+
+def test_entries_on_dead_paths_count_as_pruned():
+    model = Golden()
+    kept = {"fc1.weight": torch.ones(4, 4), "fc2.weight": torch.ones(3, 4)}
+    kept["fc1.weight"][0] = 0  # nothing flows into unit 0, so its 3 weights in the next layer do nothing
+    kept["fc2.weight"][:, 1] = 0  # nothing flows out of unit 1, so its 4 weights before do nothing
+    pruning.commit(model, pruning.Plan(pruning.MaskSet(kept)))
+
+    assert pruning.sparsity(model) == pytest.approx(7 / 28)
+    assert pruning.effective_sparsity(model) == pytest.approx(14 / 28)
+
+
+def test_a_collapsed_network_is_pruned_whole():
+    model = Golden()
+    decided = pruning.prune(model, "magnitude", scope=Scope("layer", "given", densities={"fc1*": 0, "fc2*": 1}))
+
+    assert decided.details["dead"] == ["fc1.weight"]
+    assert pruning.effective_sparsity(model) == 1.0
