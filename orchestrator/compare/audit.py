@@ -120,10 +120,8 @@ def _paired(comparison: Comparison) -> Answer:
 def _matching(comparison: Comparison) -> Answer:
     points = comparison.operating_points
     untested = (f"{_at(point)} has no spread to test with" for point in points if point.matching == "untested")
-    margins = " or ".join(
-        f"{metric.written(metric.margin)} {metric.points} {metric.title}" for metric in comparison.metrics
-    )
-    reason = f"a loss of {margins} or more is called a match in at most 2.5% of lines, paired by seed"
+    losses = " or ".join(metric.loss for metric in comparison.metrics)
+    reason = f"{losses} is called a match in at most 2.5% of lines, paired by seed"
     return _held(points, untested, reason)
 
 

@@ -44,9 +44,12 @@ class Metric:
         return 100.0 if self.format.endswith("%") else 1.0
 
     @property
-    def points(self) -> str:
-        """What a difference of values is counted in, with the word that joins it to the title."""
-        return "points of" if self.format.endswith("%") else f"{self.unit} of".lstrip()
+    def loss(self) -> str:
+        """What a match rules out, as in `a loss of 1.00 points of accuracy or more`, or `any loss of rmse`."""
+        if not self.margin:
+            return f"any loss of {self.title}"
+        unit = " points of" if self.scale != 1 else f" {self.unit} of" if self.unit else " in"
+        return f"a loss of {self.written(self.margin)}{unit} {self.title} or more"
 
     def written(self, value: float, sign: str = "") -> str:
         """Return `value` without its unit; `sign` is "+" where gains are to show one."""

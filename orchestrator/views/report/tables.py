@@ -142,9 +142,8 @@ def verdict(point: Point) -> str:
 
 def match_note(comparison: Comparison) -> str:
     """Say what a match is."""
-    losses = (f"{metric.written(metric.margin)} {metric.points} {metric.title}" for metric in comparison.metrics)
     return (
-        f"match: a loss of {' or '.join(losses)} or more against dense is ruled out "
+        f"match: {' or '.join(metric.loss for metric in comparison.metrics)} against dense is ruled out "
         "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
         "its first no; –: not tested; untested: a test takes two seeds or more that differ."
     )

@@ -385,6 +385,19 @@ def test_the_table_and_its_notes_say_what_a_match_is() -> None:
     assert any(" untested " in line for line in text_table(line_of([(0.0,)])))
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (ACCURACY, "a loss of 1.00 points of accuracy or more"),
+        (Metric("mean_error", "m", "lower", margin=0.5, format=".2f"), "a loss of 0.50 m of mean error or more"),
+        (Metric("perplexity", "", "lower", margin=0.1, format=".1f"), "a loss of 0.1 in perplexity or more"),
+        (Metric("rmse", "m", "lower", margin=0.0), "any loss of rmse"),
+    ],
+)
+def test_what_a_match_rules_out_is_said_in_the_metric_s_words(metric: Metric, said: str) -> None:
+    assert metric.loss == said
+
+
 def test_where_lower_is_better_a_rise_is_the_loss() -> None:
     rmse = Metric("rmse", "", "lower", margin=0.02)
 
@@ -398,7 +411,7 @@ def test_where_lower_is_better_a_rise_is_the_loss() -> None:
             dense, last = records[trial.dense], trial.stages[-1]
             records[last] = replace(records[last], after={**dense.after, "test/rmse": dense.after["test/rmse"] + loss})
         found = compare_trials(plan, records)
-        assert any("0.0200 of rmse or more" in line for line in notes(found))
+        assert any("0.0200 in rmse or more" in line for line in notes(found))
         assert " test rmse " in " ".join(text_table(found))
         return [point.matching for point in found.points]
 
