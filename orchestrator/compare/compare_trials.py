@@ -89,6 +89,7 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, posi
         steps, seconds = steps + record.steps, seconds + record.seconds
         if len(plan.trials_of[key]) == 1:
             own_steps, own_seconds = own_steps + record.steps, own_seconds + record.seconds
+        told = [f"{split}/{name}" for split in ("test", "val") for name in (record.primary.name, "loss")]
         yield Row(
             trial=trial.name,
             model=position.panel[0],
@@ -121,6 +122,7 @@ def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, posi
             own_steps=own_steps,
             own_seconds=own_seconds,
             stage=key,
+            others={name: value for name, value in record.after.items() if name not in told},
         )
 
 

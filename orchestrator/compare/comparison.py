@@ -57,6 +57,8 @@ class Row:
     """Those of the total that no other trial of the sweep shares."""
     own_seconds: float
     stage: str
+    others: Mapping[str, float]
+    """What else was measured of it, by split and metric: `test/top5`, or `test_NAME/loss` of a further test set."""
 
 
 LineKey = tuple[str, str, str]

@@ -45,7 +45,7 @@ class Metric:
 
     @property
     def loss(self) -> str:
-        """What a match rules out, as in `a loss of 1.00 points of accuracy or more`, or `any loss of rmse`."""
+        """What a match rules out, as in `a loss of 0.02 in rmse or more`, or `any loss of rmse`."""
         if not self.margin:
             return f"any loss of {self.title}"
         unit = " points of" if self.scale != 1 else f" {self.unit} of" if self.unit else " in"

@@ -20,7 +20,7 @@ from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.views.report import drawing, figure_data, tables
+from orchestrator.views.report import drawing, figure_data, plain_files, tables
 from orchestrator.views.report.page import page
 from orchestrator.views.report.texts import markdown
 
@@ -58,8 +58,8 @@ def report(
     svgs = {name: formats["svg"] for name, formats in figures.items()}
     contents: dict[str, Callable[[], bytes]] = {
         f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs).encode(),
-        f"{FOLDER}/trials.csv": lambda: tables.rows_csv(comparison),
-        f"{FOLDER}/summary.csv": lambda: tables.points_csv(comparison),
+        f"{FOLDER}/trials.csv": lambda: plain_files.rows_csv(comparison),
+        f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
         f"{FOLDER}/audit.json": lambda: json.dumps(
             [asdict(f) for f in findings], indent=1, ensure_ascii=False
         ).encode(),
@@ -70,7 +70,7 @@ def report(
     for name, formats in figures.items():
         for suffix, content in formats.items():
             files[f"{FOLDER}/figures/{name}.{suffix}"] = content
-    files[f"{FOLDER}/comparison.json"] = tables.as_json(comparison)  # last: the sign that a report is whole, see `kept`
+    files[f"{FOLDER}/comparison.json"] = plain_files.as_json(comparison)  # last: a report with it is whole
     return files
 
 
@@ -87,7 +87,7 @@ def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
 def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
     """Return the report that stands below `folder` if it is of this very comparison, else nothing: drawing is slow."""
     try:
-        if (folder / FOLDER / "comparison.json").read_bytes() != tables.as_json(comparison):
+        if (folder / FOLDER / "comparison.json").read_bytes() != plain_files.as_json(comparison):
             return {}
         files = sorted(path for path in (folder / FOLDER).rglob("*") if path.is_file())
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

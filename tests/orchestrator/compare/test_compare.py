@@ -19,15 +19,8 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.views.report.tables import (
-    as_json,
-    audit_notes,
-    failure_notes,
-    notes,
-    points_csv,
-    rows_csv,
-    text_table,
-)
+from orchestrator.views.report.plain_files import as_json, points_csv, rows_csv
+from orchestrator.views.report.tables import audit_notes, failure_notes, notes, text_table
 
 
 def with_accuracy(record: StageRecord, accuracy: float) -> StageRecord:
@@ -475,3 +468,7 @@ def test_further_test_sets_and_the_classes_that_are_harmed_most() -> None:
         row for row in csv.DictReader(io.StringIO(points_csv(found).decode())) if row["line"] == "l1_unstructured"
     ]
     assert float(row["shifted_test_mean"]) == pytest.approx(0.7)
+    assert row["harmed"] == "1:0.6 2:0.05"
+    lines = list(csv.DictReader(io.StringIO(rows_csv(found).decode())))
+    assert {float(line["test_shifted/accuracy"]) for line in lines} == pytest.approx({0.8, 0.7})
+    assert not {"test/accuracy", "val/loss"} & lines[0].keys(), "which have columns of their own"
