@@ -76,7 +76,7 @@ def test_uniform_plus_exempts_no_linear_first_layer_and_is_even_above_a_fifth():
     sparsity=st.floats(0, 0.99),
     allocation=st.sampled_from(("uniform", "er", "erk")),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_sum_is_exact(shapes, sparsity, allocation):
     named = {f"w{i}": tuple(shape) for i, shape in enumerate(shapes)}
     total = sum(sizes_of(named))
@@ -115,9 +115,10 @@ def test_of_equal_remainders_the_earlier_tensor_comes_first():
 
 def test_a_nested_cubic_schedule_never_gives_back():
     """Largest remainder is not monotone: LeNet-5's conv1 would go from 144 to 145 at update 454 of 500."""
-    before = {name: math.prod(shape) for name, shape in LENET_5.items()}
-    free_before, gave_back = before, False
-    for sparsity in targets("cubic", 0.98, 500):
+    updates = targets("cubic", 0.98, 500)[440:460]
+    free_before = before = counts(LENET_5, updates[0], "erk")
+    gave_back = False
+    for sparsity in updates[1:]:
         alive = {name: torch.arange(math.prod(LENET_5[name])) < kept for name, kept in before.items()}
         now, free = counts(LENET_5, sparsity, "erk", alive), counts(LENET_5, sparsity, "erk")
         gave_back |= any(free[name] > free_before[name] for name in free)

@@ -218,12 +218,18 @@ def test_a_repair_changes_nothing_it_reads(kind):
     assert torch.isfinite(model.eval()(IMAGES)).all()
 
 
+def without_a_bias_to_absorb_into():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3, bias=False)).double()
+    nn.init.ones_(model[0].bias)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "repair", "said"),
     [
         (Golden(), "bn_stats", "needs a BatchNorm layer"),
         (
-            nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3, bias=False)).double(),
+            without_a_bias_to_absorb_into(),
             "absorb_bias",
             "needs a bias",
         ),
