@@ -75,6 +75,8 @@ def test_a_room_can_be_taken_in_at_a_glance(package: str) -> None:
         most = ENTRIES_OF_A_ROOT if folder == ROOT / package else ENTRIES_OF_A_ROOM
         assert len(entries) <= most, f"{folder} has {len(entries)} entries"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder} does not say its purpose"
+        for file in folder.glob("*.py"):
+            assert len(file.read_text().splitlines()) <= LINES_OF_A_FILE, f"{file} is long"
 
 
 def imports(module: str, *, top_level: bool = False) -> Iterator[str]:

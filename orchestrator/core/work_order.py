@@ -155,6 +155,30 @@ class AttemptStart:
     time: float
 
 
+@dataclass(eq=False)
+class Attempt:
+    """One try at what is left of a segment; `done` of its stages are finished."""
+
+    segment: int
+    number: int
+    """Which try it is at the first stage that is left."""
+    specs: tuple[StageSpec, ...]
+    lineage: tuple[StageSpec, ...] = ()
+    """The stages from whose networks the first one goes on."""
+    done: int = 0
+    start: AttemptStart | None = None
+    """Where it runs, once it does and if that is elsewhere."""
+    reached: int = -1
+    """The step of the checkpoint that the first stage had when the attempt before was lost."""
+    spared: int = 0
+    """How many of the attempts before it left a further checkpoint, and so count as no retry."""
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Keys of the stages that are not finished yet."""
+        return tuple(spec.key for spec in self.specs[self.done :])
+
+
 @dataclass(frozen=True)
 class Passed:
     """A preflight that found nothing wrong; `unmatched` are (key, pattern) of `prune` that its network has not."""

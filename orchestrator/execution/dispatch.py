@@ -9,7 +9,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol
 
@@ -18,37 +18,13 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import EventKind, Failure, StageEvent
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import AttemptStart
+from orchestrator.core.specs import Plan
+from orchestrator.core.work_order import Attempt, AttemptStart
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
 
 LOOK_AGAIN = 2.0
 """Seconds after which a segment that another driver holds is looked at again."""
-
-
-@dataclass(eq=False)
-class Attempt:
-    """One try at what is left of a segment; `done` of its stages are finished."""
-
-    segment: int
-    number: int
-    """Which try it is at the first stage that is left."""
-    specs: tuple[StageSpec, ...]
-    lineage: tuple[StageSpec, ...] = ()
-    """The stages from whose networks the first one goes on."""
-    done: int = 0
-    start: AttemptStart | None = None
-    """Where it runs, once it does and if that is elsewhere."""
-    reached: int = -1
-    """The step of the checkpoint that the first stage had when the attempt before was lost."""
-    spared: int = 0
-    """How many of the attempts before it left a further checkpoint, and so count as no retry."""
-
-    @property
-    def left(self) -> tuple[str, ...]:
-        """Keys of the stages that are not finished yet."""
-        return tuple(spec.key for spec in self.specs[self.done :])
 
 
 class Claims(Protocol):

@@ -13,8 +13,8 @@ from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Item, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
-from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.core.work_order import Attempt, Item, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.output_capture import writable
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 

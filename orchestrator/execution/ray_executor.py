@@ -19,9 +19,9 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.core.work_order import Attempt, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution import embedded_ray
-from orchestrator.execution.dispatch import Attempt, Claims, Dispatcher
+from orchestrator.execution.dispatch import Claims, Dispatcher
 from orchestrator.execution.embedded_ray import Address, ClusterError, address_of
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.execution.interrupts import SENT_TO_ALL

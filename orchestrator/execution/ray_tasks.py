@@ -22,8 +22,7 @@ from orchestrator.core.events import Failure
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import parse_json, read_as
 from orchestrator.core.records import CurvePoint
-from orchestrator.core.work_order import AttemptStart, Item, Report, WorkOrder
-from orchestrator.execution.dispatch import Attempt
+from orchestrator.core.work_order import Attempt, AttemptStart, Item, Report, WorkOrder
 from orchestrator.execution.interrupts import SENT_TO_ALL
 from orchestrator.execution.output_capture import captured_output, interrupt_flag
 from orchestrator.execution.own_modules import ProcessOutdated, hold_planned, modules_of

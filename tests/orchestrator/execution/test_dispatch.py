@@ -13,8 +13,8 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
-from orchestrator.execution.dispatch import Attempt, Dispatcher
+from orchestrator.core.work_order import Attempt, WorkOrder
+from orchestrator.execution.dispatch import Dispatcher
 
 LOST = Failure("the worker died", transient=True)
 BROKEN = Failure("ValueError: boom")

@@ -12,8 +12,8 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import WorkOrder
-from orchestrator.execution.dispatch import LOOK_AGAIN, Attempt, Dispatcher
+from orchestrator.core.work_order import Attempt, WorkOrder
+from orchestrator.execution.dispatch import LOOK_AGAIN, Dispatcher
 
 
 @dataclass
