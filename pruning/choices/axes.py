@@ -115,6 +115,11 @@ class Scope:
                 f"`scope.min_kept` (={self.min_kept}) holds for whole tensors, but `scope.kind` (={self.kind!r}) "
                 "counts within each; leave it at 0."
             )
+        if self.kind != "window" and (self.n, self.m) != (2, 4):
+            raise ValueError(
+                f"`scope.n` (={self.n}) and `scope.m` (={self.m}) say what a window keeps, and `scope.kind` "
+                f"(={self.kind!r}) has none; use kind='window'."
+            )
         if bool(self.densities) != (self.allocation == "given"):
             raise ValueError(
                 f"`scope.densities` (of {len(self.densities)} tensors) goes with allocation='given' and nothing else, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -12,8 +13,10 @@ from torch import nn
 
 from pruning.choices.axes import Choices, Schedule, Score
 from pruning.choices.published import PUBLISHED
+from pruning.engine.classes import class_of
 from pruning.engine.committing import commit
 from pruning.engine.plans import Plan, plan
+from pruning.engine.scoring import function_of
 from pruning.scores.data import Batches, Loss, Size
 
 AXES = {each.name: each for each in fields(Choices) if each.name not in ("select", "arguments")}
@@ -35,7 +38,8 @@ def prune(
 
         pruning.prune(model, "snip", sparsity=0.9, batches=[(images, labels)], loss=loss)
         pruning.prune(model, "grasp", sparsity=0.9, batches=batches, loss=loss, temperature=1)
-        pruning.prune(model, "magnitude", sparsity=0.9, scope="global")
+        pruning.prune(model, "magnitude", sparsity=0.9, scope="global", min_kept=10)
+        pruning.prune(model, "n_m", n=1, m=4)
 
     Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity.
 
@@ -46,8 +50,8 @@ def prune(
             own, a function `(model, batches, loss, **_) -> {name: tensor}`.
         sparsity: the fraction of all units to be pruned in the end, dead ones counted; None where the method says it.
         batches, loss, size, generator, parameters: see `plan`.
-        options: any of the seven choices, as an object, its kind, or a dict of what differs from the method's; all
-            others go to the score, or to the class.
+        options: any of the seven choices, as an object, its kind, or a dict of what differs from the method's; what the
+            score (or the class) takes, as `temperature`; for scores, a field of one choice alone, as `inner`.
 
     Raises:
         ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity; nothing is changed.
@@ -74,14 +78,20 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
         choices = Choices(Score(method))
     else:
         raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class or a function.")
-    own = {name: value for name, value in (options or {}).items() if name not in AXES}
-    changed = {
-        name: _replaced(getattr(choices, name), value) for name, value in (options or {}).items() if name in AXES
-    }
-    choices = replace(choices, **changed)
-    if not own:
-        return choices
-    if choices.select is not None:
+    given = options or {}
+    choices = replace(choices, **{n: _replaced(getattr(choices, n), value) for n, value in given.items() if n in AXES})
+    kind = class_of(choices)
+    taken = inspect.signature(function_of(choices.score) if kind is None else kind).parameters
+    own: dict[str, Any] = {}
+    for name, value in given.items():
+        homes = [axis for axis in AXES if name in {each.name for each in fields(getattr(choices, axis))}]
+        if name in AXES:
+            continue
+        if kind is not None or name in taken or len(homes) != 1:
+            own[name] = value
+        else:
+            choices = replace(choices, **{homes[0]: replace(getattr(choices, homes[0]), **{name: value})})
+    if kind is not None:
         return replace(choices, arguments={**choices.arguments, **own})
     return replace(choices, score=replace(choices.score, options={**choices.score.options, **own}))
 

@@ -73,15 +73,15 @@ def function_of(score: Score) -> Callable[..., Any]:
 
 
 def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | None) -> Iterable[str] | None:
-    """Return the names of what is pruned: for scores of BatchNorm's scales, of layers that one follows."""
+    """Return the names of what is pruned: for scores of BatchNorm's scales, those of layers that one follows."""
     if not _is_of_batch_norm(score):
         return parameters
     followed = batch_norms_after(model)
-    names = list(followed) if parameters is None else list(parameters)
-    if others := [name for name in names if name not in followed] or (not names and ["the network"]):
+    names = [name for name in (followed if parameters is None else parameters) if name in followed]
+    if not names:
         raise ValueError(
-            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer; {others[0]} has none: "
-            "choose another score, or other parameters."
+            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer, and none of the layers "
+            "has one; choose another score, or other parameters."
         )
     return names
 

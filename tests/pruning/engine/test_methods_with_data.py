@@ -71,10 +71,11 @@ def test_scores_of_channels_rank_whole_channels():
 
 
 def test_scales_that_no_layer_has_are_refused():
-    with pytest.raises(ValueError, match="the network has none"):
-        pruning.prune(Golden(), "slimming", sparsity=0.5)
-    with pytest.raises(ValueError, match=r"6.weight has none"):
-        pruning.prune(with_batch_norms(), "slimming", sparsity=0.5, parameters=["6.weight"])
+    for model, names in ((Golden(), None), (with_batch_norms(), ["6.weight"])):
+        with pytest.raises(ValueError, match="none of the layers has one"):
+            pruning.prune(model, "slimming", sparsity=0.5, parameters=names)
+    some = pruning.prune(with_batch_norms(), "slimming", sparsity=0.5, parameters=["3.weight", "6.weight"])
+    assert list(some.masks) == ["3.weight"]
     with pytest.raises(ValueError, match="that of its units"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import pruning
 from pruning.choices.axes import Choices, Dynamics, Repair, Restart, Schedule, Scope, Score, Unit
+from pruning.engine.one_call import chosen
 from pruning.engine.scoring import share
 
 DATA = {"batches": BATCHES, "loss": loss}
@@ -120,7 +121,8 @@ def test_rounds_take_batches_in_turn():
 
 def test_n_m_keeps_n_of_every_m():
     assert bits(pruning.prune(Golden(), "n_m").masks) == "1010100101100110101011000011"
-    one = pruning.prune(Golden(), "n_m", scope={"n": 1, "m": 2}).masks
+    one = pruning.prune(Golden(), "n_m", n=1, m=2).masks
+    assert one == pruning.prune(Golden(), "n_m", scope={"n": 1, "m": 2}).masks
     assert all((mask.view(-1, 2).sum(1) == 1).all() for mask in one.values())
     weights = {n: p.detach().abs() for n, p in Golden().named_parameters() if n in one}
     layer = pruning.prune(Golden(), "magnitude", sparsity=0.5).masks
@@ -163,6 +165,17 @@ def test_a_score_of_your_own_and_its_options():
     assert not moved.masks["fc1.weight"][0, 0]  # it is 0.5
     with pytest.raises(ValueError, match=r"'middle', which the score farthest does not take; it takes center"):
         pruning.prune(Golden(), farthest, sparsity=0.5, middle=1)
+
+
+def test_options_find_the_choice_that_they_belong_to():
+    obs = chosen("obs", {"damping": 0.1, "min_kept": 2, "control": "shuffle"})
+    magnitude = chosen("magnitude", {"repair": "obs_joint", "damping": 0.1, "inner": 3, "allocation": "erk"})
+
+    assert (obs.score.options, obs.repair.damping) == ({"damping": 0.1}, None)  # the score takes it
+    assert (obs.scope.min_kept, obs.restart.control) == (2, "shuffle")
+    assert (magnitude.score.options, magnitude.repair.damping, magnitude.schedule.inner) == ({}, 0.1, 3)
+    assert magnitude.scope == Scope("layer", "erk")
+    assert chosen(pruning.LnStructured, {"n": 1}).arguments == {"n": 1}
 
 
 class EveryOther(torch_prune.BasePruningMethod):
@@ -389,6 +402,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
         (lambda: Scope("global", "erk"), "use kind='layer'"),
         (lambda: Scope("window", n=5), "so many are KEPT"),
         (lambda: Scope("row", min_kept=1), "counts within each"),
+        (lambda: Scope("layer", n=1), "use kind='window'"),
         (lambda: Unit("block", size=0), "at least 1"),
         (lambda: Schedule(inner=0), "at least 1"),
         (lambda: Schedule("cubik"), "must be one of"),
