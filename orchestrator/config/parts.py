@@ -199,13 +199,10 @@ class Mnist(DataSet):
 
 
 @dataclass
-class FashionMnist(DataSet):
+class FashionMnist(Mnist):
     """Fashion-MNIST from its four idx files in `root`/fashion-mnist, downloaded when absent."""
 
     kind: str | None = "fashion_mnist"
-    val_size: int | None = key(5000, _VAL_SIZE)
-    root: str = "data"
-    download: bool = True
     mean: list[float] = field(default_factory=lambda: [0.2860])
     std: list[float] = field(default_factory=lambda: [0.3530])
 
