@@ -12,9 +12,10 @@ MOST_BYTES, MOST_CONTAINERS, DEEPEST = 2**27, 2**21, 64
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Margin = Annotated[float, Meta(ge=0, le=1e150)]
-Number = Annotated[float, Meta(ge=-1e150, le=1e150)]
-"""Its square is a number as well."""
+LARGEST = 1e150
+"""Of a figure: its square is a number as well."""
+Margin = Annotated[float, Meta(ge=0, le=LARGEST)]
+Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 """A duration, or a time since 1970."""
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from orchestrator.config.components import Train
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
@@ -114,7 +115,7 @@ class Context:
             epoch: passes over the training split so far; None counts the points.
 
         Raises:
-            Diverged: a value is infinite or NaN.
+            Diverged: a value is infinite, NaN, or larger than a record holds.
             TrainingError: `step` or `epoch` cannot be.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
@@ -129,7 +130,7 @@ class Context:
             )
         values = {str(name): float(value) for name, value in metrics.items()}
         for name, value in values.items():
-            if not math.isfinite(value):
+            if not abs(value) <= LARGEST:
                 raise Diverged(f"{name} is {value} at step {step}: training diverged; lower the learning rate.")
         point = CurvePoint(step, float(len(self.curve) + 1 if epoch is None else epoch), time.time(), values)
         self.curve.append(point)

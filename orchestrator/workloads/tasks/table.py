@@ -12,7 +12,7 @@ from torch import nn
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.core.plain_data import read_as
+from orchestrator.core.plain_data import LARGEST, read_as
 from orchestrator.workloads.targets import create, given
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
@@ -113,7 +113,7 @@ def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
     known = {"loss", *(metric.name for metric in task.metrics)}
     figures = {name: float(value) for name, value in result.figures.items() if name in known}
     return Measured(
-        {name: value if math.isfinite(value) else math.nan for name, value in figures.items()}, result.details
+        {name: value if abs(value) <= LARGEST else math.nan for name, value in figures.items()}, result.details
     )
 
 

@@ -221,11 +221,12 @@ def test_what_a_function_may_not_do_is_told_in_a_sentence(
     assert f"(={__name__}.{function.__name__})" in str(raised.value) or function is keeping_nothing
 
 
-def test_a_point_that_is_no_number_is_a_training_that_diverged() -> None:
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 1e151])
+def test_a_point_that_no_record_can_hold_is_a_training_that_diverged(value: float) -> None:
     context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
 
-    with pytest.raises(loop.Diverged, match="train/loss is nan at step 3"):
-        context.report(3, {"train/loss": torch.nan})
+    with pytest.raises(loop.Diverged, match=f"train/loss is {value} at step 3".replace("+", r"\+")):
+        context.report(3, {"train/loss": value})
 
 
 @pytest.mark.parametrize(

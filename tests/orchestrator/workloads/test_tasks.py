@@ -238,6 +238,13 @@ def test_the_loss_is_the_one_that_is_given_then_the_models_then_the_tasks() -> N
     assert task.loss(MODEL, pair) == F.cross_entropy(*pair)
 
 
+def test_a_figure_that_no_record_can_hold_is_not_known() -> None:
+    found = table.measured(Regression(), {"loss": 1.0, "rmse": 1e151, "mae": -1e150}).figures
+
+    assert math.isnan(found["rmse"])
+    assert found["mae"] == -1e150
+
+
 def test_soft_labels_are_trained_by_but_not_measured() -> None:
     soft = drawn(4, 3).softmax(1)
     assert Classification().loss(MODEL, (drawn(4, 3), soft)) == F.cross_entropy(drawn(4, 3), soft)
