@@ -19,7 +19,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from hypothesis import HealthCheck, example, given, note, seed, settings
+from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
@@ -40,9 +40,9 @@ from orchestrator.sweep import conductor
 from orchestrator.views.tracking.run_contents import SweepView
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "1000"))
-"""Of the slow test; raise it to search longer."""
+"""Of the longest test; raise it to search longer."""
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or secrets.randbits(32)
-"""Of the slow test: another one each time, printed where it fails."""
+"""Of the slow tests: another one each time, printed where it fails."""
 
 GROUPS = {
     folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
@@ -174,25 +174,42 @@ def hydra() -> tuple[Hydra, DictConfig]:
     return started, started.compose_config("config", [], RunMode.MULTIRUN, with_log_configuration=False)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(line=overrides())
-@example(line=["schedule.rounds=1000000000"])
-@example(line=["store.uri=''"])
-@example(line=["method=ln_structured", "method.n=inf"])
-@example(line=["train.optimizer.lr=nan"])
-@example(line=["++model.table={1:2,a:3}"])
-@example(line=["~seed"])
-@example(line=["model=1.5"])
-@example(line=["name=../../x"])
-@example(line=["+store.oaptions.x=1"])
-@example(line=["prune.include=[[1]]"])
-@example(line=["prune.exclude=${seed}"])
-@example(line=["prune.parameters=${oc.decode:'3'}"])
-@example(line=["prune=${model.hidden}"])
-@example(line=["store.options=${model.classes}"])
-@example(line=["+train.optimizer=${now:%Y.%m}"])
-@example(line=["sed=1", "++data.table={1:2,a:3}"])
+LINES = [
+    ["schedule.rounds=1000000000"],
+    ["store.uri=''"],
+    ["method=ln_structured", "method.n=inf"],
+    ["train.optimizer.lr=nan"],
+    ["++model.table={1:2,a:3}"],
+    ["~seed"],
+    ["model=1.5"],
+    ["name=../../x"],
+    ["+store.oaptions.x=1"],
+    ["prune.include=[[1]]"],
+    ["prune.exclude=${seed}"],
+    ["prune.parameters=${oc.decode:'3'}"],
+    ["prune=${model.hidden}"],
+    ["store.options=${model.classes}"],
+    ["+train.optimizer=${now:%Y.%m}"],
+    ["sed=1", "++data.table={1:2,a:3}"],
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=" ".join)
 def test_a_configuration_plans_or_is_refused_in_a_sentence(line: list[str]) -> None:
+    planned_alike(line)
+
+
+@pytest.mark.slow
+@seed(SEED)
+@settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(line=overrides())
+def test_each_way_to_compose_any_configuration_plans_or_refuses_it(line: list[str]) -> None:
+    note(f"FUZZ_SEED={SEED}")
+    planned_alike(line)
+
+
+def planned_alike(line: list[str]) -> None:
+    """Hold that a configuration plans however it is composed, or is refused in a sentence in each way."""
     loader, master = hydra()[0].config_loader, hydra()[1]
     with folder_of_its_own():
         as_axis = outcome([*compose_jobs(loader, master, [line])])
