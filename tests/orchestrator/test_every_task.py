@@ -48,8 +48,9 @@ def job(task: str, *overrides: str, data: str = "", **changes: Any) -> Job:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Outcome]]:
+def swept(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> Iterator[tuple[Path, Outcome]]:
     folder = tmp_path_factory.mktemp("tasks")
+    (folder / "mlflow.db").write_bytes(empty_database)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder, run([job(task, f"seed={seed}") for task in MODELS for seed in (0, 1)])
