@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
@@ -104,22 +105,27 @@ def gradients(
 def mean_over_batches(
     score: str, batches: Batches, size: Size, of_batch: Callable[[Any], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """Return the mean of `of_batch` over all batches by their weights, accumulated in float64."""
-    totals: list[Tensor] = []
+    """Return the mean of `of_batch` over all batches by their weights, to be changed freely.
+
+    Of several batches it is accumulated in float64; what one batch gives keeps its dtype.
+    """
+    means: list[Tensor] = []
     weights = 0.0
     for batch, weight in weighed(score, batches, size):
-        values = of_batch(batch)
-        if totals:
-            for total, value in zip(totals, values, strict=True):
-                total.add_(value, alpha=weight)
-        else:
-            totals = [value.detach().to(torch.float64, copy=True).mul_(weight) for value in values]
         weights += weight
-    return [total.div_(weights) for total in totals]
+        values = [value.detach() for value in of_batch(batch)]
+        if means:
+            means = [mean.to(torch.float64) for mean in means]
+            for mean, value in zip(means, values, strict=True):
+                mean.lerp_(value.to(torch.float64), weight / weights)
+        else:
+            places = Counter(value.data_ptr() for value in values)  # gradients may be one tensor, or expanded
+            means = [v if v.is_contiguous() and places[v.data_ptr()] == 1 else v.clone() for v in values]
+    return means
 
 
 def mean_gradient(score: str, net: Network, batches: Batches, loss: Loss, size: Size) -> dict[str, Tensor]:
-    """Return name -> gradient of the mean loss over all batches, float64, of pruned entries too."""
+    """Return name -> gradient of the mean loss over all batches, of pruned entries too; see `mean_over_batches`."""
     parameters = list(net.parameters.values())
     means = mean_over_batches(
         score, batches, size, lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from pruning.scores.data import Batches, Loss, Size, tensors
+from pruning.holding.parameter import place
+from pruning.scores.data import Batches, Loss, Size, gradients, tensors
 from pruning.scores.network import Masks, Network, network
 
 NOT_HOMOGENEOUS = frozenset(
@@ -53,31 +55,67 @@ def synflow(
         ValueError: the network has activations or normalisations that do not scale with their input (GELU, sigmoid,
             LayerNorm), for which the laws of SynFlow do not hold; no input shape is known, or inputs are not real.
     """
-
-    def magnitude(module: nn.Module, leaf: str, value: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return value
-        is_bias = leaf.endswith("bias") and (isinstance(module, _BatchNorm) or not bias)
-        return torch.zeros_like(value, dtype=torch.float64) if is_bias else value.to(torch.float64, copy=True).abs_()
-
-    with network(model, masks, parameters, value=magnitude) as net:
-        net.model.double()
-        _scale_only(net.model)
-        device = next(iter(net.parameters.values())).device
-        ones = torch.ones(1, *_input_shape(model, batches), dtype=torch.float64, device=device)
-        with _Homogeneous(type(model).__name__):
-            outputs = net.model(ones)
-        return _scores(net, outputs)
+    return Flow(model, batches, masks=masks, parameters=parameters, bias=bias).scores()
 
 
-def _scores(net: Network, outputs: Any) -> dict[str, Tensor]:
+class Flow:
+    """SynFlow of one network, for rounds in which masks shrink: what is not theirs is made ready once.
+
+    Args and errors: see `synflow`. The network's weights are copied: later changes of the model do not reach it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches = None,
+        *,
+        masks: Masks | None = None,
+        parameters: Iterable[str] | None = None,
+        bias: bool = False,
+    ) -> None:
+        def magnitude(module: nn.Module, leaf: str, value: Tensor) -> Tensor:
+            if not value.is_floating_point():
+                return value
+            is_bias = leaf.endswith("bias") and (isinstance(module, _BatchNorm) or not bias)
+            return (
+                torch.zeros_like(value, dtype=torch.float64) if is_bias else value.to(torch.float64, copy=True).abs_()
+            )
+
+        with network(model, masks, parameters, value=magnitude) as net:
+            self.net = net
+            net.model.double()
+            _scale_only(net.model)
+            device = next(iter(net.parameters.values())).device
+            self.ones = torch.ones(1, *_input_shape(model, batches), dtype=torch.float64, device=device)
+        self.factors: dict[str, Tensor] = {}
+        self.watch: AbstractContextManager[object] = _Homogeneous(type(model).__name__)
+
+    def scores(self, masks: Masks | None = None) -> dict[str, Tensor]:
+        """Return name -> scores, float64, of the network without what `masks` prune besides; later rounds too."""
+        for name, mask in (masks or {}).items():
+            module, leaf = place(self.net.model, name, mask.shape)
+            parameter = module.get_parameter(leaf)
+            if name not in self.factors:
+                self.factors[name] = torch.empty_like(parameter, requires_grad=False)
+            keeps = mask if mask.dtype == torch.bool else mask != 0
+            # By way of bytes, which torch converts several times as fast as bools.
+            parameter.detach().mul_(self.factors[name].copy_(keeps.view(torch.uint8)))
+        with torch.enable_grad(), self.watch:
+            flow = _outputs(self.net, self.ones).sum()
+        self.watch = nullcontext()  # the same functions again
+        parameters = self.net.parameters
+        slopes = gradients(flow, list(parameters.values()))
+        return {name: g.mul_(p.detach()) for (name, p), g in zip(parameters.items(), slopes, strict=True)}
+
+
+def _outputs(net: Network, ones: Tensor) -> Tensor:
+    outputs = net.model(ones)
     if not isinstance(outputs, Tensor):
         raise ValueError(
             f"`model` (which returned {type(outputs).__name__}) must return a tensor for `synflow`; "
             "wrap it in a module that does."
         )
-    flows = torch.autograd.grad(outputs.sum(), list(net.parameters.values()), allow_unused=True, materialize_grads=True)
-    return {name: flow.mul_(p.detach()) for (name, p), flow in zip(net.parameters.items(), flows, strict=True)}
+    return outputs
 
 
 def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:

@@ -41,7 +41,9 @@ def gradient(
     Args and errors: see `pruning.scores`.
     """
     with network(model, masks, parameters, batch_norm=batch_norm) as net:
-        return {name: g.abs_() for name, g in mean_gradient("gradient", net, batches, loss, size).items()}
+        return {
+            name: g.abs_().to(torch.float64) for name, g in mean_gradient("gradient", net, batches, loss, size).items()
+        }
 
 
 def snip(
@@ -67,7 +69,7 @@ def snip(
     """
     with network(model, masks, parameters, batch_norm=batch_norm) as net:
         means = mean_gradient("snip", net, batches, loss, size)
-        return {name: g.mul_(net.weights[name].stored).abs_() for name, g in means.items()}
+        return {name: g.mul_(net.weights[name].stored).abs_().to(torch.float64) for name, g in means.items()}
 
 
 def grasp(
@@ -117,4 +119,6 @@ def grasp(
             return gradients(product, weights) if product.requires_grad else [torch.zeros_like(w) for w in weights]
 
         products = mean_over_batches("grasp", held, size, hessian_products)
-        return {name: p.mul_(net.weights[name].stored) for name, p in zip(net.weights, products, strict=True)}
+        owners = net.weights.values()
+        scores = [p.mul_(owner.stored).to(torch.float64) for p, owner in zip(products, owners, strict=True)]
+        return dict(zip(net.weights, scores, strict=True))

@@ -52,7 +52,8 @@ def wanda(
                 f"`parameters` (of {unseen[0]!r}) must belong to linear and convolutional layers that the network "
                 "calls, for `wanda` to see their inputs; name those alone."
             )
-        return {name: squares[name].sqrt_().mul_(p.detach().abs()) for name, p in net.parameters.items()}
+        norms = {name: sums.sqrt_() for name, sums in squares.items()}
+        return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
 
 
 def _pass(model: nn.Module, loss: Loss, batch: Any) -> None:
@@ -77,7 +78,7 @@ def _refuse_tied(net: Network) -> None:
 
 @contextmanager
 def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[None]:
-    """Add the squares of what each layer reads in a pass to `squares`, in the shape of its weight."""
+    """Add the squares of what each layer reads in a pass to `squares`, of shapes that broadcast to its weight's."""
     names = {id(parameter): name for name, parameter in net.parameters.items()}
     seen: set[str] = set()
 
@@ -90,7 +91,7 @@ def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[None]:
             )
         seen.add(name)
         own = _squares(module, given[0] if given else named["input"], output)
-        squares[name] = squares[name].add_(own) if name in squares else own.expand(net.parameters[name].shape).clone()
+        squares[name] = squares[name].add_(own) if name in squares else own
 
     handles = [
         module.register_forward_hook(read, prepend=True, with_kwargs=True)
@@ -121,5 +122,4 @@ def _squares(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
 
 def _sum_of_squares(inputs: Tensor) -> Tensor:
     """Return the sum of squares over the first dimension, float64."""
-    norms: Tensor = torch.linalg.vector_norm(inputs, dim=0, dtype=torch.float64)
-    return norms.square_()
+    return inputs.to(torch.float64, copy=True).square_().sum(0)

@@ -71,7 +71,10 @@ def weights_of(
     Raises:
         ValueError: a name is not in the model, a mask has another shape, or nothing is left to be scored.
     """
-    kept = _kept(model, masks or {})
+    return _weights(model, _kept(model, masks or {}), parameters)
+
+
+def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[str] | None) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     if parameters is None:
         seen: set[int] = set()
@@ -117,7 +120,8 @@ def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
 
     def add(parameter: Tensor, mask: Tensor) -> None:
-        keeps = mask.detach().to(parameter.device) != 0
+        keeps = mask.detach().to(parameter.device)
+        keeps = keeps if keeps.dtype == torch.bool else keeps != 0
         found[id(parameter)] = found[id(parameter)] & keeps if id(parameter) in found else keeps
 
     for _, module in plain_modules(model):
@@ -168,11 +172,12 @@ def network(
     """
     if batch_norm not in get_args(BatchNormMode):
         raise ValueError(f"`batch_norm` (={batch_norm!r}) must be 'train' or 'eval'.")
-    weights = weights_of(model, masks, parameters)
+    kept = _kept(model, masks or {})
+    weights = _weights(model, kept, parameters)
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
     fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
-        copied, parameters_of = _copied(model, _kept(model, masks or {}), value)
+        copied, parameters_of = _copied(model, kept, value)
         _set_modes(copied, batch_norm)
         named = {name: parameters_of[id(weight.parameter)] for name, weight in weights.items()}
         for parameter in named.values():
@@ -201,12 +206,43 @@ def _copied(
             for tensor in attribute if isinstance(attribute, list) else (attribute,):
                 if isinstance(tensor, Tensor) and not tensor.is_leaf:
                     memo[id(tensor)] = tensor.detach()
+        if (layer := _copied_layer(module, memo)) is not None:
+            memo[id(module)] = layer
     copied = copy.deepcopy(unwrapped(model), memo)
     for module in copied.modules():
         for leaf in pruned_names(module):
             ModuleParameter.of(module, leaf).release()
         drop_vacated(module)
     return copied, parameters
+
+
+def _copied_layer(module: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
+    """Copy a layer of torch's with nothing out of the ordinary, ten times as fast as `deepcopy`; None for others."""
+    if not type(module).__module__.startswith("torch.nn.modules.") or isinstance(module, nn.RNNBase):
+        return None
+    state: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if name == "_parameters":
+            state[name] = {leaf: None if p is None else memo[id(p)] for leaf, p in value.items()}
+        elif name == "_buffers":
+            state[name] = {leaf: None if b is None else memo.setdefault(id(b), b.clone()) for leaf, b in value.items()}
+        elif value is None or isinstance(value, _PLAIN):
+            state[name] = value
+        elif isinstance(value, _CONTAINERS) and (not value or _is_flat(value)):
+            state[name] = value if isinstance(value, tuple) else value.copy()
+        else:
+            return None
+    layer = object.__new__(type(module))
+    layer.__dict__ = state
+    return layer
+
+
+_PLAIN, _CONTAINERS = (bool, int, float, str), (dict, list, tuple, set)
+
+
+def _is_flat(values: Any) -> bool:
+    """Say whether a container holds plain values alone: neither hooks nor modules nor tensors."""
+    return not isinstance(values, dict) and all(isinstance(value, _PLAIN) for value in values)
 
 
 def _set_modes(model: nn.Module, batch_norm: BatchNormMode) -> None:

@@ -74,13 +74,14 @@ def taylor(
 def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], form: Form) -> list[Tensor]:
     found = []
     for name in scored:
-        owner, g = net.weights[name], slopes[name].to(torch.float64)
+        owner, g = net.weights[name], slopes[name]
         if form == "entry":
-            found.append((owner.stored * g).square_())
+            found.append((owner.stored * g).to(torch.float64).square_())
         elif form == "filter":
-            found.append(by_unit((owner.value * g).square_(), owner.module))
+            found.append(by_unit((owner.value * g).to(torch.float64).square_(), owner.module))
         else:
-            gate = owner.value * g if form == "bn" else by_unit(owner.value * g, owner.module)
+            products = (owner.value * g).to(torch.float64)
+            gate = products if form == "bn" else by_unit(products, owner.module)
             bias = _bias(name)
             if bias in slopes:
                 gate = gate + net.weights[bias].value * slopes[bias]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.scores import lamp, magnitude, random, synflow
+from pruning.scores.flow import Flow
 
 
 def test_magnitude_is_the_absolute_value() -> None:
@@ -183,3 +184,18 @@ def test_what_cannot_be_scored_is_told() -> None:
 
 def test_scores_are_an_attribute_of_the_package() -> None:
     assert pruning.scores.SCORES["lamp"].function is lamp
+
+
+def test_rounds_of_synflow_are_synflow_under_each_rounds_masks() -> None:
+    model, draw = conv_network(), torch.Generator().manual_seed(0)
+    flow = Flow(model, [conv_batch()])
+    masks = {name: torch.ones_like(score) for name, score in synflow(model, [conv_batch()]).items()}
+
+    for dtype in (torch.bool, torch.float32, torch.bool):
+        masks = {n: (mask != 0) & (torch.rand(mask.shape, generator=draw) > 0.2) for n, mask in masks.items()}
+        masks = {name: mask.to(dtype) for name, mask in masks.items()}
+        expected = synflow(model, [conv_batch()], masks=masks)
+        found = flow.scores(masks)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(ValueError, match=r"`fc.weight` has the shape"):
+        flow.scores({"fc.weight": torch.ones(2, 2)})
