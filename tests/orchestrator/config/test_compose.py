@@ -122,9 +122,8 @@ def sweeps(draw: st.DrawFn) -> list[list[str]]:
     return jobs
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sweeps())
-def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
+def composed_alike(hydra: Hydra, jobs: list[list[str]]) -> None:
+    """Hold that each job is composed as Hydra does it, or refused where Hydra refuses it."""
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
         try:
             expected = whole(hydra, job)
@@ -132,6 +131,19 @@ def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[lis
             assert made.error is not None, job
         else:
             assert made.config == expected, job
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sweeps())
+def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
+    composed_alike(hydra, jobs)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sweeps())
+def test_many_a_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
+    composed_alike(hydra, jobs)
 
 
 def test_jobs_do_not_see_each_others_values(hydra: Hydra) -> None:
