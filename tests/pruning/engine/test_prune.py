@@ -71,6 +71,20 @@ def test_force_brings_back_what_iterative_snip_does_not():
     assert force.fc1.weight.flatten()[11] == 0.35  # with its original weight
 
 
+def test_force_of_a_network_held_pruned_is_that_of_its_weights_and_masks():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 4))
+    batches = [(torch.randn(16, 8), torch.randint(4, (16,))) for _ in range(4)]
+    held = copy.deepcopy(plain)
+    masks = pruning.prune(held, "random", sparsity=0.6, generator=torch.Generator().manual_seed(0)).masks
+    choices = replace(pruning.PUBLISHED["force"], schedule=Schedule(sparsity=0.7, inner=4))
+
+    found = pruning.plan(held, choices, batches=batches, loss=loss)
+
+    assert found.masks == pruning.plan(plain, choices, batches=batches, loss=loss, masks=masks).masks
+    assert not found.masks.nested_in(masks)
+
+
 @pytest.mark.parametrize("method", ["force", "iterative_snip"])
 def test_one_round_is_snip(method):
     found = pruning.prune(Golden(), method, sparsity=0.6, schedule={"inner": 1}, **DATA)
@@ -296,6 +310,7 @@ def test_values_come_into_force_with_the_masks_or_not_at_all():
     assert torch.equal(model.fc1.weight, 2 * torch.eye(4).double())
     assert model.fc2.bias.tolist() == [7.0] * 3
     state = copy.deepcopy(model.state_dict())
+    values = {"fc1.weight": torch.full((4, 4), 3.0)}
     for wrong in (
         pruning.Plan(masks, {**values, "fc3.bias": torch.ones(3)}),
         pruning.Plan(masks, {"fc1.bias": torch.ones(4), "fc2.bias": torch.ones(4)}),

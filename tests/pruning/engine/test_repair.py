@@ -183,6 +183,8 @@ def test_a_dead_hidden_unit_of_the_golden_network():
     kept["fc1.weight"][2] = 0
 
     values = REPAIRS["absorb_bias"](Golden(), kept, **DATA)
+    kept["fc2.weight"][0] = 0  # an output keeps its bias: nothing reads it
+    assert REPAIRS["absorb_bias"](Golden(), kept, **DATA)["fc2.bias"][0] == Golden().fc2.bias[0]
 
     assert values["fc1.bias"].tolist() == [0.10, -0.20, 0.0, 0.15]
     assert (values["fc2.bias"] - Golden().fc2.bias).tolist() == pytest.approx([0.008, 0.001, -0.0205], abs=1e-12)
