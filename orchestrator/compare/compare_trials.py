@@ -15,6 +15,7 @@ from orchestrator.compare.statistics import estimate, matches, paired_difference
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
 
 
 def compare_trials(
@@ -60,7 +61,9 @@ def compare_trials(
             for key, group in dense.items()
         ),
         points=_marked(sorted(points, key=_rank(rows))),
-        trials={trial.name: _status(trial, records, failures) for trial in plan.trials},
+        trials={
+            trial.name: _status(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
+        },
         failures=_reasons(plan, records, failures),
         cost=_cost(plan, records),
     )
@@ -81,49 +84,56 @@ def merge_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _rows(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, position: Position) -> Iterator[Row]:
-    steps, seconds, own_steps, own_seconds = 0, 0.0, 0, 0.0
+    """Yield the rows of a trial's finished stages: the network that it is compared with, and each round."""
+    if trial.dense not in trial.stages and trial.dense in records:
+        yield _row(plan, trial, position, [records[trial.dense]])
+    chain: list[StageRecord] = []
     for key in trial.stages:
-        record = records.get(key)
-        if record is None:
+        if key not in records:
             return
-        steps, seconds = steps + record.steps, seconds + record.seconds
-        if len(plan.trials_of[key]) == 1:
-            own_steps, own_seconds = own_steps + record.steps, own_seconds + record.seconds
-        told = [f"{split}/{name}" for split in ("test", "val") for name in (record.primary.name, "loss")]
-        yield Row(
-            trial=trial.name,
-            model=position.panel[0],
-            data=position.panel[1],
-            line=position.line,
-            method=position.method,
-            schedule=position.schedule,
-            seed=position.seed,
-            round=record.round,
-            final=key == trial.stages[-1],
-            requested_sparsity=record.requested_sparsity,
-            sparsity=record.sparsity,
-            metric=record.primary.name,
-            test=record.figure("test"),
-            test_loss=record.after.get("test/loss", math.nan),
-            val=record.figure("val"),
-            val_loss=record.after.get("val/loss", math.nan),
-            val_before=record.before.get(f"val/{record.primary.name}"),
-            val_loss_before=record.before.get("val/loss"),
-            parameters=record.parameters,
-            remaining_parameters=record.remaining_parameters,
-            compression=record.parameters / max(1, record.remaining_parameters),
-            macs=record.macs,
-            macs_remaining=record.macs_remaining,
-            speedup=record.macs / record.macs_remaining if record.macs_remaining > 0 else math.inf,
-            steps=record.steps,
-            seconds=record.seconds,
-            total_steps=steps,
-            total_seconds=seconds,
-            own_steps=own_steps,
-            own_seconds=own_seconds,
-            stage=key,
-            others={name: value for name, value in record.after.items() if name not in told},
-        )
+        chain.append(records[key])
+        if KINDS[chain[-1].kind].reads_test:
+            yield _row(plan, trial, position, chain)
+
+
+def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[StageRecord]) -> Row:
+    """Return the row of the last record of `chain`, which says what it took to come there."""
+    record, own = chain[-1], [each for each in chain if len(plan.trials_of[each.key]) == 1]
+    told = [f"{split}/{name}" for split in ("test", "val") for name in (record.primary.name, "loss")]
+    return Row(
+        trial=trial.name,
+        model=position.panel[0],
+        data=position.panel[1],
+        line=position.line,
+        method=position.method,
+        schedule=position.schedule,
+        seed=position.seed,
+        round=record.round,
+        final=record.key == trial.stages[-1],
+        requested_sparsity=record.requested_sparsity,
+        sparsity=record.sparsity,
+        metric=record.primary.name,
+        test=record.figure("test"),
+        test_loss=record.after.get("test/loss", math.nan),
+        val=record.figure("val"),
+        val_loss=record.after.get("val/loss", math.nan),
+        val_before=record.before.get(f"val/{record.primary.name}"),
+        val_loss_before=record.before.get("val/loss"),
+        parameters=record.parameters,
+        remaining_parameters=record.remaining_parameters,
+        compression=record.parameters / max(1, record.remaining_parameters),
+        macs=record.macs,
+        macs_remaining=record.macs_remaining,
+        speedup=record.macs / record.macs_remaining if record.macs_remaining > 0 else math.inf,
+        steps=record.steps,
+        seconds=record.seconds,
+        total_steps=sum(each.steps for each in chain),
+        total_seconds=sum(each.seconds for each in chain),
+        own_steps=sum(each.steps for each in own),
+        own_seconds=sum(each.seconds for each in own),
+        stage=record.key,
+        others={name: value for name, value in record.after.items() if name not in told},
+    )
 
 
 def _point(
@@ -229,16 +239,16 @@ def _mean(point: Point) -> float | None:
     return point.test.mean if point.final and point.test is not None else None
 
 
-def _status(trial: TrialSpec, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> TrialStatus:
-    if all(key in records for key in trial.stages):
+def _status(keys: Sequence[str], records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> TrialStatus:
+    if all(key in records for key in keys):
         return "finished"
-    return "failed" if any(key in failures for key in trial.stages) else "unfinished"
+    return "failed" if any(key in failures for key in keys) else "unfinished"
 
 
 def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> dict[str, str]:
     reasons = {}
-    for trial in plan.trials:
-        key = next((key for key in trial.stages if key not in records and key in failures), None)
+    for trial, keys in zip(plan.trials, plan.work, strict=True):
+        key = next((key for key in keys if key not in records and key in failures), None)
         if key is not None:
             reasons[trial.name] = failures[key]
     return reasons
@@ -247,9 +257,10 @@ def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[s
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
     known = {key: records[key] for key in plan.stages if key in records}
     uses = {key: len(plan.trials_of[key]) for key in known}
+    steps = {key: 0 if record.kind == "start" else record.steps for key, record in known.items()}
     return Cost(
-        steps=sum(record.steps for record in known.values()),
+        steps=sum(steps.values()),  # those of a start are the first of the dense training's
         seconds=sum(record.seconds for record in known.values()),
-        unshared_steps=sum(record.steps * uses[key] for key, record in known.items()),
+        unshared_steps=sum(steps[key] * uses[key] for key in known),
         unshared_seconds=sum(record.seconds * uses[key] for key, record in known.items()),
     )

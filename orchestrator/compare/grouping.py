@@ -19,6 +19,8 @@ _MOVING = ("seed", "target", "amount")
 
 _DENSE = ("model.", "data.", "task.", "train.", "device", "threads")
 """What a dense network depends on, but its seed."""
+CONTROL = "restart.control"
+"""What the last round of a trial alone says, and so none of the stages that tell its line."""
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
@@ -107,6 +109,8 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
     dense = plan.stages[trial.dense]
     settings |= {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
     shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
+    if (control := settings.get(CONTROL, "none")) != "none":
+        shown[CONTROL] = control
     stages = [described[key] for key in dict.fromkeys((trial.dense, *trial.stages[:2]))]
     return _Trial(
         panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
@@ -119,7 +123,9 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
 @cache
 def _is_shown(setting: str) -> bool:
     """Whether a setting tells lines apart even where no stage depends on it: names, and how the schedule is given."""
-    return setting not in POINT_SETTINGS and (setting.startswith("schedule.") or setting.endswith(".name"))
+    return setting not in (*POINT_SETTINGS, "schedule.at") and (
+        setting.startswith("schedule.") or setting.endswith(".name")
+    )
 
 
 def _name(settings: Mapping[str, Any], group: str, default: str = "") -> str:

@@ -6,6 +6,8 @@ set or method of the user's own needs none of this: a YAML file with a `_target_
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,16 @@ LOOPS_OWN = ("accumulate", "ema", "compile", "patience")
 NORMS = (*INFINITIES, "fro", "nuc")
 
 
+_EPOCHS = re.compile(r"(\d+(?:\.\d+)?)ep")
+"""A place in a training by its epochs, as in 2ep."""
+
+
+def _is_place(value: Any) -> bool:
+    if isinstance(value, str):
+        return _EPOCHS.fullmatch(value) is not None
+    return is_number(value) and 0 <= value <= (1 if isinstance(value, float) else math.inf)
+
+
 def _has_target(value: Any) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("_target_"), str) and bool(value["_target_"])
 
@@ -28,6 +40,9 @@ def _has_target(value: Any) -> bool:
 _COUNT = whole(1)
 _LENGTH = whole(0).or_null(", or null; pass 0 to train nothing")
 _FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
+_PLACE = Rule(
+    _is_place, "be a step as an int, a fraction of the training as a float in [0, 1], or epochs as in 2ep"
+).or_null(", or null")
 _TARGET = Rule(_has_target, "have a `_target_`")
 _OPTIONAL_TARGET = _TARGET.or_null("; add one, or pass null for the default")
 _CLIP = Rule(lambda value: is_number(value) and value > 0, "be greater than 0").or_null("; pass null to clip nothing")
@@ -123,6 +138,23 @@ class Train:
                 f"`{where}.epochs` (={epochs}) and `{where}.steps` (={steps}) are {given} given; pass exactly "
                 f"one{remedy}"
             )
+
+
+@dataclass
+class Restart:
+    """What a round trains on from once its masks are chosen, and the control that the last round may be."""
+
+    weights: str = key("keep", one_of("keep", "step", "reinit"))
+    """`keep` what was pruned, go back to a `step` of the dense training, or draw them anew (`reinit`)."""
+    step: Any = key(None, _PLACE)
+    """Whose weights and buffers `step` means."""
+    rates: Any = key(None, _PLACE)
+    """From which step of the dense training a round trains on by `train`, to its end; null: `step`, 0 for weights that
+    are drawn anew or a network that was never trained, else none of it, and rounds fine-tune by `finetune`."""
+    optimizer: str = key("restored", one_of("restored", "fresh"))
+    """Where a round trains on by `train`: the optimizer's state is that of the step, under the masks, or none."""
+    control: str = key("none", one_of("none", "shuffle", "reinit", "invert"))
+    """Of the last round: masks shuffled in each tensor, weights drawn anew under them, or the scores inverted."""
 
 
 @dataclass

@@ -55,6 +55,8 @@ class Schedule:
 
     kind: str = key("geometric", one_of(*schedules.KINDS))
     sparsity: float | None = key(None, _SPARSITY)
+    at: str = key("trained", one_of("start", "trained"))
+    """What is pruned first: the network as it is initialised, which is trained then, or the trained one."""
     rounds: int = key(
         1,
         Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),
@@ -134,6 +136,7 @@ class Config:
     method: Any = MISSING
     schedule: Schedule = field(default_factory=Schedule)
     finetune: components.Train = field(default_factory=components.Train)
+    restart: components.Restart = field(default_factory=components.Restart)
     prune: Prune = field(default_factory=Prune)
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     tracking: Tracking = field(default_factory=Tracking)

@@ -6,7 +6,7 @@ speak of the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -25,6 +25,10 @@ NETWORK = "network"
 """The role of the input whose live weights a stage goes on from."""
 TEACHER = "teacher"
 """The role of the input whose outputs a stage learns to give."""
+REWIND = "rewind"
+"""The role of the start of a training whose weights and buffers a round goes back to."""
+RATES = "rates"
+"""The role of the start of a training from which a round trains on: its schedule, data order and optimizer."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class StageSpec:
     `fields` holds exactly what the result depends on, defaults included. A dense stage has the fields `model`, `data`,
     `train`, `seed`, `device`, `threads`, `sources` and `versions` (of the user's code and ours); a round has `method`,
     `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions` and either
-    `target` (overall sparsity to reach) or `amount` (of what is left). A start has the fields of a dense stage and
-    `until`, the step at which it ends: its result is the state of that training then.
+    `target` (overall sparsity to reach) or `amount` (of what is left). One that trains on from a step of the dense
+    training has `train` for `finetune`, and `restart`. A start has the fields of a dense stage and
+    `until`, the place at which it ends: its result is the state of that training then.
     """
 
     kind: str
@@ -62,6 +67,11 @@ class StageSpec:
     def parent(self) -> Key | None:
         """The stage whose network this one goes on from."""
         return self.inputs.get(NETWORK)
+
+    @property
+    def training(self) -> str:
+        """The field that says how the stage trains."""
+        return "finetune" if "finetune" in self.fields else "train"
 
     @property
     def round(self) -> int:
@@ -140,8 +150,11 @@ class Plan:
         return {needed: tuple(keys) for needed, keys in found.items()}
 
     def needs(self, key: Key) -> tuple[Key, ...]:
-        """Return the stages of this plan that are inputs of `key`."""
-        return tuple(dict.fromkeys(other for other in self.stages[key].inputs.values() if other in self.stages))
+        """Return the stages of this plan that are inputs of `key`, or save it work."""
+        spec = self.stages[key]
+        return tuple(
+            dict.fromkeys(other for other in (*spec.inputs.values(), *spec.starts_from) if other in self.stages)
+        )
 
     def lineage(self, key: Key) -> tuple[StageSpec, ...]:
         """Return the specs of the stages whose network `key` goes on from, the first one first."""
@@ -153,11 +166,25 @@ class Plan:
         return tuple(reversed(found))
 
     @cached_property
+    def work(self) -> tuple[tuple[Key, ...], ...]:
+        """Of each trial all stages that it takes: what it is compared with, its chain, and what these go on from."""
+        return tuple(tuple(self._with_inputs(dict.fromkeys((trial.dense, *trial.stages)))) for trial in self.trials)
+
+    def _with_inputs(self, keys: Iterable[Key]) -> dict[Key, None]:
+        """Return the keys with those of all inputs, inputs first."""
+        found: dict[Key, None] = {}
+        for key in keys:
+            spec = self.stages.get(key) or self.finished[key]
+            missing = [needed for needed in spec.inputs.values() if needed not in found]
+            found |= {**self._with_inputs(missing), key: None}
+        return found
+
+    @cached_property
     def trials_of(self) -> Mapping[str, tuple[int, ...]]:
-        """Stage key -> indices of the trials whose chain contains it."""
+        """Stage key -> indices of the trials that take it."""
         found: dict[str, list[int]] = {key: [] for key in self.stages}
-        for index, trial in enumerate(self.trials):
-            for key in trial.stages:
+        for index, keys in enumerate(self.work):
+            for key in keys:
                 if key in found:
                     found[key].append(index)
         return {key: tuple(indices) for key, indices in found.items()}
@@ -188,7 +215,17 @@ class Plan:
         spec, needs = self.stages[key], set(self.needs(key)) - {parent}
         if spec.parent != parent or KINDS[spec.kind].own_task:
             return False
-        return not needs or needs <= {above.key for above in self.lineage(parent)}
+        return not needs or needs <= self._above(parent)
+
+    def _above(self, key: Key) -> set[Key]:
+        """Return all stages of this plan that `key` needs, and those that they need."""
+        found: set[Key] = set()
+        pending = [key]
+        while pending:
+            needed = [other for other in self.needs(pending.pop()) if other not in found]
+            found.update(needed)
+            pending += needed
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`: what many have in common, such as a model's configuration, stands once."""

@@ -14,8 +14,6 @@ class StageKind:
     """`module:function` of run(spec, inputs, context) -> Result; named, so that planning stays free of torch."""
     title: str
     """What people are told of such a stage; `{round}` is its round."""
-    training: str
-    """The field that says how it trains."""
     prunes: bool
     """Whether it has masks of its own."""
     own_task: bool = False
@@ -26,8 +24,8 @@ class StageKind:
 
 KINDS: Mapping[str, StageKind] = {
     "start": StageKind(
-        "orchestrator.training.stages:train_start", "start of the training", "train", prunes=False, reads_test=False
+        "orchestrator.training.stages:train_start", "start of the training", prunes=False, reads_test=False
     ),
-    "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", "train", prunes=False),
-    "round": StageKind("orchestrator.training.stages:prune_and_finetune", "round {round}", "finetune", prunes=True),
+    "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", prunes=False),
+    "round": StageKind("orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True),
 }

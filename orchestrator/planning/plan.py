@@ -1,12 +1,13 @@
 """Trial configurations -> a forest of stages in which equal work appears once. Pure, and free of torch.
 
-A dense stage depends on model, data, training, seed, device kind and thread count; a round on its parent and on what it
-prunes and how it fine-tunes. Trials with equal prefixes share stages because their specs, and so their keys, are equal.
+A dense stage depends on model, data, training, seed, device kind and thread count; a round on its parent, on what it
+prunes and on how it trains then, or from which step of the dense training on. Trials with equal prefixes share stages
+because their specs, and so their keys, are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,17 @@ from orchestrator.config.components import BUILT_IN, Train
 from orchestrator.config.schema import ConfigError, is_identity, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
-from orchestrator.core.specs import NETWORK, TEACHER, Job, Plan, StageSpec, TrialSpec, identity_of
-from orchestrator.planning import located
+from orchestrator.core.specs import NETWORK, RATES, REWIND, TEACHER, Job, Plan, StageSpec, TrialSpec, identity_of
+from orchestrator.planning import located, restarts
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "task", "train")
 ROUND_PARTS = ("method", "prune", "task", "finetune")
+RETRAINED_PARTS = ("method", "prune", "task", "train")
+"""Of a round that trains on from a step of the dense training."""
+AT_STEPS = {"step": REWIND, "rates": RATES}
+"""What of a restart names a step -> the role of the start that ends there."""
 IN_NO_KEY = ("checkpoint_minutes",)
 """Of a training, what cannot change its result: the worker is told beside the fields."""
 UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
@@ -47,16 +52,19 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
         for reason in reasons:
             wrong.setdefault(reason, []).append(name)
         if not reasons and job.config is not None:
-            chain = list(_chain(job.config))
-            for spec in chain:
-                if spec.key not in stages:
-                    stages[spec.key], identities[spec.key] = spec, identity_of(spec, identities)
-            keys = tuple(spec.key for spec in chain)
+            specs, keys, dense = _stages(job.config)
+            for spec in specs:
+                known = stages.setdefault(spec.key, spec)
+                if spec.starts_from and (more := set(spec.starts_from) - set(known.starts_from)):
+                    stages[spec.key] = replace(known, starts_from=(*known.starts_from, *sorted(more)))
+                if spec.key not in identities:
+                    identities[spec.key] = identity_of(spec, identities)
             overrides = tuple(map(redact_argument, job.overrides))
-            trials.append(TrialSpec(name, overrides, job.config, keys, keys[0], identities[keys[-1]]))
+            trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]]))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
-    return Plan(stages, tuple(trials))
+    ordered = sorted(stages.items(), key=lambda item: item[1].kind != "start")  # what a dense one goes on from
+    return Plan(dict(ordered), tuple(trials))
 
 
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -81,25 +89,43 @@ def threads(config: Mapping[str, Any]) -> int:
     return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
 
 
-def _chain(config: Mapping[str, Any]) -> Iterator[StageSpec]:
+def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str]:
+    """Return the stages that a trial takes, inputs first, the keys of its chain, and that of its dense training."""
     pinned, location = located.pinned(config)
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
-    dense = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
-    dense["sources"] = _sources(config, DENSE_PARTS)
-    spec = StageSpec("dense", dense, location=location)
-    yield spec
-    shared = _parts(config, ROUND_PARTS) | {"sources": _sources(config, DENSE_PARTS + ROUND_PARTS)}
-    taught = {TEACHER: spec.key} if config["finetune"]["teacher"] else {}
-    for index, target in enumerate(round_targets(config), start=1):
-        inputs = {NETWORK: spec.key, **taught}
-        spec = StageSpec("round", shared | {"round": index} | target, inputs, location=location)
-        yield spec
+    fields = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
+    fields["sources"] = _sources(config, DENSE_PARTS)
+    dense = StageSpec("dense", fields, location=location)
+    starts: dict[restarts.Place, StageSpec] = {}
+
+    def start(place: restarts.Place) -> StageSpec:
+        return starts.setdefault(place, start_of(dense, place))
+
+    chain = [start(0) if config["schedule"]["at"] == "start" else dense]
+    taught = {TEACHER: dense.key} if config["finetune"]["teacher"] else {}
+    shared: dict[tuple[str, ...], dict[str, Any]] = {}
+    targets = round_targets(config)
+    for index, target in enumerate(targets, start=1):
+        restart = restarts.restart_of(config, last=index == len(targets))
+        parts = RETRAINED_PARTS if "rates" in restart else ROUND_PARTS
+        if parts not in shared:
+            shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
+        inputs = {NETWORK: chain[-1].key, **taught}
+        inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
+        fields = shared[parts] | ({"restart": restart} if restart else {}) | {"round": index} | target
+        chain.append(StageSpec("round", fields, inputs, location=location))
+    saving = tuple(spec.key for place, spec in starts.items() if place)
+    stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:]]
+    return stages, tuple(spec.key for spec in chain), dense.key
 
 
-def start_of(dense: StageSpec, until: int) -> StageSpec:
+def start_of(dense: StageSpec, until: restarts.Place) -> StageSpec:
     """Return the stage that is a dense training up to a step, 0 for the network as it is initialised.
 
     The dense stage may go on from it, `replace(dense, starts_from=(start.key,))`, under the same key, to the same bits.
+
+    Args:
+        until: the step, or epochs as in 2.5ep.
     """
     return StageSpec("start", {**dense.fields, "until": until}, location=dense.location)
 
@@ -142,7 +168,7 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
     """Hold a configuration to the rules, each distinct one once: a sweep's trials differ in a value or two."""
     key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
     if key not in seen:
-        seen[key] = list(violations(config)) or list(located.violations(config))
+        seen[key] = list(violations(config)) or [*restarts.violations(config), *located.violations(config)]
     return seen[key]
 
 

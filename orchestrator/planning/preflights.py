@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.config.schema import MATCHING
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.stage_kinds import KINDS
 
 RELEASES = ("orchestrator", "python", "torch", "numpy")
 """Packages of which a combination that passed may fail with another release."""
@@ -77,7 +78,7 @@ def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _asked(spec: StageSpec) -> list[Any]:
     """Return what a method may refuse: of one of the user's own any sparsity, of ours only a count."""
-    if spec.kind == "dense":
+    if not KINDS[spec.kind].prunes:
         return []
     name = "target" if "target" in spec.fields else "amount"
     value = spec.fields[name]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
@@ -22,14 +22,15 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
         finished: stages that the store holds
         failed: stages of which the store knows how they failed
     """
-    asked = sum(len(trial.stages) for trial in plan.trials)
-    dense = sum(not KINDS[spec.kind].prunes for spec in plan.stages.values())
+    asked = sum(map(len, plan.work))
+    kinds = Counter(spec.kind for spec in plan.stages.values())
+    starts = f", starts of them: {kinds['start']}" if kinds["start"] else ""
     first = plan.trials[0].config
     lines = [
         f"sweep     {name}",
         f"trials    {len(plan.trials)}",
         f"stages    {len(plan.stages)} unique of {asked} asked for, {asked - len(plan.stages)} shared; "
-        f"dense trainings: {dense}, rounds: {len(plan.stages) - dense}",
+        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
@@ -79,7 +80,7 @@ def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
     for trial in shown:
         if trial is shown[-1] and len(shown) < len(plan.trials):
             yield f"... and {len(plan.trials) - SHOWN} more ..."
-        dense = f"{trial.stages[0][:8]}{_marks(plan, trial.stages[0], finished)}"
+        dense = f"{trial.dense[:8]}{_marks(plan, trial.dense, finished)}"
         yield f"{trial.name:<{width}}  {dense:<10}  {'  '.join(_rounds(plan, trial, finished))}"
 
 

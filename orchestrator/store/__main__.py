@@ -47,7 +47,7 @@ def _list(store: Store, _: argparse.Namespace) -> int:
 def _show(store: Store, options: argparse.Namespace) -> int:
     sweep = saved_sweep.load(store, options.sweep)
     plan, records = sweep.plan, sweep.records
-    finished = [trial for trial in plan.trials if all(key in records for key in trial.stages)]
+    finished = [keys for keys in plan.work if all(key in records for key in keys)]
     alone = set(saved_sweep.only_of(store, options.sweep))
     files = [(key, name, info.bytes) for key, record in records.items() for name, info in record.files.items()]
     say(options.sweep)
@@ -61,8 +61,8 @@ def _show(store: Store, options: argparse.Namespace) -> int:
         ended = max(record.started + record.seconds for record in records.values())
         say(f"  trained  {_time(begun)} to {_time(ended)} on {', '.join(sorted({r.host for r in records.values()}))}")
     say("  with     " + ", ".join(f"{name} {version}" for name, version in sweep.info.environment.items()))
-    for trial in plan.trials:
-        missing = [key for key in trial.stages if key not in records]
+    for trial, keys in zip(plan.trials, plan.work, strict=True):
+        missing = [key for key in keys if key not in records]
         if missing:
             reason = next((sweep.failures[key] for key in missing if key in sweep.failures), "not run")
             say(f"  missing  {trial.name}: {reason}")

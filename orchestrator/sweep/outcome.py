@@ -75,12 +75,12 @@ class Outcome:
             self.records[event.key] = event.record
         if event.kind == "failed" and event.failure is not None:
             self.failures[event.key] = event.failure.message
-            if self.plan.stages[event.key].parent not in self.failures:
+            if self.failures.keys().isdisjoint(self.plan.needs(event.key)):
                 self.causes[event.key] = event.failure
 
     def complete(self, trial: int) -> bool:
         """Whether every stage of the trial is durable."""
-        return all(key in self.records for key in self.plan.trials[trial].stages)
+        return all(key in self.records for key in self.plan.work[trial])
 
     def hold_objectives(self) -> None:
         """Raise `ConfigError` for an objective that a finished trial did not measure."""
@@ -93,7 +93,7 @@ class Outcome:
     def objective(self, trial: int) -> float:
         """Return what the trial's configuration names as `objective`."""
         spec = self.plan.trials[trial]
-        return objective(spec.config["objective"], [self.records[key] for key in spec.stages])
+        return objective(spec.config["objective"], [self.records[key] for key in (spec.dense, *spec.stages[1:])])
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return the error that says which trials are missing and why, and that the view is behind; or None."""

@@ -48,9 +48,9 @@ class FitResult:
 
     curve: tuple[CurvePoint, ...]
     steps: int
-    """Optimizer steps taken."""
+    """Optimizer steps taken, from where the training began."""
     best_step: int
-    """The step whose weights the model has now; 0 if no step was taken."""
+    """That of these whose weights the model has now; 0 if none has."""
     state: TrainState | None = None
     """Of a training that was to end at a step: where it is then. Its tensors are those of the model."""
 
@@ -68,7 +68,8 @@ def fit(
     on_point: Callable[[CurvePoint], object] = lambda _: None,
     state: TrainState | None = None,
     keep: Keep = lambda *_: None,
-    until: int | None = None,
+    since: int | str = 0,
+    until: int | str | None = None,
 ) -> FitResult:
     """Train `model` in place on `device` and leave in it the selected weights (and buffers).
 
@@ -86,8 +87,8 @@ def fit(
         state: where to go on from, as `keep` was given it by a training of the same network, data, settings and seed.
         keep: told before each batch how to get the state as it is then, and whether the training is about to be
             cancelled. The state's tensors are those that training moves: write them before you return.
-        until: the step to end at, of a training with the schedule of the whole: its weights and its state are the
-            result. 0 is the network as it is initialised.
+        since: the step, or epochs as in "2.5ep", at which it begins and counts from: that of `state`, or before.
+        until: the place to end at, with the schedule of the whole: weights and state then are the result.
 
     Raises:
         Cancelled: `cancelled` returned True.
@@ -101,15 +102,17 @@ def fit(
     model.to(device)
     with seeded(derive(seed, "training"), device):
         run = _Run(model, data, task, settings, seed, device)
+        run.since = run.at(since)
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
         if state is not None:
             run.go_on(state)
+            run.require_since()
         with in_mode(model, training=True):
-            run.train(cancelled, on_point, keep, until)
+            run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
         if until is None:
             run.select()
-            return FitResult(tuple(run.curve), run.step, run.selected_step)
+            return FitResult(tuple(run.curve), run.step - run.since, max(0, run.selected_step - run.since))
         return FitResult(tuple(run.curve), run.step, run.step, run.state())
 
 
@@ -153,11 +156,10 @@ class _Run(Resumable):
         self.stale = 0
 
     def train(
-        self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, until: int | None
+        self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, last: int
     ) -> None:
         every = self.config.eval_every or self.epoch_length
-        last = self.step if self.stale == self.config.patience else self.length
-        left = range(self.step + 1, min(last, self.length if until is None else until) + 1)
+        left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
         # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
             ending = cancelled()
@@ -248,7 +250,7 @@ class _Run(Resumable):
             **{f"val/{name}": value for name, value in found.items() if math.isfinite(value)},
             "lr": self.rate,
         }
-        point = CurvePoint(self.step, self.step / self.epoch_length, time.time(), metrics)
+        point = CurvePoint(self.step - self.since, self.step / self.epoch_length, time.time(), metrics)
         self.curve.append(point)
         return point
 

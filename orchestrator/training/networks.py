@@ -38,13 +38,22 @@ def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     return network
 
 
+def redrawn(network: Network, spec: StageSpec, order: WorkOrder) -> nn.Module:
+    """Return a network like the one that the round `spec` prunes, with random weights of that round's own."""
+    return _random((*order.lineage, *order.specs)[0], spec, order, network.data, f"{spec.round}/reinit")
+
+
 def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` with random weights."""
     loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
-    seed = derive(dense.fields["seed"], "0/init")
+    return Network(_random(dense, spec, order, loaded, "0/init"), MaskSet({}), loaded)
+
+
+def _random(dense: StageSpec, spec: StageSpec, order: WorkOrder, loaded: data.Data, purpose: str) -> nn.Module:
+    seed = derive(dense.fields["seed"], purpose)
     node = {**dense.fields["model"], **spec.location.get("model", {})}
     model = models.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
-    return Network(model.to(torch.device(order.device)), MaskSet({}), loaded)
+    return model.to(torch.device(order.device))
 
 
 def restored(spec: StageSpec, order: WorkOrder) -> Network:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.config.components import Train
 from orchestrator.config.rules import is_int
@@ -33,6 +33,7 @@ from orchestrator.workloads.tasks.batch import kind
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
+from pruning import MaskSet
 
 FEW = 8
 """Examples at most that are tried of each split."""
@@ -125,6 +126,12 @@ class _Rehearsal(Stage):
             self._hold_monitor()
             return loop.FitResult((), 1, 0)
 
+    def _restart(self, masks: MaskSet) -> None:
+        """A network as it is initialised stands for that of any step."""
+
+    def _onward(self, masks: Sequence[Tensor | None]) -> None:
+        """As it does for what a training has there."""
+
     def _measured(self, split: Split) -> Measured:
         found = super()._measured(split)
         if split is self._data.val:
@@ -195,7 +202,7 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
     """Say that a stage failed in a place that has no sentence of its own: in the user's code, or between two parts."""
     said = " ".join(str(error).split()) or "no more is said"
     model, data = (_name(dense.fields[part]) for part in ("model", "data"))
-    train = KINDS[spec.kind].training
+    train = spec.training
     step = "could not be made"
     if stage is not None:
         step = f"could not run on a batch of {stage.batch()}"

@@ -31,19 +31,30 @@ class Overflow(LawBroken):
 
 
 def prune_round(
-    model: nn.Module, fields: Mapping[str, Any], parent: MaskSet, generator: torch.Generator
+    model: nn.Module,
+    fields: Mapping[str, Any],
+    parent: MaskSet,
+    generator: torch.Generator,
+    order: torch.Generator | None = None,
 ) -> tuple[list[Prunable], MaskSet]:
     """Prune a plain model by a round's method on top of the masks so far; return what is pruned, and its masks.
 
     With target sparsity s, a tensor of n entries of which z are masked loses round(s n) - z more; structured methods
     count channels, and global ones all entries together. A raw amount goes to the method as it is. The model is left
-    plain, with zeros where the masks are 0.
+    plain, with zeros where the masks are 0. Of a round whose control is `shuffle`, `order` shuffles the masks then.
     """
     chosen = prunable(model, fields["prune"])
+    whole = [each.module.get_parameter(each.parameter).detach().clone() for each in chosen] if _shuffles(fields) else []
     parent.apply(model)
     _apply(chosen, fields, generator)
     masks = MaskSet({each.name: _mask(each) for each in chosen})
     make_plain(model)
+    if whole:
+        masks = shuffled(masks, fields["method"], order)
+        with torch.no_grad():
+            for each, values in zip(chosen, whole, strict=True):
+                each.module.get_parameter(each.parameter).copy_(values)
+        masked(model, masks)
     return chosen, masks
 
 
@@ -54,6 +65,12 @@ def make_plain(model: nn.Module) -> None:
         pruning.remove(model.get_submodule(path), leaf)
 
 
+def masked(model: nn.Module, masks: MaskSet) -> None:
+    """Set the entries of a plain model that are masked to zero."""
+    masks.apply(model)
+    make_plain(model)
+
+
 def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:
     """Apply the method to the chosen parameters, so that each ends at the round's target."""
     config = fields["method"]
@@ -62,7 +79,9 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
     if options.get("n") in INFINITIES:
         options["n"] = float(options["n"])
     common: dict[str, Any] = {"generator": generator, **options}
+    inverts = fields.get("restart", {}).get("control") == "invert"
     if config.get("scope", "layer") == "global":
+        common |= {"importance_scores": _inverted(chosen)} if inverts else {}
         amount = _global_amount(chosen, fields)
         with _explained(config, "all parameters together"):
             pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
@@ -72,8 +91,37 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
             method.apply(parameter.module, parameter.parameter)
         else:
             amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
+            common |= {"importance_scores": next(iter(_inverted([parameter]).values()))} if inverts else {}
             with _explained(config, parameter.name):
                 method.apply(parameter.module, parameter.parameter, amount=amount, **common)
+
+
+def _inverted(chosen: Sequence[Prunable]) -> dict[tuple[nn.Module, str], Tensor]:
+    """Return scores that rank the entries of all parameters the other way round than their magnitudes."""
+    values = [getattr(each.module, each.parameter).detach() for each in chosen]
+    order = torch.cat([value.flatten() for value in values]).abs().argsort(descending=True, stable=True)
+    ranks = torch.empty(len(order), dtype=torch.float64, device=order.device)
+    ranks[order] = torch.arange(1, len(order) + 1, dtype=torch.float64, device=order.device)
+    parts = torch.split(ranks, [value.numel() for value in values])
+    return {
+        (each.module, each.parameter): part.view_as(value)
+        for each, value, part in zip(chosen, values, parts, strict=True)
+    }
+
+
+def shuffled(masks: MaskSet, method: Mapping[str, Any], generator: torch.Generator | None) -> MaskSet:
+    """Return the masks with the entries of each tensor in another order, whole channels where `method` prunes these."""
+    dim = int(method.get("dim", 0)) if _method(method).PRUNING_TYPE == "structured" else None
+    found = {}
+    for name, mask in masks.items():
+        size = mask.numel() if dim is None else mask.shape[dim]
+        order = torch.randperm(size, generator=generator)
+        found[name] = mask.flatten()[order].view_as(mask) if dim is None else mask.index_select(dim, order)
+    return MaskSet(found)
+
+
+def _shuffles(fields: Mapping[str, Any]) -> bool:
+    return bool(fields.get("restart", {}).get("control") == "shuffle")
 
 
 def sizes(chosen: Sequence[Prunable], method: Mapping[str, Any]) -> dict[str, int]:
@@ -121,7 +169,7 @@ def hold_laws(
     The achieved sparsity may differ from the target by what rounding to whole entries (or channels) allows: half of one
     in every tensor that is ranked by itself.
     """
-    if len(parent) and not masks.nested_in(parent):
+    if len(parent) and not _shuffles(fields) and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
     for name, mask in masks.items():
         weight = weights[name]
@@ -138,6 +186,21 @@ def hold_laws(
                 f"{given('method', fields['method'])} must prune as many entries as it is told."
             )
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
+
+
+def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:
+    """Raise `LawBroken` unless `weights` have the bytes that were saved where `masks` keep them, and 0 elsewhere."""
+    for name, tensor in saved.items():
+        kept = masks.get(name, torch.ones((), dtype=torch.bool)).to(tensor.device).expand(tensor.shape)
+        if _bytes(weights[name][kept]) != _bytes(tensor[kept]) or bool(weights[name][~kept].any()):
+            raise LawBroken(
+                f"rewound weights are not those of the step to rewind to: {name} has other bytes where its mask is 1, "
+                "or is not zero where it is 0."
+            )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().contiguous().view(-1, 1).view(torch.uint8).numpy().tobytes()
 
 
 def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:

@@ -10,17 +10,15 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
-from orchestrator.core.plain_data import parse_json
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
@@ -34,6 +32,7 @@ from orchestrator.training.networks import Network, initialised, restored, store
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.resuming import Unfit
+from orchestrator.training.state.rewinding import masks_of, onward, restart, state_of
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.training.steps import TrainingError
 from orchestrator.workloads import data, models
@@ -85,7 +84,7 @@ def _performed(
         order.store.checkpoints,
         spec.key,
         started_from=start.digest,
-        minutes=spec.location.get(KINDS[spec.kind].training, {}).get("checkpoint_minutes", 0),
+        minutes=spec.location.get(spec.training, {}).get("checkpoint_minutes", 0),
         grace=order.grace,
         environment=environment(),
     )
@@ -115,7 +114,7 @@ class Stage:
         self._spec, self._network, self._order = spec, network, order
         self._model, self._data = network.model, network.data
         self._device = torch.device(order.device)
-        training = KINDS[spec.kind].training
+        training = spec.training
         self._config: Mapping[str, Any] = spec.fields[training]
         task = table.build(spec.fields["task"])
         self._task = table.with_loss(task, self._config["loss"], f"{training}.loss", self._device)
@@ -195,9 +194,7 @@ class Stage:
         found = {} if self._checkpoints.anew else store.finished(self._spec.starts_from)
         if not found:
             return None
-        furthest = max(found, key=lambda key: found[key].steps)
-        values = parse_json(store.read(furthest, STATE_VALUES))
-        return TrainState(load_file(store.fetch(furthest, STATE)), values)
+        return state_of(store, max(found, key=lambda key: found[key].steps))
 
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
@@ -206,26 +203,34 @@ class Stage:
         masks, before = self._prune_now(earlier) if state is None else self._pruned(state)
         self._network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before)})
-        if spec.fields["prune"]["holding"] == "hooks":
+        in_order = masks_of(self._model, masks)
+        if spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
             masks.apply(self._model)
-            fit = self._fit(state)
+            fit = self._fit(state or self._onward(in_order))
             rounds.make_plain(self._model)
         else:
             keeper = MaskKeeper(self._model, masks, _gradients(self._config))
-            fit = self._fit(state, keeper)
+            fit = self._fit(state or self._onward(in_order), keeper)
             keeper.release()
         dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
-        details = {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)}
-        return Trained(fit, before, details)
+        return Trained(fit, before, {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)})
 
     def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float]]:
-        """Prune on top of the masks so far; return the masks, and the metrics before any fine-tuning."""
+        """Prune on top of the masks so far; return the masks, and the metrics before any training under them."""
         fields = self._spec.fields
         generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
-        _, masks = rounds.prune_round(self._model, fields, earlier, generator)
+        order = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
+        _, masks = rounds.prune_round(self._model, fields, earlier, generator, order)
+        self._restart(masks)
         before = self._measured(self._data.val).figures
         rounds.hold_finite(before)
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}
+
+    def _restart(self, masks: MaskSet) -> None:
+        restart(self._network, masks, self._spec, self._order)
+
+    def _onward(self, masks: Sequence[Tensor | None]) -> TrainState | None:
+        return onward(self._model, masks, self._spec, self._order.store)
 
     def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float]]:
         """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
@@ -235,9 +240,10 @@ class Stage:
             raise Unfit(str(error)) from error
 
     def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
+        where, until = self._spec.training, self._spec.fields.get("until")
         shared: dict[str, Any] = {
             "device": self._device,
-            "seed": derive(self._spec.fields["seed"], f"{self._spec.round}/fit"),
+            "seed": derive(self._spec.fields["seed"], f"{self._spec.round if where == 'finetune' else 0}/fit"),
             "on_optimizer": None if keeper is None else keeper.attach,
             "cancelled": self._order.cancelled,
             "on_point": lambda point: self._order.report(self._spec.key, point, self._task.metrics[0]),
@@ -245,12 +251,13 @@ class Stage:
             "keep": self._checkpoints.keep,
         }
         if self._config.get("_target_") is None:
-            until = self._spec.fields.get("until")
-            return loop.fit(self._model, self._data, self._taught(), self._config, until=until, **shared)
+            places = {"since": self._spec.fields.get("restart", {}).get("rates", 0), "until": until}
+            return loop.fit(self._model, self._data, self._taught(), self._config, **places, **shared)
+        if until == 0:
+            return loop.FitResult((), 0, 0)
         measured = partial(self._measured, self._data.val)
         context = Context(self._model, self._network.masks, measured, **shared)
-        where = KINDS[self._spec.kind].training
-        if "until" in self._spec.fields:
+        if until is not None:
             raise TrainingError(
                 f"`{where}._target_` (={self._config['_target_']}) must be null where a stage ends at a step of the "
                 "training: a function of your own says itself when it ends; pass null for the built-in loop."

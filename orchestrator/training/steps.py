@@ -75,6 +75,10 @@ class Steps:
     def __len__(self) -> int:
         return -(-len(self.batches) // self.accumulate)
 
+    def at(self, place: int | str) -> int:
+        """Return the step of a place in the training: itself, or that after so many epochs, as in 2.5ep."""
+        return place if isinstance(place, int) else round(float(place.removesuffix("ep")) * len(self))
+
     def after(self, step: int) -> Iterator[Sequence[Batch]]:
         """Yield the batches of each step of all epochs after the first `step` ones."""
         epoch, start = divmod(step, len(self))

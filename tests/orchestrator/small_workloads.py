@@ -62,6 +62,11 @@ def linear(classes: int | None = None) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes or 1))
 
 
+def normed(classes: int | None = None) -> nn.Module:
+    """Return a network of two layers with all that makes a training hard to repeat: buffers and dropout."""
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, classes or 2))
+
+
 class Bigram(nn.Module):
     """The next token from the last."""
 

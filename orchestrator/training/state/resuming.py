@@ -24,7 +24,7 @@ from orchestrator.training.state.train_state import (
     restore_module,
     restore_optimizer,
 )
-from orchestrator.training.steps import Averages
+from orchestrator.training.steps import Averages, Steps, TrainingError
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task
 
@@ -43,8 +43,11 @@ class Resumable:
     model: nn.Module
     parameters: list[nn.Parameter]
     """Those that are trained."""
+    steps: Steps
     length: int
     """Steps of the whole training."""
+    since: int = 0
+    """That from which this one counts."""
     task: Task
     """What it and its losses remember belongs to the state of the training; a teacher does not."""
     optimizer: Optimizer
@@ -68,6 +71,24 @@ class Resumable:
     averages: Averages | None
     stale: int
     """Evaluations since the last new best."""
+
+    def at(self, place: int | str) -> int:
+        """Return the step of a place in this training; raise `TrainingError` for one beyond its end."""
+        step = self.steps.at(place)
+        if step > self.length:
+            raise TrainingError(
+                f"a step to rewind to (={place}) must be at most {self.length}, the steps of the dense training; pass "
+                "a smaller `restart.step` or `restart.rates`."
+            )
+        return step
+
+    def require_since(self) -> None:
+        """Raise `TrainingError` for a state of a training that ended before the step that is to be gone on from."""
+        if self.step < self.since:
+            raise TrainingError(
+                f"a step to rewind to (={self.since}) must be at most {self.step}, where the dense training stopped "
+                "early; pass a smaller `restart.step` or `restart.rates`, or train.patience=null."
+            )
 
     def _state(self) -> Iterator[Tensor]:
         yield from self.model.parameters()

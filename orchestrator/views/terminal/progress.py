@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -106,11 +107,12 @@ class Progress:
             steps: stage -> step of the checkpoint that it goes on from
         """
         stages, tally = self._plan.stages, self._tally
-        asked = sum(len(trial.stages) for trial in self._plan.trials)
-        dense = sum(not KINDS[spec.kind].prunes for spec in stages.values())
+        asked = sum(map(len, self._plan.work))
+        kinds = Counter(spec.kind for spec in stages.values())
+        starts = f"{counted(kinds['start'], 'start')} of these, " if kinds["start"] else ""
         self.say(
             f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
-            f"({counted(dense, 'dense training')}, {counted(len(stages) - dense, 'round')}), "
+            f"({counted(kinds['dense'], 'dense training')}, {starts}{counted(kinds['round'], 'round')}), "
             f"{asked - len(stages)} saved by sharing."
         )
         if tally.records:
@@ -189,7 +191,9 @@ class Progress:
     def _is_below_a_failure(self, event: StageEvent) -> bool:
         """Whether a stage failed because the one before it did, whose reason has been told."""
         spec = self._plan.stages.get(event.key)
-        return event.kind == "failed" and spec is not None and spec.parent in self._tally.lost
+        return (
+            event.kind == "failed" and spec is not None and not self._tally.lost.isdisjoint(self._plan.needs(event.key))
+        )
 
     def _name(self, key: str) -> str:
         """Name a stage by its trial and round; a shared one also by how many trials share it."""
@@ -200,7 +204,8 @@ class Progress:
         trial = self._plan.trials[indices[0]] if indices else None
         shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
         if not KINDS[spec.kind].prunes:
-            return f"dense, seed {spec.fields.get('seed', '?')}{shared}"
+            start = f" until {spec.fields['until']}" if "until" in spec.fields else ""
+            return f"dense{start}, seed {spec.fields.get('seed', '?')}{shared}"
         rounds = len(trial.stages) - 1 if trial else "?"
         return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
 
@@ -277,8 +282,10 @@ def validated(record: StageRecord) -> str:
 
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
     """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
-    training = spec.fields.get(KINDS[spec.kind].training, {})
-    steps, epochs = spec.fields.get("until", training.get("steps")), training.get("epochs")
+    training, until = spec.fields.get(spec.training, {}), spec.fields.get("until")
+    steps = training.get("steps") if until is None else until if isinstance(until, int) else None
+    epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")
+    steps = steps and steps - spec.fields.get("restart", {}).get("rates", 0)
     share = point.step / steps if steps else point.epoch / epochs if epochs else None
     told = f"step {point.step}" if share is None else f"{min(share, 1):.0%}"
     value = point.metrics.get(f"val/{metric.name}")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.core.specs import Plan
 
 TrialState = Literal["waiting", "running", "done", "failed"]
 
 
 class Tally:
-    """Counts of a sweep; a trial runs when a stage of its chain does, and is done when all of them are."""
+    """Counts of a sweep; a trial runs when a stage that it takes does, and is done when all of them are."""
 
     def __init__(self, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         self.plan = plan
@@ -31,7 +31,7 @@ class Tally:
 
     def trials(self) -> Counter[TrialState]:
         """Return how many trials are in each state."""
-        return Counter(map(self._state, self.plan.trials))
+        return Counter(map(self._state, self.plan.work))
 
     def take(self, event: StageEvent) -> None:
         """Count one event."""
@@ -46,9 +46,9 @@ class Tally:
         elif event.record is not None:
             self.records[event.key] = event.record
 
-    def _state(self, trial: TrialSpec) -> TrialState:
-        if not self.lost.isdisjoint(trial.stages):
+    def _state(self, keys: Sequence[str]) -> TrialState:
+        if not self.lost.isdisjoint(keys):
             return "failed"
-        if all(key in self.records for key in trial.stages):
+        if all(key in self.records for key in keys):
             return "done"
-        return "waiting" if self.running.keys().isdisjoint(trial.stages) else "running"
+        return "waiting" if self.running.keys().isdisjoint(keys) else "running"

@@ -9,7 +9,6 @@ from typing import Any
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.stage_kinds import KINDS
 
 _VARYING = ("seed", "target", "amount", "round")
 """Fields that leave the duration of a stage about as it is."""
@@ -78,7 +77,7 @@ def _kind(spec: StageSpec) -> str:
 
 
 def _units(spec: StageSpec) -> float:
-    training: Any = spec.fields.get(KINDS[spec.kind].training)
+    training: Any = spec.fields.get(spec.training)
     if not isinstance(training, Mapping):
         return 1.0
     return float(training.get("epochs") or training.get("steps") or 1.0)

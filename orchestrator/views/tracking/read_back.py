@@ -51,9 +51,9 @@ def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None =
     info = SweepInfo(name, plan.trials[0].config if plan.trials else {}, parent.data.tags[COMMAND_TAG], environment)
     reasons = {run.data.tags[TRIAL_TAG]: run.data.tags[FAILURE_TAG] for run in runs if FAILURE_TAG in run.data.tags}
     failures = {
-        next(key for key in trial.stages if key not in records): reasons[identity]
-        for trial, identity in zip(plan.trials, trial_ids(info, plan.trials), strict=True)
-        if identity in reasons and not records.keys() >= {*trial.stages}
+        next(key for key in keys if key not in records): reasons[identity]
+        for keys, identity in zip(plan.work, trial_ids(info, plan.trials), strict=True)
+        if identity in reasons and not records.keys() >= {*keys}
     }
     return SavedSweep(info, plan, records, failures)
 

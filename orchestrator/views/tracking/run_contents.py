@@ -192,10 +192,13 @@ class SweepView:
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
             content.start, content.end = content.start or record.started, record.ended
+        for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
+            if key in self._records:
+                content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
             content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"
-        if attempts := max((self._attempts.get(key, 0) for key in trial.stages), default=0):
+        if attempts := max((self._attempts.get(key, 0) for key in self.plan.work[index]), default=0):
             content.tags[ATTEMPTS_TAG] = str(attempts)
         if warnings := [f"round {record.round}: {text}" for record in chain for text in record.warnings]:
             content.tags[WARNINGS_TAG] = "\n".join(warnings)
@@ -211,7 +214,7 @@ class SweepView:
 
     def _ending(self, index: int) -> tuple[str, Failure | None, float]:
         """Return the status of a trial's run; of one that failed or was killed, also why and when."""
-        stages = self.plan.trials[index].stages
+        stages = self.plan.work[index]
         if all(key in self._records for key in stages):
             return "FINISHED", None, 0.0
         status = "RUNNING" if self.outcome == "RUNNING" else "KILLED"

@@ -16,7 +16,6 @@ from training_cases import CLASSES, CPU, network, problem, same, settings, state
 from orchestrator.config.components import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
-from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store.store import Store
 from orchestrator.training import loop
 from orchestrator.training.own_loop import Context, run_own_loop
@@ -108,7 +107,7 @@ def trained(specs: tuple[StageSpec, ...], **changes: Any) -> tuple[StageSpec, ..
     """Return the stages of `specs`, trained otherwise."""
     found: list[StageSpec] = []
     for spec in specs:
-        node = KINDS[spec.kind].training
+        node = spec.training
         fields = {**spec.fields, node: {**spec.fields[node], **changes}}
         found.append(StageSpec(spec.kind, fields, {NETWORK: found[-1].key} if found else {}))
     return tuple(found)

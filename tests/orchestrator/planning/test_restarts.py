@@ -1,0 +1,184 @@
+"""Restarts are planned once: starts that trials share, keys in one form, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.config.schema import ConfigError
+from orchestrator.core.specs import Job, Plan
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preview import preview
+from orchestrator.planning.restarts import place, restart_of
+
+Settings = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    schema.register()
+
+    def compose_with(*overrides: str) -> dict[str, Any]:
+        with initialize_config_dir(str(CONF), version_base=None):
+            return plain(compose("config", list(overrides)))
+
+    return compose_with
+
+
+def planned(*configs: dict[str, Any]) -> Plan:
+    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [spec.kind for spec in plan.stages.values()]
+
+
+def test_without_a_restart_nothing_is_said_of_one(settings: Settings) -> None:
+    plan = planned(settings())
+    rounds = [plan.stages[key] for key in plan.trials[0].stages[1:]]
+
+    assert kinds(plan) == ["dense", "round", "round", "round"]
+    assert all("restart" not in spec.fields and set(spec.inputs) == {"network"} for spec in rounds)
+    assert plan.stages[plan.trials[0].dense].starts_from == ()
+
+
+def test_trials_share_the_start_that_they_rewind_to_and_their_dense_training_goes_on_from_it(
+    settings: Settings,
+) -> None:
+    kept, *rewound = (settings(), *(settings("restart=rewind", "restart.step=2ep", f"method={m}") for m in METHODS))
+    plan = planned(kept, *rewound)
+    (dense,) = {trial.dense for trial in plan.trials}
+    (start,) = (key for key, spec in plan.stages.items() if spec.kind == "start")
+
+    assert kinds(plan) == ["start", "dense"] + 9 * ["round"]
+    assert plan.stages[dense].starts_from == (start,)
+    assert dense == planned(kept).trials[0].dense
+    assert plan.needs(dense) == (start,)
+    for trial in plan.trials[1:]:
+        for key in trial.stages[1:]:
+            spec = plan.stages[key]
+            assert spec.inputs["rewind"] == spec.inputs["rates"] == start
+            assert "finetune" not in spec.fields
+            assert spec.training == "train"
+    assert plan.trials_of[start] == (1, 2)
+    assert plan.trials_of[dense] == (0, 1, 2)
+    assert Plan.from_json(plan.to_json()).work == plan.work
+
+
+METHODS = ("l1_unstructured", "random_unstructured")
+
+
+def test_the_rounds_of_a_rewound_trial_run_in_one_task(settings: Settings) -> None:
+    plan = planned(settings("restart=rewind", "restart.step=2ep"))
+    start, dense, *rounds = plan.stages
+
+    assert list(plan.segments()) == [(start,), (dense, *rounds)]
+    assert list(plan.without({start}).segments()) == [(dense, *rounds)]
+
+
+def test_what_is_pruned_first_is_compared_with_the_dense_training(settings: Settings) -> None:
+    plan = planned(settings("schedule=one_shot", "schedule.at=start"), settings("schedule=one_shot"))
+    start, last = plan.trials[0].stages
+
+    assert plan.stages[start].fields["until"] == 0
+    assert plan.stages[last].fields["restart"] == {"weights": "keep", "rates": 0, "optimizer": "restored"}
+    assert plan.stages[last].inputs == {"network": start, "rates": start}
+    assert plan.trials[0].dense == plan.trials[1].dense
+    assert set(plan.work[0]) == {start, last, plan.trials[0].dense}
+    assert plan.trials[0].identity != plan.trials[1].identity
+
+
+def test_equal_places_have_one_form() -> None:
+    epochs, steps = {"epochs": 15, "steps": None}, {"epochs": None, "steps": 200}
+
+    assert [place(each, epochs) for each in (0, 0.0, "0ep", 7, 0.2, "3ep", "3.0ep", 1.0, 0.1)] == [
+        *(0, 0, 0, 7),
+        *("3ep", "3ep", "3ep", "15ep", "1.5ep"),
+    ]
+    assert [place(each, steps) for each in (0, 0.1, 1.0)] == [0, 20, 200]
+
+
+def test_a_control_is_of_the_last_round_alone(settings: Settings) -> None:
+    plans = [planned(settings("restart=rewind", f"restart.control={each}")) for each in ("none", "shuffle", "reinit")]
+    chains = [plan.trials[0].stages for plan in plans]
+
+    assert len({chain[:-1] for chain in chains}) == 1
+    assert len({chain[-1] for chain in chains}) == 3
+    assert restart_of(settings("restart=reinit"), last=False) == restart_of(
+        settings("restart.control=reinit"), last=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("restart.weights=step",), "`restart.step` (=None) is the step of the weights that `restart.weights` (=step)"),
+        (("restart.step=5",), "`restart.step` (=5) is the step of the weights that `restart.weights` (=keep)"),
+        (("restart=rewind", "restart.step=-1"), "`restart.step` (=-1) must be a step as an int"),
+        (("restart=rewind", "restart.step=1.5"), "`restart.step` (=1.5) must be a step as an int"),
+        (("restart=rewind", "restart.step=soon"), "`restart.step` (=soon) must be a step as an int"),
+        (("restart=rewind", "restart.step=16ep"), "`restart.step` (=16ep) must lie in the dense training"),
+        (
+            ("restart=rewind", "restart.step=11", "train.epochs=null", "train.steps=10"),
+            "`restart.step` (=11) must lie in the dense training, whose `train.steps` are 10",
+        ),
+        (
+            ("restart=lr_rewind", "restart.rates=2ep", "train.epochs=null", "train.steps=10"),
+            "`restart.rates` (=2ep) counts epochs, and the training is as long as `train.steps` (=10)",
+        ),
+        (("restart=rewind", "train=none"), "which trains nothing (train.epochs=0)"),
+        (("schedule=one_shot", "schedule.at=start", "train=none"), "which trains nothing (train.epochs=0)"),
+        (("schedule.at=start",), "`schedule.rounds` (=3) must be 1 with schedule.at=start"),
+        (("restart=reinit", "finetune.teacher=dense"), "`finetune.teacher` (=dense) teaches rounds that fine-tune"),
+        (
+            ("restart=rewind", "restart.step=5", "train._target_=small_workloads.linear"),
+            "`restart.step` (=5) must be 0 with `train._target_` (=small_workloads.linear)",
+        ),
+        (("restart.control=shuffle",), "would bring back weights that earlier rounds have made zero"),
+        (
+            ("restart.control=invert", "method=random_unstructured"),
+            "`method` (=random_unstructured) has none to invert",
+        ),
+        (("restart.control=swap",), "`restart.control` (=swap) must be one of none, shuffle, reinit, invert"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(settings: Settings, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        planned(settings(*overrides))
+
+
+def test_a_dry_run_shows_starts_and_the_dense_training(settings: Settings) -> None:
+    plan = planned(
+        settings("restart=rewind"), settings("schedule=one_shot", "schedule.at=start", "restart.control=reinit")
+    )
+    text = preview("rewound", plan, ())
+
+    assert "6 unique of 8 asked for, 2 shared; dense trainings: 1, starts of them: 1, rounds: 4" in text
+    assert text.count(f"{plan.trials[0].dense[:8]}*") == 2
+
+
+def test_methods_that_restart_give_way_to_what_is_typed(settings: Settings) -> None:
+    ticket, rates = settings("method=lottery_ticket"), settings("method=lr_rewinding")
+
+    assert (ticket["restart"]["weights"], ticket["restart"]["step"]) == ("step", 0)
+    assert (rates["restart"]["weights"], rates["restart"]["rates"]) == ("keep", 0)
+    assert settings("restart=reinit", "method=lottery_ticket")["restart"] == settings("restart=reinit")["restart"]
+    assert settings("method=lottery_ticket", "restart.step=2ep")["restart"]["step"] == "2ep"
+    same = planned(ticket, settings("method=l1_unstructured", "restart=rewind")).trials
+    assert same[0].stages == same[1].stages
+
+
+def test_the_longer_control_takes_the_rounds_of_a_trial_and_prunes_nothing(settings: Settings) -> None:
+    longer, pruned = (planned(settings(each)) for each in ("+control=longer", "method=l1_unstructured"))
+    targets = [longer.stages[key].fields["target"] for key in longer.trials[0].stages[1:]]
+
+    assert targets == [0.0, 0.0, 0.0]
+    assert longer.trials[0].dense == pruned.trials[0].dense
+    assert longer.trials[0].config["method"]["name"] == "longer"

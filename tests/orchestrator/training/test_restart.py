@@ -1,0 +1,315 @@
+"""Rounds that go back: to the bytes of a step, on its schedule; and what is pruned before it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from safetensors.torch import load
+from torch import Tensor
+
+from orchestrator.__main__ import CONF
+from orchestrator.compare.audit import audit
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Job, Plan
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
+from orchestrator.planning.plan import make_plan
+from orchestrator.store.store import Store
+from orchestrator.sweep.conductor import run
+from orchestrator.training import rounds
+from orchestrator.training.loop import Cancelled
+from orchestrator.training.rounds import LawBroken
+from orchestrator.training.state import rewinding
+from pruning import MaskSet
+
+EPOCH, STEPS = 8, 24
+"""Steps of an epoch, and of the dense training."""
+SETTINGS = (
+    *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=3", "train.batch_size=8", "finetune.epochs=1"),
+    "train.optimizer.lr=0.05",
+)
+Settings = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    schema.register()
+
+    def compose_with(*overrides: str) -> dict[str, Any]:
+        with initialize_config_dir(str(CONF), version_base=None):
+            config = plain(compose("config", [*SETTINGS, *overrides]))
+        own = {"model": "small_workloads.normed", "data": "small_workloads.classification_data"}
+        return config | {part: {"_target_": target, "name": part} for part, target in own.items()}
+
+    return compose_with
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def train(plan: Plan, store: Store) -> list[StageRecord]:
+    """Run all stages of a plan; return the records of its first trial's chain."""
+    records = {}
+    for keys in plan.segments():
+        order = WorkOrder(tuple(plan.stages[key] for key in keys), store, lineage=plan.lineage(keys[0]), grace=9)
+        records |= {record.key: record for record in run_segment(order)}
+    return [records[key] for key in plan.trials[0].stages]
+
+
+def planned(*configs: Mapping[str, Any]) -> Plan:
+    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
+
+
+def weights(store: Store, record: StageRecord) -> dict[str, Tensor]:
+    return load(store.read(record.key, "weights.safetensors"))
+
+
+def masks(store: Store, record: StageRecord) -> MaskSet:
+    return MaskSet.from_bytes(store.read(record.key, "masks.npz"))
+
+
+def start_at(plan: Plan, store: Store, until: int | str) -> StageRecord:
+    (key,) = (key for key, spec in plan.stages.items() if spec.fields.get("until") == until)
+    return store.finished([key])[key]
+
+
+@pytest.mark.parametrize("step", [0, 5, "1.5ep", 1.0, STEPS])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("prune.holding=hooks",),
+        ("train.ema=0.9", "train.select=last"),
+        ("optimizer@train.optimizer=adam", "scheduler@train.scheduler=step", "train.patience=1", "train.eval_every=3"),
+    ],
+    ids=["plain", "hooks", "averages", "adam"],
+)
+def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
+    settings: Settings, store: Store, step: int | str | float, options: Sequence[str]
+) -> None:
+    rewound = ("method=identity", "restart=rewind", f"restart.step={step}", *options)
+    if "train.patience=1" in options and step not in (0, 5):
+        pytest.skip("the training ends earlier")
+    dense, found = train(planned(settings(*rewound)), store)
+
+    assert found.weights_digest == dense.weights_digest
+    assert found.after == dense.after
+    taken = {0: 0, 5: 5, "1.5ep": 12, 1.0: STEPS, STEPS: STEPS}[step]
+    assert found.steps == dense.steps - taken
+    assert [point.metrics for point in found.curve] == [p.metrics for p in dense.curve if p.step > taken]
+
+
+@pytest.mark.parametrize("holding", ["keeper", "hooks"])
+def test_a_rewound_round_begins_with_the_bytes_of_the_step_under_its_mask(
+    settings: Settings, store: Store, holding: str
+) -> None:
+    rewound = ("restart=rewind", "restart.step=5", "restart.rates=1.0", f"prune.holding={holding}")
+    plan = planned(settings(*rewound, "schedule.rounds=2", "schedule=geometric"))
+    _, _, last = train(plan, store)
+    saved, found, mask = weights(store, start_at(plan, store, 5)), weights(store, last), masks(store, last)
+
+    assert last.steps == 0
+    assert mask.sparsity() == 0.5
+    assert found.keys() == saved.keys()
+    for name, tensor in found.items():
+        expected = torch.where(mask[name], saved[name], 0) if name in mask else saved[name]
+        assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize("options", [(), ("prune.holding=hooks",), ("train.ema=0.9",), ("train.clip_norm=1",)])
+def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(
+    settings: Settings, store: Store, options: Sequence[str]
+) -> None:
+    _, found = train(planned(settings("restart=rewind", "restart.step=5", *options)), store)
+    tensors, mask = weights(store, found), masks(store, found)
+
+    assert found.steps == STEPS - 5
+    assert all(not tensors[name][~mask[name]].any() for name in mask)
+    assert [point.step for point in found.curve] == [3, 11, 19]
+    assert [point.epoch for point in found.curve] == [1, 2, 3]
+
+
+def test_learning_rates_are_rewound_and_weights_are_kept(settings: Settings, store: Store) -> None:
+    plan = planned(settings("restart=lr_rewind", "restart.rates=1ep"))
+    dense, found = train(plan, store)
+    rates = {point.epoch: point.metrics["lr"] for point in dense.curve}
+
+    assert found.steps == 2 * EPOCH
+    assert {point.epoch: point.metrics["lr"] for point in found.curve} == {e: rates[e] for e in (2, 3)}
+
+
+def test_from_the_last_step_on_nothing_is_trained(settings: Settings, store: Store) -> None:
+    dense, found = train(planned(settings("restart=lr_rewind", "restart.rates=1.0")), store)
+    before, after, mask = weights(store, dense), weights(store, found), masks(store, found)
+
+    assert found.steps == 0
+    for name, tensor in after.items():
+        assert torch.equal(tensor, before[name] * mask[name] if name in mask else before[name])
+
+
+def test_an_interrupted_round_goes_on_to_the_same_record(settings: Settings, store: Store, tmp_path: Path) -> None:
+    plan, other = planned(settings("restart=rewind", "restart.step=5")), Store(str(tmp_path / "other"))
+    expected = train(plan, other)[-1]
+    *before, spec = plan.stages.values()
+    for each in before:
+        list(run_segment(WorkOrder((each,), store, lineage=plan.lineage(each.key))))
+    asked = iter(range(99))
+    order = WorkOrder((spec,), store, lineage=plan.lineage(spec.key), grace=9)
+    with suppress(Cancelled):
+        list(
+            run_segment(
+                WorkOrder(order.specs, store, lineage=order.lineage, grace=9, cancelled=lambda: next(asked) > 6)
+            )
+        )
+    assert store.checkpoints.reached(spec.key) == 5 + 7
+    (found,) = run_segment(order)
+
+    assert found.result() == expected.result()
+    assert store.read(found.key, "weights.safetensors") == other.read(found.key, "weights.safetensors")
+
+
+def test_weights_of_another_step_fail_the_trial(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(settings("restart=rewind"))
+    exact = rewinding.masked
+
+    def off_by_a_bit(model: torch.nn.Module, given: MaskSet) -> None:
+        exact(model, given)
+        with torch.no_grad():
+            next(model.parameters()).add_(1e-7)
+
+    monkeypatch.setattr(rewinding, "masked", off_by_a_bit)
+    with pytest.raises(LawBroken, match=r"rewound weights are not those of the step to rewind to: 0\.weight"):
+        train(plan, store)
+
+
+def test_a_step_beyond_the_end_is_told(settings: Settings, store: Store) -> None:
+    with pytest.raises(OrchestratorError, match=r"rewind to \(=25\) must be at most 24, the steps of the dense"):
+        train(planned(settings("restart=rewind", "restart.step=25")), store)
+    early = settings("restart=rewind", "restart.step=20", "train.patience=1", "train.optimizer.lr=0")
+    with pytest.raises(OrchestratorError, match="must be at most 16, where the dense training stopped early"):
+        train(planned(early), store)
+
+
+def test_a_network_is_pruned_before_it_is_trained(settings: Settings, store: Store) -> None:
+    """Its masks are those of the initialisation, and with none the training is the dense one."""
+    plan = planned(settings("schedule.at=start"), settings("schedule.at=start", "method=identity"))
+    begun, found = train(plan, store)
+    (_, whole), dense = (
+        (store.finished(plan.trials[1].stages)[key] for key in plan.trials[1].stages),
+        plan.trials[0].dense,
+    )
+    initial, mask = weights(store, begun), masks(store, found)
+
+    assert not [name for name in begun.after if name.startswith("test")]
+    assert whole.weights_digest == store.finished([dense])[dense].weights_digest
+    assert found.steps == STEPS
+    for name, kept in mask.items():
+        magnitude = initial[name].abs()
+        assert magnitude[kept].min() >= magnitude[~kept].max()
+
+
+def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(settings: Settings, store: Store) -> None:
+    options = ("schedule.at=start", "finetune.epochs=1")
+    plan = planned(*(settings(*options, f"restart.control={each}") for each in ("shuffle", "none")))
+    _, found = train(plan, store)
+    (plain_round,) = store.finished(plan.trials[1].stages[1:]).values()
+    one, other = masks(store, found), masks(store, plain_round)
+
+    assert one != other
+    assert one.kept() == other.kept()
+    values = MaskSet({"a": torch.arange(6).reshape(2, 3) % 2, "ones": torch.ones(4)})
+    drawn = [rounds.shuffled(values, {"kind": "l1_unstructured"}, torch.Generator().manual_seed(3)) for _ in range(2)]
+    assert drawn[0] == drawn[1] != values
+    assert drawn[0]["ones"].all()
+    columns = rounds.shuffled(
+        MaskSet({"a": torch.tensor([[1, 0, 0], [1, 0, 0]])}), {"kind": "ln_structured", "dim": 1}, torch.Generator()
+    )
+    assert columns["a"].sum(0).sort().values.tolist() == [0, 0, 2]
+
+
+def test_a_shuffled_mask_lets_pruned_weights_back_as_they_were(settings: Settings, store: Store) -> None:
+    options = ("restart.control=shuffle", "restart.rates=1.0", "schedule.at=start")
+    begun, found = train(planned(settings(*options)), store)
+    initial, after, mask = weights(store, begun), weights(store, found), masks(store, found)
+
+    for name, kept in mask.items():
+        assert torch.equal(after[name], torch.where(kept, initial[name], 0))
+
+
+def test_weights_are_drawn_anew_under_the_mask_of_the_others(settings: Settings, store: Store) -> None:
+    """As a control of the last of two rounds, on top of the same first one."""
+    rewound = ("restart=rewind", "schedule=geometric", "schedule.rounds=2", "train.epochs=1")
+    plan = planned(*(settings(*rewound, f"restart.control={each}") for each in ("reinit", "none")))
+    *_, found = train(plan, store)
+    ticket = store.finished(plan.trials[1].stages)[plan.trials[1].stages[-1]]
+    fields = plan.stages[found.key].fields["restart"]
+
+    assert plan.trials[0].stages[:2] == plan.trials[1].stages[:2]
+    assert fields == {"weights": "reinit", "rates": 0, "optimizer": "restored"}
+    assert masks(store, found) == masks(store, ticket)
+    assert (found.steps, ticket.steps) == (EPOCH, EPOCH)
+    assert found.weights_digest != ticket.weights_digest
+
+
+def test_weights_that_are_drawn_anew_are_those_of_no_other_seed_or_round(settings: Settings, store: Store) -> None:
+    untrained = ("restart=reinit", "restart.rates=1.0", "schedule=geometric", "schedule.rounds=2")
+    plan = planned(settings(*untrained), settings(*untrained, "seed=1"))
+    train(plan, store)
+    records = [store.finished([key])[key] for trial in plan.trials for key in trial.stages]
+    drawn = [weights(store, record)["0.weight"] for record in records]
+    kept = masks(store, records[2])["0.weight"] & masks(store, records[5])["0.weight"]
+
+    assert kept.any()
+    for index, first in enumerate(drawn):
+        assert not any((first == other)[kept].any() for other in drawn[:index])
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_inverted_scores_prune_what_is_largest(settings: Settings, store: Store, scope: str) -> None:
+    options = ("schedule.at=start", "restart.control=invert", f"method.scope={scope}", "restart.rates=1.0")
+    begun, found = train(planned(settings(*options)), store)
+    initial, mask = weights(store, begun), masks(store, found)
+    pairs = [(initial[name].abs(), mask[name]) for name in mask]
+    if scope == "global":
+        pairs = [(torch.cat([w.flatten() for w, _ in pairs]), torch.cat([kept.flatten() for _, kept in pairs]))]
+
+    assert mask.sparsity() == 0.5
+    assert all(magnitude[kept].max() <= magnitude[~kept].min() for magnitude, kept in pairs)
+
+
+def test_a_sweep_compares_what_was_never_dense_with_the_dense_training(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("cluster=inline", "tracking=none", "objective=matching_sparsity")
+    choices = (("schedule.at=start",), ("restart=rewind", "restart.step=1ep"), ("restart=lr_rewind",), ())
+    configs = [settings(*options, *each, f"seed={seed}") for each in choices for seed in (0, 1)]
+    outcome = run([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
+    found = compare_trials(outcome.plan, outcome.records)
+    begun = next(index for index, trial in enumerate(outcome.plan.trials) if trial.dense not in trial.stages)
+    (dense,), points = found.dense, {point.line: point for point in found.points}
+
+    assert outcome.status == "finished"
+    assert outcome.objective(begun) in (0.0, 0.5)
+    assert dense.seeds == (0, 1)
+    assert len(points) == 4
+    assert all(point.difference is not None and point.seeds == (0, 1) for point in points.values())
+    steps = [point.total_steps for point in points.values()]
+    assert sorted(steps) == [STEPS, STEPS + 1, STEPS + 2 * EPOCH, 2 * STEPS]
+    assert found.cost.steps == 2 * (sum(steps) - 2 * STEPS)
+    assert [finding.verdict for finding in audit(outcome.plan, outcome.records, found)].count("fail") <= 6
+    assert run([Job(("again",), configs[0])]).ran
