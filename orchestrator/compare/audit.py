@@ -42,7 +42,10 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
         "compression and theoretical speed-up, both": _both_measures(points),
         "a random control": _control(comparison, ("random",)),
-        "a magnitude baseline": _control(comparison, ("l1", "magnitude", "ln_", "lnstructured")),
+        "a magnitude baseline": _control(
+            comparison, ("l1", "magnitude", "ln_", "lnstructured", "lottery", "rewinding")
+        ),
+        "a control of masks that are found before training, or trained from an earlier step": _mask_control(plan),
         f"{LEAST_SEEDS} or more seeds at every point": _seeds([*comparison.dense, *points]),
         f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
         "the dense network's figures": _dense(comparison),
@@ -84,6 +87,15 @@ def _control(comparison: Comparison, words: Sequence[str]) -> Answer:
     methods = sorted({point.method for point in comparison.points})
     controls = ", ".join(method for method in methods if any(word in method.lower() for word in words))
     return _held(methods, [] if controls else [f"none among {', '.join(methods)}"], controls)
+
+
+def _mask_control(plan: Plan) -> Answer:
+    rounds = [spec.fields.get("restart", {}) for spec in plan.stages.values() if KINDS[spec.kind].prunes]
+    found = {restart["control"] for restart in rounds if "control" in restart}
+    found |= {"reinit" for restart in rounds if restart.get("weights") == "reinit"}
+    faults = [] if found else ["none of restart.control=shuffle, reinit, invert"]
+    none = "every network is trained, pruned and fine-tuned"
+    return _held([restart for restart in rounds if restart], faults, ", ".join(sorted(found)), none)
 
 
 def _seeds(points: Sequence[Point]) -> Answer:

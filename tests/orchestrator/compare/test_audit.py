@@ -28,9 +28,24 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
     found = findings(plan, make_records(plan))
 
     assert {rule: each.verdict for rule, each in found.items() if each.verdict != "pass"} == {
-        "3 or more pairs of data set and network": "fail"
+        "3 or more pairs of data set and network": "fail",
+        "a control of masks that are found before training, or trained from an earlier step": "n/a",
     }
     assert all(each.reason for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("control", "verdict"),
+    [({}, "fail"), ({"control": "shuffle"}, "pass"), ({"weights": "reinit"}, "pass"), ({"control": "invert"}, "pass")],
+)
+def test_masks_that_are_trained_from_a_step_need_a_control(control: Mapping[str, str], verdict: str) -> None:
+    plan = make_plan()
+    rewound = {
+        key: replace(spec, fields={**spec.fields, "restart": {"weights": "step", **control}}) if spec.round else spec
+        for key, spec in plan.stages.items()
+    }
+
+    assert one(Plan(rewound, plan.trials), {}, "control of masks").verdict == verdict
 
 
 def test_three_networks_pass() -> None:
