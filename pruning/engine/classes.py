@@ -49,7 +49,7 @@ def masks_of_class(
     scores: Mapping[str, Tensor] | None,
     generator: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Return name -> bool of the parameter's shape: what the class's own `compute_mask` keeps.
+    """Return name -> bool of the parameter's shape, on the CPU: what the class's own `compute_mask` keeps.
 
     Args:
         choices: `select` and its `arguments`.
@@ -75,15 +75,16 @@ def masks_of_class(
         before = [parameter.copied_mask() for parameter in held.values()]
         seen = [parameter.orig if given[n] is None else given[n] for n, parameter in held.items()]
         masks = next_masks(method, before, [s.detach() for s in seen if s is not None], list(held), generator)
-        return {name: mask != 0 for name, mask in zip(held, masks, strict=True)}
+        return {name: (mask != 0).cpu() for name, mask in zip(held, masks, strict=True)}
     counts = survivors
     if "amount" in inspect.signature(kind).parameters:
         alive = {n: torch.arange(cut.sizes[n]) < count for n, count in survivors.items()}
         counts = allocate(cut, sparsity, None, alive)
-    return {
-        name: next_mask(_made(kind, choices, survivors[name] - counts[name]), held[name], given[name], generator) != 0
-        for name in held
-    }
+    found = {}
+    for name, parameter in held.items():
+        method = _made(kind, choices, survivors[name] - counts[name])
+        found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
+    return found
 
 
 def _parameter(weight: Weight) -> ModuleParameter:

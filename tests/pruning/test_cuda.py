@@ -99,3 +99,23 @@ def test_masks_travel_from_one_device_to_another(device: str) -> None:
     masks.apply(plain)
 
     assert torch.equal(plain[0].weight, model[0].weight.cpu())
+
+
+@pytest.mark.parametrize("method", ["magnitude", "snip", "force", "obs", "n_m", "l1_unstructured", "random_structured"])
+def test_published_methods_are_put_in_force_where_the_network_is(device, method):
+    plain = nn.Sequential(nn.Linear(48, 40), nn.ReLU(), nn.Linear(40, 12)).to(device)
+    batches = [(torch.randn(16, 48).to(device), torch.randint(12, (16,)).to(device))]
+    given = {} if method == "n_m" else {"sparsity": 0.5}
+    for _ in range(2):  # the second time on top of masks
+        pruning.prune(
+            plain,
+            method,
+            **given,
+            batches=batches,
+            loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+            generator=torch.Generator().manual_seed(0),
+        )
+    assert plain[0].weight_mask.device.type == device
+    assert pruning.sparsity(plain) == pytest.approx(0.5)
+    pruning.remove_all(plain)
+    assert plain(batches[0][0]).isfinite().all()
