@@ -58,7 +58,7 @@ def _soaked(root: Path, variant: str, seconds: float, kills: int, interval: floa
     specs, begun = stages(variant, epochs, interval), time.monotonic()
     expected = undisturbed(root / "quiet", specs)
     taken = time.monotonic() - begun
-    killed = disturbed(root / "disturbed", specs, expected.steps, kills, interval, rng)
+    killed = disturbed(root / "disturbed", specs, expected.steps, kills, min(interval, taken / 20), rng)
     store = Store(str(root / "disturbed"))
     found = store.finished([specs[-1].key])[specs[-1].key]
     equal = each(found, store) == each(expected, Store(str(root / "quiet")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import random
@@ -134,7 +135,10 @@ class Kill:
 
 def undisturbed(root: Path, specs: tuple[StageSpec, ...]) -> StageRecord:
     """Run the stages in one piece, without checkpoints, and return the record of the last."""
-    return list(run_segment(WorkOrder(tuple(replace(spec, location={}) for spec in specs), Store(str(root)))))[-1]
+    order = WorkOrder(tuple(replace(spec, location={}) for spec in specs), Store(str(root)))
+    record = list(run_segment(order))[-1]
+    gc.collect()  # loaders, whose worker processes those that are forked from this one do not have
+    return record
 
 
 def disturbed(
@@ -144,13 +148,13 @@ def disturbed(
 
     Args:
         steps: of the last stage.
-        kills: moments drawn evenly from its training.
+        kills: moments drawn evenly from its training, but for the last tenth.
         longest: seconds to which each is put off at most, so that it may fall into a checkpoint.
     """
     context, store, last = multiprocessing.get_context("fork"), Store(str(root)), specs[-1].key
     if len(specs) > 1:
         list(run_segment(WorkOrder(specs[:-1], store)))
-    moments, found = sorted(rng.randrange(steps) for _ in range(kills)), []
+    moments, found = sorted(rng.randrange(max(1, steps * 9 // 10)) for _ in range(kills)), []
     while not store.finished([last]):
         kept, progress = max(store.checkpoints.reached(last), 0), context.Value(Progress, -1, lock=False)
         process = context.Process(target=_work, args=(root, specs, progress))
