@@ -92,9 +92,8 @@ class TensorSplit:
 
     def take(self, chosen: Tensor) -> Batch:
         """Return a batch of the `chosen` examples (int64 indices, on the device of this split)."""
-        stored = chosen if self.rows is None else self.rows[chosen]
-        images = self.images.index_select(0, stored)
-        labels = self.labels[stored]
+        stored = chosen if self.rows is None else self.rows.index_select(0, chosen)
+        images, labels = self.images.index_select(0, stored), self.labels.index_select(0, stored)
         labels = labels if labels.is_floating_point() else labels.long()
         return (images if self.normalise is None else self.normalise(images)), labels
 
@@ -219,8 +218,8 @@ class _TensorBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         order = self.orders.of(number).to(self.split.device)
-        for first in range(start * self.size, self.stop, self.size):
-            yield self.split.take(order[first : min(first + self.size, self.stop)])
+        if start < len(self):  # an empty tensor is split into one that is empty
+            yield from map(self.split.take, torch.split(order[start * self.size : self.stop], self.size))
 
 
 class _LoaderBatches:

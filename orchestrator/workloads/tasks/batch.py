@@ -89,14 +89,14 @@ def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tup
     too; and where it names none of it, all but its labels by position. `labels` says whether those of a dict may be
     given, so that a model can compute its own loss.
     """
+    if isinstance(batch, list | tuple):
+        return tuple(batch[:-1] if len(batch) > 1 else batch), {}
     if isinstance(batch, Mapping):
         takes, any_too = _takes(type(model).forward)
         asked = [name for name in batch if name in takes and name not in LABELS]
         if asked or (any_too and not takes):
             return (), {n: v for n, v in batch.items() if (any_too or n in takes) and (labels or n not in LABELS)}
         return tuple(value for name, value in batch.items() if name not in LABELS), {}
-    if isinstance(batch, list | tuple):
-        return tuple(batch[:-1] if len(batch) > 1 else batch), {}
     return (batch,), {}
 
 

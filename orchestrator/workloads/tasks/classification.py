@@ -36,6 +36,8 @@ class Classification(Supervised):
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and classes."""
         labels = labels_of(batch)
+        if labels.dtype == torch.long and outputs.ndim == 2 and labels.shape == outputs.shape[:1]:
+            return outputs, labels
         if labels.is_floating_point() and labels.shape == outputs.shape and outputs.ndim == 2:
             return outputs, labels
         labels = class_labels("classification", labels)
@@ -64,21 +66,20 @@ class Classification(Supervised):
         add_examples(totals, losses, examples)
         classes = outputs.shape[1]
         hits = outputs.argmax(1) == labels
-        totals.count("hits", hits.sum())
-        for name, chosen in (("of_class", labels), ("hits_of_class", labels[hits])):
-            totals.count(name, torch.bincount(chosen, minlength=classes)[:classes])
+        both = torch.bincount(labels * 2 + hits, minlength=2 * classes)  # of a class its misses, then its hits
+        totals.count("by_class", both[: 2 * classes].view(classes, 2))
         if classes > TOP:
             totals.count("hits_of_top", (outputs.topk(TOP, 1).indices == labels.unsqueeze(1)).sum())
 
     def figures(self, totals: Totals) -> Mapping[str, float]:
         """Return loss and accuracies."""
-        count = int(totals.counted("examples"))
-        names = {ACCURACY.name: "hits"}
-        if len(totals.counted("of_class")) > TOP:
-            names[TOP5.name] = "hits_of_top"
-        rates = {name: int(totals.counted(hits)) / count if count else math.nan for name, hits in names.items()}
+        count, hits = int(totals.counted("examples")), {ACCURACY.name: sum(self.details(totals)["hits"])}
+        if len(totals.counted("by_class")) > TOP:
+            hits[TOP5.name] = int(totals.counted("hits_of_top"))
+        rates = {name: found / count if count else math.nan for name, found in hits.items()}
         return {"loss": totals.mean("loss", "examples"), **rates}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
         """Return how many examples each class has, and how many of them are hits."""
-        return {"hits": totals.counted("hits_of_class").tolist(), "of": totals.counted("of_class").tolist()}
+        by_class = totals.counted("by_class").tolist()
+        return {"hits": [hits for _, hits in by_class], "of": [sum(both) for both in by_class]}

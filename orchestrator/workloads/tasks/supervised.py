@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
@@ -49,7 +50,10 @@ class Supervised(ABC):
             loss, labels = own.mean(), forms.given_labels(batch)
         else:
             outputs, labels = self.pair(forms.outputs_of(answer), batch)
-            loss = (self.criterion or self.default)(outputs, labels)
+            criterion = self.criterion or self.default
+            loss = criterion(outputs, labels)
+            if isinstance(criterion, nn.CrossEntropyLoss) and _is_number(loss):
+                return loss  # of labels none of which counts, its mean is NaN
         known = None if labels is None else self.known(labels)
         return loss if known is None else _or_zero(loss, known.any())
 
@@ -97,6 +101,11 @@ class Supervised(ABC):
     @abstractmethod
     def details(self, totals: Totals) -> Mapping[str, Any]:
         """Return what is no single number."""
+
+
+def _is_number(loss: Tensor) -> bool:
+    """Tell whether `loss` is known not to be NaN: a device would be waited for to know, and a compiled step cannot."""
+    return loss.device.type == "cpu" and not torch.compiler.is_compiling() and not math.isnan(loss.item())
 
 
 def _or_zero(loss: Tensor, counts: Tensor) -> Tensor:

@@ -40,33 +40,34 @@ class Totals:
 
     def exact(self, name: str) -> list[Fraction] | None:
         """Return the sum of each column as it is, unrounded; None where a value is infinite or NaN."""
-        parts = self._folded(name)
+        parts = [_expansion(column) for column in self._columns(name)]
         if not all(math.isfinite(part) for column in parts for part in column):
             return None
         return [sum(map(Fraction, column), Fraction(0)) for column in parts]
 
     def mean(self, name: str, by: str) -> float:
         """Return the sum of one column by a count, rounded once each; NaN where a value is not finite."""
-        (parts,), count = self._folded(name), int(self.counted(by))
-        return math.fsum(parts) / count if count and all(map(math.isfinite, parts)) else math.nan
+        (values,), count = self._columns(name), int(self.counted(by))
+        return math.fsum(values) / count if count and all(map(math.isfinite, values)) else math.nan
 
     def __add__(self, other: Totals) -> Totals:
         whole = Totals()
         for each in (self, other):
             for name in each._new.keys() | each._parts.keys():
-                columns = each._folded(name)
+                columns = each._columns(name)
                 held = whole._parts.get(name, [()] * len(columns))
                 whole._parts[name] = [_expansion((*a, *b)) for a, b in zip(held, columns, strict=True)]
             for name, counts in each._counts.items():
                 whole.count(name, counts.cpu())
         return whole
 
-    def _folded(self, name: str) -> list[tuple[float, ...]]:
+    def _columns(self, name: str) -> list[tuple[float, ...]]:
+        """Return floats whose sum each column has: what was added, or few where whole parts were."""
         if new := self._new.pop(name, None):
             values = torch.cat(new).double()
             columns = [values.tolist()] if values.ndim == 1 else values.T.tolist()
             held = self._parts.get(name, [()] * len(columns))
-            self._parts[name] = [_expansion((*parts, *column)) for parts, column in zip(held, columns, strict=True)]
+            self._parts[name] = [(*parts, *column) for parts, column in zip(held, columns, strict=True)]
         return self._parts[name]
 
 
