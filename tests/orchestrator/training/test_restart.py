@@ -11,6 +11,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load
+from small_workloads import normed
 from torch import Tensor
 
 from orchestrator.__main__ import CONF
@@ -139,6 +140,31 @@ def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(
     assert all(not tensors[name][~mask[name]].any() for name in mask)
     assert [point.step for point in found.curve] == [3, 11, 19]
     assert [point.epoch for point in found.curve] == [1, 2, 3]
+
+
+def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_measured(
+    settings: Settings, store: Store
+) -> None:
+    """Neither momentum nor averages, which optimizers that couple entries and evaluations would read."""
+    plan = planned(settings("restart=rewind", "restart.step=12", "train.ema=0.9"))
+    _, found = train(plan, store)
+    model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
+    in_order = rewinding.masks_of(model, mask)
+    saved = rewinding.state_of(store, start_at(plan, store, 12).key)
+    state = rewinding.onward(model, in_order, spec, store)
+
+    assert state is not None
+    momentum = state.part("optimizer")["state"]["state"]
+    for index, kept in enumerate(in_order):
+        for after, before in (
+            (momentum[index]["momentum_buffer"], saved.part("optimizer")["state"]["state"][index]["momentum_buffer"]),
+            (state.part("averages")[index], saved.part("averages")[index]),
+        ):
+            assert torch.equal(after, before if kept is None else torch.where(kept, before, 0))
+            assert before.count_nonzero() > after.count_nonzero() or kept is None
+    assert saved.part("curve")
+    assert (state.part("curve"), state.part("best_state"), state.part("selected_step")) == ([], None, 12)
+    assert state.part("scheduler") == saved.part("scheduler")
 
 
 def test_learning_rates_are_rewound_and_weights_are_kept(settings: Settings, store: Store) -> None:
