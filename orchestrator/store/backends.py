@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,17 +104,39 @@ class Backend(Protocol):
         ...
 
 
+AT_ONCE = 64 * 2**20
+"""Bytes of a file after which the disk begins with them, while what follows is hashed."""
+
+
 class _HashedFile(io.BufferedWriter):
     """A new file that is hashed as it is written, front to back."""
 
     def __init__(self, full: str | Path) -> None:
         super().__init__(io.FileIO(full, "x"))
-        self._digest, self._bytes = hashlib.sha256(), 0
+        self._digest, self._bytes, self._begun = hashlib.sha256(), 0, 0
+        self._syncing: Future[None] | None = None
+        self.beside: Executor | None = None
+        """Syncs what is written so far while the rest is; None leaves all of it to `sync`."""
 
     def write(self, data: Any, /) -> int:
         self._digest.update(data)
         self._bytes += (written := super().write(data))
+        if self.beside is not None and self._bytes - self._begun >= AT_ONCE and self._is_idle():
+            self._begun, self._syncing = self._bytes, self.beside.submit(os.fsync, self.fileno())
         return written
+
+    def sync(self) -> None:
+        """Make durable what is written; raise what a sync before it did, as a file system says so only once."""
+        if self._syncing is not None:
+            self._syncing.result()
+        self.flush()
+        os.fsync(self.fileno())
+
+    def _is_idle(self) -> bool:
+        if self._syncing is None or not self._syncing.done():
+            return self._syncing is None
+        self._syncing.result()
+        return True
 
     def seek(self, *_: Any) -> int:
         raise io.UnsupportedOperation("a file that is hashed as it is written cannot be written out of order")
@@ -125,11 +148,11 @@ class _HashedFile(io.BufferedWriter):
 
 def write_hashed(full: str | Path, writer: FileWriter, sync: bool = True) -> FileInfo:
     """Write a new file on this node and return what it is; `sync` makes it durable."""
-    with _HashedFile(full) as file:
+    with _HashedFile(full) as file, ThreadPoolExecutor(1) as beside:
+        file.beside = beside if sync else None
         writer(file)
         if sync:
-            file.flush()
-            os.fsync(file.fileno())
+            file.sync()
     return file.info
 
 
