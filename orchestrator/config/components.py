@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.config import parts
-from orchestrator.config.parts import Component
+from orchestrator.config.parts import model_and_data, scores
+from orchestrator.config.parts.model_and_data import Component
 from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, one_of, violations, whole, within
 from orchestrator.config.well_formed import INFINITIES, mistyped
 from orchestrator.core.canonical import canonical_json
@@ -194,9 +194,13 @@ class TorchMetrics(Component):
 
 @dataclass
 class Method(Component):
-    """How entries are chosen: a `pruning.BasePruningMethod` and whether tensors are ranked apart or as one."""
+    """How entries are chosen: by `score` and the other choices, or by a class, a `pruning.BasePruningMethod`."""
 
-    scope: str = key("layer", one_of("layer", "global"))
+    @staticmethod
+    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield where the scope of a method has gone."""
+        if "scope" in values:
+            yield f"`{where}.scope` (={values['scope']}) is a group of its own; pass scope={values['scope']}."
 
 
 @dataclass
@@ -205,15 +209,6 @@ class RandomStructured(Method):
 
     kind: str | None = "random_structured"
     dim: int = key(0, Rule(is_int, "be an integer: the dimension whose slices are the channels"))
-
-    @staticmethod
-    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is wrong with taking channels across tensors."""
-        if values.get("scope") == "global":
-            yield (
-                f"`{where}.scope` (=global) ranks single entries of all tensors, and {values['kind']} takes whole "
-                f"channels of one; pass {where}.scope=layer, or an unstructured method."
-            )
 
 
 @dataclass
@@ -225,21 +220,21 @@ class LnStructured(RandomStructured):
 
 
 MODELS: Mapping[str, type] = {
-    "mlp": parts.Mlp,
-    "cnn": parts.Cnn,
-    "lenet_300_100": parts.Lenet300100,
-    "lenet5": parts.Lenet5,
-    "resnet20": parts.Resnet20,
-    "gpt": parts.Gpt,
-    "huggingface": parts.Transformers,
-    "timm": parts.Timm,
+    "mlp": model_and_data.Mlp,
+    "cnn": model_and_data.Cnn,
+    "lenet_300_100": model_and_data.Lenet300100,
+    "lenet5": model_and_data.Lenet5,
+    "resnet20": model_and_data.Resnet20,
+    "gpt": model_and_data.Gpt,
+    "huggingface": model_and_data.Transformers,
+    "timm": model_and_data.Timm,
 }
 DATA: Mapping[str, type] = {
-    "digits": parts.Digits,
-    "mnist": parts.Mnist,
-    "fashion_mnist": parts.FashionMnist,
-    "huggingface": parts.HuggingFace,
-    "text": parts.Text,
+    "digits": model_and_data.Digits,
+    "mnist": model_and_data.Mnist,
+    "fashion_mnist": model_and_data.FashionMnist,
+    "huggingface": model_and_data.HuggingFace,
+    "text": model_and_data.Text,
 }
 METHODS: Mapping[str, type] = {
     "identity": Method,
@@ -255,12 +250,26 @@ TASKS: Mapping[str, type] = {
     "segmentation": Segmentation,
     "torchmetrics": TorchMetrics,
 }
-BUILT_IN: Mapping[str, Mapping[str, type]] = {"model": MODELS, "data": DATA, "task": TASKS, "method": METHODS}
-"""Group -> kind -> its keys. What a kind stands for: `workloads.models`, `.data`, `.tasks.table`; `pruning.METHODS`."""
+BUILT_IN: Mapping[str, Mapping[str, type]] = {
+    "model": MODELS,
+    "data": DATA,
+    "task": TASKS,
+    "method": METHODS,
+    "score": scores.SCORES,
+}
+"""Group -> kind -> its keys. What a kind stands for: `workloads.models`, `.data`, `.tasks.table`; `pruning.METHODS`,
+`pruning.scores.SCORES`.
+"""
 
 
 def part_violations(group: str, node: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each rule that a model, data set, task or method breaks; the user's own has few."""
-    own: Mapping[str, type] = {"model": parts.Network, "data": parts.DataSet, "task": Component, "method": Method}
+    own: Mapping[str, type] = {
+        "model": model_and_data.Network,
+        "data": model_and_data.DataSet,
+        "task": Component,
+        "method": Method,
+        "score": scores.Score,
+    }
     schema = BUILT_IN[group].get(str(node.get("kind")), own[group])
     yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

@@ -237,6 +237,8 @@ def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
     """Say that there is no such key, which there are, and how to add one where that would be accepted."""
     value, (group, _, leaf) = given.get(key, ""), key.rpartition(".")
     start, known = f"`{key}` (={value})", list(_leaves(tree))
+    if key == "method.scope":
+        return f"{start} is a group of its own: pass scope={value}."
     if key in known:
         return f"{start} is a key of some of the choices of `{key.partition('.')[0]}`; write ++{key}={value}."
     if any(name.startswith(f"{key}.") for name in known):

@@ -12,15 +12,12 @@ from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
-from orchestrator.config import cluster, components, parts, sources, well_formed
+from orchestrator.config import cluster, components, sources, well_formed
+from orchestrator.config.parts import choices, model_and_data, rounds, scores
 from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
-from pruning import schedule as schedules
-
-MOST_ROUNDS = 10_000
-"""A longer schedule is a slip of the keyboard, and its plan would fill the memory."""
 
 
 class ConfigError(OrchestratorError):
@@ -29,10 +26,6 @@ class ConfigError(OrchestratorError):
     exit_status = 2
 
 
-_SPARSITY = Rule(
-    lambda sparsity: sparsity is None or 0.0 <= sparsity < 1.0,
-    "lie in [0, 1): it is the fraction of prunable weights that are zero in the end; pass 0.9 to keep a tenth of them",
-)
 MARGIN = Rule(
     lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),
     "be at least 0: it is in the metric's own scale; pass 0.01 for one point of a fraction",
@@ -46,46 +39,6 @@ _OBJECTIVE = Rule(
     lambda name: name == MATCHING or (name.startswith("val/") and name[4:].isidentifier()),
     f"be val/ and the name of a metric, as in val/loss, or {MATCHING}; the test split is not to select by",
 )
-_PATTERNS = Rule(bool, "hold a pattern, or nothing is pruned; pass ['*'] to take every one")
-
-
-@dataclass
-class Schedule:
-    """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
-
-    kind: str = key("geometric", one_of(*schedules.KINDS))
-    sparsity: float | None = key(None, _SPARSITY)
-    at: str = key("trained", one_of("start", "trained"))
-    """What is pruned first: the network as it is initialised, which is trained then, or the trained one."""
-    rounds: int = key(
-        1,
-        Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),
-        Rule(lambda rounds: rounds <= MOST_ROUNDS, f"be at most {MOST_ROUNDS}; pass 1 to prune in one step"),
-    )
-    amount: Any = key(
-        None,
-        Rule(is_number, "be a number; pass a float for a fraction, an int for a count").or_null(""),
-        Rule(
-            lambda amount: not isinstance(amount, float) or 0 <= amount <= 1,
-            "lie in [0, 1] when it is a float; pass an int to prune a count",
-        ),
-        Rule(lambda amount: amount is None or amount >= 0, "not be negative; pass 0 to prune nothing"),
-    )
-
-
-@dataclass
-class Prune:
-    """Which parameters are pruned, by module type and name, less what the patterns leave out, and how they are held."""
-
-    types: list[str] = key(
-        ["Linear", *(f"Conv{part}{n}d" for part in ("", "Transpose") for n in (1, 2, 3))],
-        _PATTERNS,
-    )
-    parameters: list[str] = key(["weight"], _PATTERNS)
-    include: list[str] = key(["*"], _PATTERNS)
-    exclude: list[str] = field(default_factory=list)
-    holding: str = key("keeper", one_of("keeper", "hooks"))
-    """What holds the masks while fine-tuning: a `keeper`, or `hooks`, which are as those of `torch.nn.utils.prune`."""
 
 
 @dataclass
@@ -133,11 +86,16 @@ class Config:
     data: Any = MISSING
     task: Any = MISSING
     train: components.Train = field(default_factory=components.Train)
+    score: Any = MISSING
+    unit: choices.Unit = field(default_factory=choices.Unit)
+    scope: choices.Scope = field(default_factory=choices.Scope)
+    dynamics: choices.Dynamics = field(default_factory=choices.Dynamics)
+    repair: choices.Repair = field(default_factory=choices.Repair)
     method: Any = MISSING
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: rounds.Schedule = field(default_factory=rounds.Schedule)
     finetune: components.Train = field(default_factory=components.Train)
     restart: components.Restart = field(default_factory=components.Restart)
-    prune: Prune = field(default_factory=Prune)
+    prune: rounds.Prune = field(default_factory=rounds.Prune)
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     tracking: Tracking = field(default_factory=Tracking)
     store: Store = field(default_factory=Store)
@@ -147,8 +105,9 @@ class Config:
 NODES: Mapping[str, Mapping[str, type]] = {
     "model": components.MODELS,
     "data": components.DATA,
-    "task": {"base": parts.Component, **components.TASKS},
+    "task": {"base": model_and_data.Component, **components.TASKS},
     "method": {"base": components.Method, **components.METHODS},
+    "score": {"base": scores.Score, **scores.SCORES},
 }
 
 
@@ -194,8 +153,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     yield from broken("", Config, config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    if not (isinstance(config["method"], Mapping) and is_identity(config["method"])):
-        yield from _given_once(config["schedule"])
+    if not (isinstance(config["method"], Mapping) and rounds.is_identity(config["method"])):
+        yield from rounds.given_once(config)
     for group in components.BUILT_IN:
         yield from _built_violations(group, config[group])
         if isinstance(config[group], Mapping):
@@ -206,7 +165,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                         f"`{group}` holds the `_target_` (={target}), which is ours and may move or change; a target "
                         f"must be your own, and what is built in is named by `{group}.kind`."
                     )
-    for name in ("model", "data", "task", "method", "train", "finetune"):
+    if all(isinstance(config[group], Mapping) for group in ("method", "score")):
+        yield from choices.violations(config)
+    for name in ("model", "data", "task", "score", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
         yield (
@@ -227,23 +188,6 @@ def _own_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
         yield f"`{name}._target_` (={node['_target_']}) must be your own function; pass null for the built-in loop."
     else:
         yield from _target_violations(name, node)
-
-
-def is_identity(method: Mapping[str, Any]) -> bool:
-    """Whether a method prunes nothing and so takes no amount."""
-    return method.get("kind") == "identity"
-
-
-def _given_once(schedule: Mapping[str, Any]) -> Iterator[str]:
-    sparsity, amount = schedule["sparsity"], schedule["amount"]
-    if (sparsity is None) == (amount is None):
-        given, remedy = "neither", "the overall sparsity to end at, or the amount that each round takes."
-        if amount is not None:
-            given, remedy = "both", "add `schedule.sparsity=null` (a preset may set it) or `schedule.amount=null`."
-        yield (
-            f"`schedule.sparsity` (={sparsity}) and `schedule.amount` (={amount}) are {given} given; pass exactly one: "
-            f"{remedy}"
-        )
 
 
 def _name_violations(name: str) -> Iterator[str]:
@@ -269,15 +213,16 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
             yield f"`{group}._target_` (={target}) must be your own; what is built in has a `kind`: {remedy}."
         else:
             yield from _target_violations(group, node)
-    elif not kind:
+    elif not kind and (group != "method" or not isinstance(node, Mapping)):
         yield (
             f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}, or a `_target_` "
             f"of your own, as in `{group}._target_=package.Thing`."
         )
-    elif kind not in tuple(kinds):
+    elif kind is not None and kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        known, common = well_formed.keys(kinds[kind]), well_formed.keys(parts.Network)
+        schema = kinds[kind] if kind else components.Method
+        known, common = well_formed.keys(schema), well_formed.keys(model_and_data.Network)
         for key in [key for key in node if key not in known]:
             yield (
                 f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes "

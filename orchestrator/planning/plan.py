@@ -13,7 +13,9 @@ from typing import Any
 
 from orchestrator.config import sources
 from orchestrator.config.components import BUILT_IN, Train
-from orchestrator.config.schema import ConfigError, is_identity, violations
+from orchestrator.config.parts import choices
+from orchestrator.config.parts.rounds import is_identity
+from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import NETWORK, RATES, REWIND, TEACHER, Job, Plan, StageSpec, TrialSpec, identity_of
@@ -22,8 +24,8 @@ from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "task", "train")
-ROUND_PARTS = ("method", "prune", "task", "finetune")
-RETRAINED_PARTS = ("method", "prune", "task", "train")
+ROUND_PARTS = ("method", *choices.CHOICES, "prune", "task", "finetune")
+RETRAINED_PARTS = ("method", *choices.CHOICES, "prune", "task", "train")
 """Of a round that trains on from a step of the dense training."""
 AT_STEPS = {"step": REWIND, "rates": RATES}
 """What of a restart names a step -> the role of the start that ends there."""
@@ -68,10 +70,24 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
 
 
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return what each round asks for: `{"target": overall sparsity}` or `{"amount": of what is left}`."""
-    schedule = config["schedule"]
+    """Return what each round asks for: `{"target": overall sparsity}` or `{"amount": of what is left}`.
+
+    Where densities are given, that is a target of None, and the `scope` with those of the round.
+    """
+    schedule, scope = config["schedule"], config["scope"]
     if is_identity(config["method"]):
         return ({"target": 0.0},) * int(schedule["rounds"])
+    if scope["kind"] == "window":
+        return ({"target": 1 - scope["n"] / scope["m"]},)
+    if scope["allocation"] == "given":
+        paths = {
+            name: schedules.targets(schedule["kind"], 1 - density, schedule["rounds"]) if density else None
+            for name, density in scope["densities"].items()
+        }
+        return tuple(
+            {"target": None, "scope": {**scope, "densities": {n: 1 - p[k] if p else 0.0 for n, p in paths.items()}}}
+            for k in range(int(schedule["rounds"]))
+        )
     if schedule["amount"] is not None:
         return ({"amount": schedule["amount"]},) * int(schedule["rounds"])
     targets = schedules.targets(schedule["kind"], schedule["sparsity"], schedule["rounds"])
@@ -92,6 +108,8 @@ def threads(config: Mapping[str, Any]) -> int:
 def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str]:
     """Return the stages that a trial takes, inputs first, the keys of its chain, and that of its dense training."""
     pinned, location = located.pinned(config)
+    if config["schedule"]["amount"] is None and not choices.decides_itself(config["method"]):
+        config = {**config, "method": {}}  # what it is called says the same as the choices
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     fields = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     fields["sources"] = _sources(config, DENSE_PARTS)
@@ -112,7 +130,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
             shared[parts] = _parts(config, parts) | {"sources": _sources(config, DENSE_PARTS + parts)}
         inputs = {NETWORK: chain[-1].key, **taught}
         inputs |= {role: start(restart[name]).key for name, role in AT_STEPS.items() if name in restart}
-        fields = shared[parts] | ({"restart": restart} if restart else {}) | {"round": index} | target
+        place = {"round": index, "inner": config["schedule"]["inner"]}
+        fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
     stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:]]
@@ -161,6 +180,10 @@ def _normal(job: Job) -> Job:
             part["name"] = part["kind"]
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))
+    if "score" in parts and isinstance(job.config.get("schedule"), Mapping):
+        parts["score"] = dict(choices.scored_as(parts["score"], str(job.config["schedule"].get("at"))))
+    if {"method", "score"} <= parts.keys():
+        parts["method"]["name"] = choices.called(parts["method"], parts["score"])
     return replace(job, config={**job.config, **parts})
 
 

@@ -82,11 +82,11 @@ def _asked(spec: StageSpec) -> list[Any]:
         return []
     name = "target" if "target" in spec.fields else "amount"
     value = spec.fields[name]
-    own = "_target_" in spec.fields["method"]
+    own = any("_target_" in spec.fields.get(part, {}) for part in ("method", "score"))
     return [name, value if own or isinstance(value, int) else None]
 
 
 def _demand(spec: StageSpec) -> tuple[int, float]:
     """Return by what a round asks for most: the entries that it and those before it take, else its sparsity."""
-    asked = spec.fields.get("target", spec.fields.get("amount", 0.0))
+    asked = spec.fields.get("target", spec.fields.get("amount")) or 0.0
     return (asked * spec.round, 0.0) if isinstance(asked, int) else (0, asked)

@@ -86,8 +86,12 @@ def _table(plan: Plan, finished: Collection[str]) -> Iterator[str]:
 
 def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator[str]:
     for key, asked in zip(trial.stages[1:], round_targets(trial.config), strict=True):
-        text = f"{asked['target']:.2%}" if "target" in asked else f"amount {asked['amount']}"
+        text = "as given" if asked.get("target", 0) is None else _asked(asked)
         yield f"{text}{_marks(plan, key, finished)}"
+
+
+def _asked(asked: Mapping[str, Any]) -> str:
+    return f"{asked['target']:.2%}" if "target" in asked else f"amount {asked['amount']}"
 
 
 def _marks(plan: Plan, key: str, finished: Collection[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.config.parts.choices import decides_itself
+
 Place = int | str
 """A step of a training; where only its epochs are known, epochs as in 2.5ep."""
 
@@ -67,10 +69,10 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             "`restart.control` (=shuffle) would bring back weights that earlier rounds have made zero, with "
             f"restart.weights=keep and `schedule.rounds` (={rounds}); pass restart=rewind, or schedule.rounds=1."
         )
-    if restart["control"] == "invert" and config["method"].get("kind") != "l1_unstructured":
+    if restart["control"] == "invert" and decides_itself(config["method"]):
         yield (
             f"`restart.control` (=invert) inverts scores, and `method` (={config['method'].get('name')}) has none to "
-            "invert; pass method=l1_unstructured, or another control."
+            "invert; pass method=magnitude, or another control."
         )
     if "rates" in restart_of(config, last=True):
         yield from _training_violations(config, train)

@@ -36,6 +36,20 @@ VERSIONS: Mapping[str, int] = {
     "method/l1_unstructured": 1,
     "method/random_structured": 1,
     "method/ln_structured": 1,
+    "score/magnitude": 1,
+    "score/random": 1,
+    "score/gradient": 1,
+    "score/snip": 1,
+    "score/grasp": 1,
+    "score/synflow": 1,
+    "score/taylor": 1,
+    "score/fisher": 1,
+    "score/obd": 1,
+    "score/obs": 1,
+    "score/lamp": 1,
+    "score/bn_scale": 1,
+    "score/fpgm": 1,
+    "score/wanda": 1,
 }
 """`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; and each kind."""
 

@@ -85,11 +85,11 @@ class _Rehearsal(Stage):
         spec = self._spec
         if not KINDS[spec.kind].prunes:
             return ()
-        prune, method, amount = spec.fields["prune"], spec.fields["method"], spec.fields.get("amount")
+        prune, amount = spec.fields["prune"], spec.fields.get("amount")
         unmatched = tuple(models.unmatched(self._model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = rounds.sizes(models.prunable(self._model, prune), method)
+        sizes = rounds.sizes(models.prunable(self._model, prune), spec.fields)
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from hydra.utils import get_object
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.config.parts.choices import decides_itself
 from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.training.scoring.ranking import Read, Scoring, off_target, rank, rounding_of_units
 from orchestrator.workloads.models import Prunable, prunable
 from orchestrator.workloads.targets import NAMING, TargetError, failure, given
 from pruning import BasePruningMethod, MaskSet
@@ -30,32 +33,42 @@ class Overflow(LawBroken):
     """A pruned network whose loss is no number."""
 
 
+def by_choices(fields: Mapping[str, Any]) -> bool:
+    """Whether a round ranks by the choices of its method, and not as a class decides."""
+    return "amount" not in fields and not decides_itself(fields["method"])
+
+
 def prune_round(
     model: nn.Module,
     fields: Mapping[str, Any],
     parent: MaskSet,
     generator: torch.Generator,
-    order: torch.Generator | None = None,
-) -> tuple[list[Prunable], MaskSet]:
-    """Prune a plain model by a round's method on top of the masks so far; return what is pruned, and its masks.
+    read: Read,
+) -> tuple[MaskSet, Scoring]:
+    """Prune a plain model by a round's method on top of the masks so far; return its masks, and what scoring took.
 
-    With target sparsity s, a tensor of n entries of which z are masked loses round(s n) - z more; structured methods
-    count channels, and global ones all entries together. A raw amount goes to the method as it is. The model is left
-    plain, with zeros where the masks are 0. Of a round whose control is `shuffle`, `order` shuffles the masks then.
+    A score ranks as the choices say. Of a class, with target sparsity s, a tensor of n entries of which z are masked
+    loses round(s n) - z more; structured ones count channels, and global ones all entries together. A raw amount goes
+    to the class as it is. The model is left plain, with zeros where the masks are 0. Of a round whose control is
+    `shuffle`, the masks are shuffled then.
     """
     chosen = prunable(model, fields["prune"])
+    if by_choices(fields):
+        masks, scoring = rank(model, chosen, fields, parent, read)
+        make_plain(model)
+        return masks, scoring
     whole = [each.module.get_parameter(each.parameter).detach().clone() for each in chosen] if _shuffles(fields) else []
     parent.apply(model)
     _apply(chosen, fields, generator)
     masks = MaskSet({each.name: _mask(each) for each in chosen})
     make_plain(model)
     if whole:
-        masks = shuffled(masks, fields["method"], order)
+        masks = shuffled(masks, fields["method"], read.order)
         with torch.no_grad():
             for each, values in zip(chosen, whole, strict=True):
                 each.module.get_parameter(each.parameter).copy_(values)
         masked(model, masks)
-    return chosen, masks
+    return masks, Scoring()
 
 
 def make_plain(model: nn.Module) -> None:
@@ -75,13 +88,11 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
     """Apply the method to the chosen parameters, so that each ends at the round's target."""
     config = fields["method"]
     method = _method(config)
-    options = {key: value for key, value in config.items() if key not in NAMING | {"scope"}}
+    options = {key: value for key, value in config.items() if key not in NAMING}
     if options.get("n") in INFINITIES:
         options["n"] = float(options["n"])
     common: dict[str, Any] = {"generator": generator, **options}
-    inverts = fields.get("restart", {}).get("control") == "invert"
-    if config.get("scope", "layer") == "global":
-        common |= {"importance_scores": _inverted(chosen)} if inverts else {}
+    if _is_global(fields):
         amount = _global_amount(chosen, fields)
         with _explained(config, "all parameters together"):
             pruning.global_unstructured([(p.module, p.parameter) for p in chosen], method, amount=amount, **common)
@@ -91,22 +102,8 @@ def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: tor
             method.apply(parameter.module, parameter.parameter)
         else:
             amount = _amount(parameter, fields, structured=method.PRUNING_TYPE == "structured")
-            common |= {"importance_scores": next(iter(_inverted([parameter]).values()))} if inverts else {}
             with _explained(config, parameter.name):
                 method.apply(parameter.module, parameter.parameter, amount=amount, **common)
-
-
-def _inverted(chosen: Sequence[Prunable]) -> dict[tuple[nn.Module, str], Tensor]:
-    """Return scores that rank the entries of all parameters the other way round than their magnitudes."""
-    values = [getattr(each.module, each.parameter).detach() for each in chosen]
-    order = torch.cat([value.flatten() for value in values]).abs().argsort(descending=True, stable=True)
-    ranks = torch.empty(len(order), dtype=torch.float64, device=order.device)
-    ranks[order] = torch.arange(1, len(order) + 1, dtype=torch.float64, device=order.device)
-    parts = torch.split(ranks, [value.numel() for value in values])
-    return {
-        (each.module, each.parameter): part.view_as(value)
-        for each, value, part in zip(chosen, values, parts, strict=True)
-    }
 
 
 def shuffled(masks: MaskSet, method: Mapping[str, Any], generator: torch.Generator | None) -> MaskSet:
@@ -124,9 +121,14 @@ def _shuffles(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("restart", {}).get("control") == "shuffle")
 
 
-def sizes(chosen: Sequence[Prunable], method: Mapping[str, Any]) -> dict[str, int]:
+def _is_global(fields: Mapping[str, Any]) -> bool:
+    return bool(fields.get("scope", {}).get("kind") == "global")
+
+
+def sizes(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> dict[str, int]:
     """Return how much a count can take of each tensor: channels where the method prunes these, else entries."""
-    if method.get("scope") == "global":
+    method = fields["method"]
+    if _is_global(fields):
         return {"all prunable parameters": _entries(chosen)}
     if _method(method).PRUNING_TYPE != "structured":
         return {each.name: _mask(each).numel() for each in chosen}
@@ -163,22 +165,27 @@ def hold_laws(
     parent: MaskSet,
     masks: MaskSet,
     weights: Mapping[str, Tensor],
+    units: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Raise `LawBroken` unless masks are nested, pruned weights zero, and achieved equals requested; name dead tensors.
 
     The achieved sparsity may differ from the target by what rounding to whole entries (or channels) allows: half of one
-    in every tensor that is ranked by itself.
+    in every tensor that is ranked by itself. `units` are those that a score has ranked, by tensor.
     """
-    if len(parent) and not _shuffles(fields) and not masks.nested_in(parent):
+    ranked, nested = by_choices(fields), fields.get("dynamics", {}).get("kind", "nested") == "nested"
+    if len(parent) and nested and not _shuffles(fields) and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
     for name, mask in masks.items():
         weight = weights[name]
         if bool(((weight != 0) & ~mask.to(weight.device)).any()):
             raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
     target = fields.get("target")
-    if target is not None:
+    if target is not None and ranked:
+        if said := off_target(chosen, fields, masks, units or [*masks]):
+            raise LawBroken(said)
+    elif target is not None:
         total = _entries(chosen)
-        pruned, slack = masks.sparsity() * total, rounding(chosen, fields) * total
+        pruned, slack = masks.sparsity() * total, rounding(chosen, fields, masks, units) * total
         if abs(pruned - target * total) > slack + 1e-6 * total:
             raise LawBroken(
                 f"achieved sparsity {masks.sparsity():.6f} is not the requested {target:.6f} "
@@ -186,6 +193,20 @@ def hold_laws(
                 f"{given('method', fields['method'])} must prune as many entries as it is told."
             )
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
+
+
+def details(
+    chosen: Sequence[Prunable],
+    fields: Mapping[str, Any],
+    parent: MaskSet,
+    masks: MaskSet,
+    weights: Mapping[str, Tensor],
+    scoring: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Hold a round to its laws; return what its record says besides figures."""
+    units = scoring.get("units", {})
+    dead = hold_laws(chosen, fields, parent, masks, weights, units)
+    return {"dead_tensors": [*dead], "rounding": rounding(chosen, fields, masks, units), "scoring": scoring}
 
 
 def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:
@@ -250,10 +271,12 @@ def _global_amount(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> Any
     return max(0, round(fields["target"] * _entries(chosen)) - (_entries(chosen) - alive))
 
 
-def rounding(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> float:
-    """Return by how much rounding to whole entries, or channels, may move the overall sparsity."""
+def rounding(chosen: Sequence[Prunable], fields: Mapping[str, Any], masks: MaskSet, units: Mapping[str, int]) -> float:
+    """Return by how much rounding to whole entries, or units, may move the overall sparsity."""
+    if by_choices(fields):
+        return rounding_of_units(chosen, fields, masks, units or [*masks])
     config = fields["method"]
-    if config.get("scope", "layer") == "global":
+    if _is_global(fields):
         slack = 0.5
     elif _method(config).PRUNING_TYPE != "structured":
         slack = 0.5 * len(chosen)

@@ -10,7 +10,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.networks import Network, initialised, restored, stored
 from orchestrator.training.own_loop import Context, run_own_loop
+from orchestrator.training.scoring.ranking import Read, Scoring
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import masks_of, onward, restart, state_of
@@ -97,11 +98,12 @@ def _performed(
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a stage's own work: of pruning also the metrics before fine-tuning, and a record's `details`."""
+    """What came of a stage's own work: of pruning also metrics before training, `details`, and what took seconds."""
 
     fit: loop.FitResult
     before: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Stage:
@@ -122,8 +124,7 @@ class Stage:
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
-        started, clock = time.time(), time.perf_counter()
-        done = act(self)
+        started, clock, done = time.time(), time.perf_counter(), act(self)
         spec, network, final, count = self._spec, self._network, self._final(), self._macs()
         after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
         weights, earlier = plain_state(self._model), self._checkpoints.seconds
@@ -156,14 +157,10 @@ class Stage:
             started=started - earlier,
             started_from=network.digest,
             details={**done.details, "measured": {split: dict(found.details) for split, found in final.items()}},
-            measurements={"seconds": earlier + time.perf_counter() - clock},
+            measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
             warnings=(
                 *self._checkpoints.warnings,
-                *(
-                    ["nothing was trained, and `model.weights` is null: the network is random"]
-                    if self._random()
-                    else []
-                ),
+                *self._random(),
                 *(
                     f"every weight of {name} is pruned: nothing passes through it"
                     for name in done.details.get("dead_tensors", ())
@@ -178,11 +175,12 @@ class Stage:
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
 
-    def _random(self) -> bool:
-        """Whether the dense network is one of ours as it is initialised."""
+    def _random(self) -> Iterator[str]:
+        """Yield what is told of a dense network of ours that is as it was initialised."""
         model, length = self._spec.fields["model"] if self._spec.kind == "dense" else {}, self._config
         untrained = not (length.get("epochs") or length.get("steps"))
-        return untrained and model.get("kind") is not None and model.get("weights") is None
+        if untrained and model.get("kind") is not None and model.get("weights") is None:
+            yield "nothing was trained, and `model.weights` is null: the network is random"
 
     def train(self) -> Trained:
         """Train the network as it is."""
@@ -200,9 +198,9 @@ class Stage:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
         spec, earlier, state = self._spec, self._network.masks, self._checkpoints.latest()
         chosen = models.prunable(self._model, spec.fields["prune"])
-        masks, before = self._prune_now(earlier) if state is None else self._pruned(state)
+        masks, before, scoring = self._prune_now(earlier) if state is None else self._pruned(state)
         self._network.masks = masks
-        self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before)})
+        self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         in_order = masks_of(self._model, masks)
         if spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
             masks.apply(self._model)
@@ -212,19 +210,20 @@ class Stage:
             keeper = MaskKeeper(self._model, masks, _gradients(self._config))
             fit = self._fit(state or self._onward(in_order), keeper)
             keeper.release()
-        dead = rounds.hold_laws(chosen, spec.fields, earlier, masks, plain_state(self._model))
-        return Trained(fit, before, {"dead_tensors": list(dead), "rounding": rounds.rounding(chosen, spec.fields)})
+        details = rounds.details(chosen, spec.fields, earlier, masks, plain_state(self._model), scoring.details)
+        return Trained(fit, before, details, scoring.seconds)
 
-    def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float]]:
-        """Prune on top of the masks so far; return the masks, and the metrics before any training under them."""
+    def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
+        """Prune on top of the masks so far; return masks, metrics before any training under them, and scoring."""
         fields = self._spec.fields
         generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
-        order = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
-        _, masks = rounds.prune_round(self._model, fields, earlier, generator, order)
+        shuffling = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
+        reads = Read(self._data.train, self._task, shuffling)
+        masks, scoring = rounds.prune_round(self._model, fields, earlier, generator, reads)
         self._restart(masks)
         before = self._measured(self._data.val).figures
         rounds.hold_finite(before)
-        return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}
+        return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
 
     def _restart(self, masks: MaskSet) -> None:
         restart(self._network, masks, self._spec, self._order)
@@ -232,11 +231,12 @@ class Stage:
     def _onward(self, masks: Sequence[Tensor | None]) -> TrainState | None:
         return onward(self._model, masks, self._spec, self._order.store)
 
-    def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float]]:
+    def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
         try:
-            return MaskSet.from_bytes(as_bytes(state.part("masks")), self._model), state.part("before")
-        except (ValueError, TypeError, AttributeError) as error:
+            before, scoring = state.part("before"), Scoring(*state.part("scoring"))
+            return MaskSet.from_bytes(as_bytes(state.part("masks")), self._model), before, scoring
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error
 
     def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:

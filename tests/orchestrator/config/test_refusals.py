@@ -83,7 +83,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
     (*OWN, "+sweep=mysweep", "data=mydigits", "method=mymethod"): {
         "data.val_fraction=0.3": "`data` has the keys _target_, size. If your `data` takes it, add it with +data.val",
         "model.wdth=8": "did you mean `model.width`? `model` has the keys _target_, width.",
-        "method.scope=global": "add it with +method.scope=global.",
+        "method.scope=global": "`method.scope` (=global) is a group of its own: pass scope=global.",
     },
     ("method._target_=theirs.Largest",): {"method.n=1": "add it with +method.n=1."},
     ("-m", "method=ln_structured,random_structured"): {

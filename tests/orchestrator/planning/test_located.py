@@ -10,8 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import parts, schema
+from orchestrator.config import schema
 from orchestrator.config.compose import plain
+from orchestrator.config.parts import model_and_data
 from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
 
@@ -106,8 +107,8 @@ def test_what_does_not_lie_there_is_told(
 
 
 def with_text(composed: Mapping[str, Any], **data: Any) -> Plan:
-    text = {**vars(parts.Text()), "name": None, **data}
-    return make_plan([Job((), {**composed, "data": text, "model": dict(vars(parts.Gpt()))})])
+    text = {**vars(model_and_data.Text()), "name": None, **data}
+    return make_plan([Job((), {**composed, "data": text, "model": dict(vars(model_and_data.Gpt()))})])
 
 
 def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(composed: Mapping[str, Any], tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_configuration_of_transformers_is_pinned_by_content(
     composed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(path: str, revision: str | None = None) -> Plan:
-        node = {**vars(parts.Transformers()), "path": path, "revision": revision}
+        node = {**vars(model_and_data.Transformers()), "path": path, "revision": revision}
         return make_plan([Job((), {**composed, "model": node})])
 
     write(tmp_path / "here" / "config.json", b"{}")

@@ -96,7 +96,7 @@ def test_what_is_finished_is_not_planned_again(config: Callable[..., Any]) -> No
         ({"cluster__gpus_per_trial": 1.0}, False, False),
         ({"finetune__batch_size": 65}, True, False),
         ({"prune__exclude": ["conv1*"]}, True, False),
-        ({"method__scope": "global"}, True, False),
+        ({"scope__kind": "global"}, True, False),
         ({"method__name": "another label"}, True, True),
         ({"schedule__sparsity": 0.8}, True, False),
         ({"cluster__max_concurrent": 7}, True, True),
@@ -225,7 +225,7 @@ def test_what_a_node_depends_on_is_in_the_key_and_not_in_its_arguments(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("own_method.py").write_text("class Prune: ...\n")
-    own = {"name": "own", "_target_": "own_method.Prune", "scope": "layer"}
+    own = {"name": "own", "_target_": "own_method.Prune"}
     changed = config(**({"method": own} if part == "method" else {}))
     changed[part] = {**changed[part], "depends": ["base.pt"]}
     keys = []
@@ -304,15 +304,17 @@ def test_what_is_built_in_is_known_by_its_kind_and_called_so(config: Callable[..
     plan = make_plan(jobs(config()))
     trial = plan.trials[0]
     dense, first = (plan.stages[key].fields for key in trial.stages[:2])
-    built = [dense["model"], dense["data"], first["method"]]
+    built = [dense["model"], dense["data"], first["score"]]
 
-    assert [node["kind"] for node in built] == ["cnn", "digits", "l1_unstructured"]
+    assert [node["kind"] for node in built] == ["cnn", "digits", "magnitude"]
     assert not any("_target_" in node or "name" in node for node in built)
-    assert [trial.config[group]["name"] for group in ("model", "data", "method")] == [node["kind"] for node in built]
+    assert [trial.config[group]["name"] for group in ("model", "data", "score")] == [node["kind"] for node in built]
+    assert first["method"] == {}, "what it is called says no more than the choices"
+    assert trial.config["method"]["name"] == "l1_unstructured"
 
 
 def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]) -> None:
-    identity = {"name": "identity", "kind": "identity", "scope": "layer"}
+    identity = {"name": "identity", "kind": "identity"}
     plan = make_plan(jobs(*(config(method=identity, schedule__sparsity=s) for s in (0.5, 0.9))))
 
     assert round_targets(plan.trials[0].config) == ({"target": 0.0},) * 3
@@ -349,7 +351,8 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
             "`model` holds the `_target_`.*ours.*named by `model.kind`",
         ),
         ({"model__hiden": [3]}, r"`model.hiden` \(=\[3\]\) is no argument of cnn, which takes input_shape"),
-        ({"method__scope": "galaxy"}, "must be one of layer, global"),
+        ({"scope__kind": "galaxy"}, "must be one of layer, global, row, window"),
+        ({"method__scope": "global"}, r"`method.scope` \(=global\) is a group of its own; pass scope=global"),
         ({"train__epochs": -1}, r"`train.epochs` \(=-1\)"),
         ({"train__optimizer__lr": -1}, r"`train.optimizer.lr` \(=-1\) must be a number of at least 0"),
         ({"finetune__optimizer__lr": "abc"}, r"`finetune.optimizer.lr` \(=abc\) must be a number"),

@@ -49,6 +49,7 @@ REGISTRIES = {
     "data": f"{WORKLOADS}.data.DATA",
     "task": f"{WORKLOADS}.tasks.table.TASKS",
     "method": "pruning.METHODS",
+    "score": "pruning.scores.table.SCORES",
 }
 HARMLESS = ("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__")
 """Not followed, but for seeding: they decide nothing that a stage computes."""
@@ -149,15 +150,22 @@ def kinds() -> Iterator[tuple[str, str]]:
         table = next(each for each in ast.walk(node) if isinstance(each, ast.Dict))
         for key, value in zip(table.keys, table.values, strict=True):
             assert isinstance(key, ast.Constant)
+            value = value.args[0] if isinstance(value, ast.Call) else value
             assert isinstance(value, ast.Name)
             bound = bindings(module)[value.id]
             if key.value != "custom_from_mask":
                 yield f"{group}/{key.value}", bound if isinstance(bound, str) else f"{module}.{value.id}"
 
 
+def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
+    """Return the code of training and of rounds; what both read from counts as training, which all stages have."""
+    read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
+    rounds = closure(SHARED["round"], left_out=read)
+    return closure(SHARED["training"], left_out=rounds), rounds
+
+
 def digests() -> dict[str, str]:
-    rounds = closure(SHARED["round"])
-    training = closure(SHARED["training"], left_out=rounds)
+    training, rounds = closures()
     shared = rounds | training
     found = {"training": digest(training), "round": digest(rounds)}
     return found | {component: digest(closure([root], left_out=shared)) for component, root in kinds()}
@@ -176,8 +184,7 @@ def test_a_component_s_code_is_what_its_version_stands_for() -> None:
 
 
 def test_the_closure_holds_what_decides_bits() -> None:
-    rounds = closure(SHARED["round"])
-    training = closure(SHARED["training"], left_out=rounds)
+    training, rounds = closures()
     root = dict(kinds())
 
     assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._Orders", f"{TRAINING}.loop._Run"} <= set(training)
@@ -207,7 +214,13 @@ def test_a_raised_version_changes_the_stages_that_use_it(monkeypatch: pytest.Mon
         return plan.make_plan([Job((), config)]).trials[0].stages
 
     before = keys()
-    for component, changed in (("data/mnist", 0), ("method/l1_unstructured", 3), ("round", 3), ("training", 4)):
+    for component, changed in (
+        ("data/mnist", 0),
+        ("method/l1_unstructured", 0),
+        ("score/magnitude", 3),
+        ("round", 3),
+        ("training", 4),
+    ):
         monkeypatch.setattr(versions, "VERSIONS", {**VERSIONS, component: VERSIONS[component] + 1})
         assert sum(a != b for a, b in zip(before, keys(), strict=True)) == changed
 

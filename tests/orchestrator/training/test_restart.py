@@ -306,7 +306,7 @@ def test_weights_that_are_drawn_anew_are_those_of_no_other_seed_or_round(setting
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 def test_inverted_scores_prune_what_is_largest(settings: Settings, store: Store, scope: str) -> None:
-    options = ("schedule.at=start", "restart.control=invert", f"method.scope={scope}", "restart.rates=1.0")
+    options = ("schedule.at=start", "restart.control=invert", f"scope={scope}", "restart.rates=1.0")
     begun, found = train(planned(settings(*options)), store)
     initial, mask = weights(store, begun), masks(store, found)
     pairs = [(initial[name].abs(), mask[name]) for name in mask]

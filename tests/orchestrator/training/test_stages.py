@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ TRAIN = {
 }
 TASK = {"kind": "classification"}
 PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
-RANDOM = {"kind": "random_unstructured", "scope": "layer"}
+RANDOM = {"kind": "random_unstructured"}
 SIZES = {"hidden.fc1.weight": 64 * 8, "classifier.fc1.weight": 80}
 
 
@@ -51,12 +52,17 @@ def dense(seed: int = 0, **changes: Any) -> StageSpec:
 
 
 def chain(
-    *targets: float, method: Mapping[str, Any] = RANDOM, holding: str = "keeper", **changes: Any
+    *targets: float,
+    method: Mapping[str, Any] = RANDOM,
+    holding: str = "keeper",
+    choices: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> tuple[StageSpec, ...]:
     specs = [dense(**changes)]
     for index, target in enumerate(targets, start=1):
         fields = {
             "method": method,
+            **choices,
             "prune": {**PRUNE, "holding": holding},
             "task": TASK,
             "finetune": TRAIN,
@@ -78,22 +84,17 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        RANDOM,
-        {"kind": "l1_unstructured", "scope": "layer"},
-        {"kind": "l1_unstructured", "scope": "global"},
-        {"kind": "random_unstructured", "scope": "global"},
-    ],
+    ("method", "scope"),
+    [(RANDOM, "layer"), ({"kind": "l1_unstructured"}, "layer"), ({}, "global"), (RANDOM, "global")],
 )
-def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any]) -> None:
-    records = run(store, chain(0.3, 0.55, 0.9, method=method))
+def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any], scope: str) -> None:
+    records = run(store, chain(0.3, 0.55, 0.9, method=method, choices={"scope": {"kind": scope}}))
     total = sum(records[1].tensor_sizes.values())
 
     assert total == 64 * 8 + 80
     for record, target in zip(records[1:], (0.3, 0.55, 0.9), strict=True):
         masks = MaskSet.from_bytes(store.read(record.key, "masks.npz"))
-        if method["scope"] == "global":
+        if scope == "global":
             assert sum(masks.kept().values()) == total - round(target * total)
         else:
             assert masks.kept() == {name: size - round(target * size) for name, size in masks.sizes().items()}
@@ -101,7 +102,7 @@ def test_counts_are_exact_in_every_round(store: Store, method: Mapping[str, Any]
 
 
 def test_structured_rounds_count_channels(store: Store) -> None:
-    method = {"kind": "ln_structured", "scope": "layer", "n": 2, "dim": 1}
+    method = {"kind": "ln_structured", "n": 2, "dim": 1}
     records = run(store, chain(0.25, 0.5, method=method))
     masks = MaskSet.from_bytes(store.read(records[2].key, "masks.npz"))
 
@@ -278,7 +279,7 @@ def test_a_driver_reads_a_record_without_torch(store: Store) -> None:
 
 
 def test_a_dead_layer_is_reported(store: Store) -> None:
-    method = {"kind": "l1_unstructured", "scope": "layer"}
+    method = {"kind": "l1_unstructured"}
     (_, record) = run(store, chain(0.999, method=method))
 
     assert any("every weight of" in warning for warning in record.warnings)
@@ -305,7 +306,7 @@ def test_a_loss_that_is_no_number_costs_no_stage(store: Store, monkeypatch: pyte
 
 def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:
     with pytest.raises(LawBroken, match=r"achieved sparsity .* is not the requested 0\.5"):
-        run(store, chain(0.5, method={"_target_": f"{__name__}.Forgetful", "scope": "layer"}))
+        run(store, chain(0.5, method={"_target_": f"{__name__}.Forgetful"}))
 
 
 def test_the_laws_are_held() -> None:

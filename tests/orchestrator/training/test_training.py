@@ -30,7 +30,7 @@ from training_cases import (
     state,
 )
 
-from orchestrator.config.parts import Cnn, Digits
+from orchestrator.config.parts.model_and_data import Cnn, Digits
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from orchestrator.config.parts import Digits
+from orchestrator.config.parts.model_and_data import Digits
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.workloads import data
 from orchestrator.workloads.data import Data

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.config.parts import FashionMnist, HuggingFace, Mnist
+from orchestrator.config.parts.model_and_data import FashionMnist, HuggingFace, Mnist
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import data, node_cache
 from orchestrator.workloads.images import huggingface, idx_files

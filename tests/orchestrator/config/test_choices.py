@@ -1,0 +1,156 @@
+"""A published method is one word: conf/method says what the engine's table says, and what a user types wins."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.config.parts import choices, scores
+from orchestrator.core.specs import Job
+from orchestrator.planning.plan import ConfigError, make_plan
+from pruning import PUBLISHED, Choices
+from pruning.choices.axes import Score, Unit
+from pruning.scores import SCORES
+
+METHODS = {path.stem for path in (Path(str(CONF)) / "method").glob("*.yaml")} - {"longer"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def conf() -> Iterator[None]:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    return plain(compose("config", overrides=list(overrides)))
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        make_plan([Job(overrides, composed(*overrides))])
+    return str(error.value)
+
+
+def chosen(config: Mapping[str, Any]) -> Choices:
+    """What a configuration chooses, what its score's options are by default left out, and what trains."""
+    found = choices.choices_of(config, inner=config["schedule"]["inner"], at=config["schedule"]["at"])
+    return replace(found, score=Score(found.score.kind))
+
+
+def test_every_published_method_is_a_word() -> None:
+    assert set(PUBLISHED) == METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_word_means_what_the_engine_s_table_says(name: str) -> None:
+    published = PUBLISHED[name]
+    config = composed(f"method={name}")
+    schedule = replace(published.schedule, kind="one_shot", sparsity=None)  # how far, and in how many rounds, is typed
+    unit = Unit() if published.select else published.unit  # a class has a `dim` of its own
+    expected = replace(published, unit=unit, schedule=schedule, select=None, arguments={}, restart=Choices().restart)
+    restart = {"weights": published.restart.kind}
+
+    assert chosen(config) == expected
+    assert {key: config["restart"][key] for key in restart} == restart
+    assert config["restart"]["rates"] == published.restart.rates_from
+    assert config["method"]["name"] in (None, name)
+    assert published.select == (config["method"]["kind"] or None)
+    assert {key: config["method"][key] for key in published.arguments} == published.arguments
+    make_plan([Job((), config)])
+
+
+@pytest.mark.parametrize(
+    ("typed", "where", "value"),
+    [
+        ("scope=layer", ("scope", "kind"), "layer"),
+        ("score=magnitude", ("score", "kind"), "magnitude"),
+        ("schedule=geometric", ("schedule", "at"), "trained"),
+        ("scope.kind=layer", ("scope", "kind"), "layer"),
+    ],
+)
+def test_a_group_that_is_typed_wins_over_the_method(typed: str, where: tuple[str, str], value: str) -> None:
+    for overrides in (("method=snip", typed), (typed, "method=snip")):
+        assert composed(*overrides)[where[0]][where[1]] == value
+
+
+def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
+    plan = make_plan([Job((), composed("score=lamp", "scope=global"))])
+    last = list(plan.stages.values())[-1]
+
+    assert (last.fields["score"]["kind"], last.fields["scope"]["kind"]) == ("lamp", "global")
+    assert plan.trials[0].config["method"]["name"] == "lamp"
+
+
+def test_batch_norm_is_in_the_mode_of_the_network() -> None:
+    for at, mode in (("start", "train"), ("trained", "eval")):
+        plan = make_plan([Job((), composed("method=snip", f"schedule.at={at}"))])
+
+        assert list(plan.stages.values())[-1].fields["score"]["batch_norm"] == mode
+
+
+def test_given_densities_are_reached_round_by_round() -> None:
+    densities = "+scope.densities={hidden.*: 0.25, classifier.*: 1.0}"
+    plan = make_plan([Job((), composed("scope=given", densities, "schedule.sparsity=null", "schedule.rounds=2"))])
+    rounds = [spec.fields for spec in plan.stages.values() if spec.kind == "round"]
+
+    assert [each["target"] for each in rounds] == [None, None]
+    assert [each["scope"]["densities"]["hidden.*"] for each in rounds] == [0.5, 0.25]
+    assert [each["scope"]["densities"]["classifier.*"] for each in rounds] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("+method.scope=global",), "`method.scope` (=global) is a group of its own; pass scope=global."),
+        (("method=random_unstructured", "score=snip"), "`score` (=snip) says how a score ranks, and `method` (=random"),
+        (("method=ln_structured", "scope=global"), "takes whole channels of one; pass scope=layer"),
+        (("method=ln_structured", "scope=row"), "takes layer or global alone"),
+        (("method=random_unstructured", "repair=obs"), "`repair` (=obs) says how a score ranks"),
+        (("method=n_m", "schedule.sparsity=0.9"), "`schedule.sparsity` (=0.9) over `schedule.rounds` (=1) must be 0.5"),
+        (("method=n_m", "schedule=geometric"), "must be 0.5 in one, where scope=window keeps 2 of each 4"),
+        (("scope=window", "unit=channel"), "ranks entries along the input dimension, not units of kind 'channel'"),
+        (("scope=erk", "scope.kind=global"), "says what each tensor keeps, which `scope.kind` (='global') decides"),
+        (("scope.min_kept=-1",), "`scope.min_kept` (=-1) must be an int of at least 0"),
+        (("scope=given",), "goes with allocation='given'"),
+        (("scope=given", "+scope.densities={a: 0.5}"), "`schedule.sparsity` (=0.9) must be null with scope.allocation"),
+        (("score=snip", "score.examples=null"), "`score.examples` (=null) must be given, or `score.per_class`"),
+        (("score=snip", "score.per_class=3"), "`score.examples` (=128) and `score.per_class` (=3) are both given"),
+        (("score=snip", "+score.temperature=1"), "`score.temperature` (=1) is no argument of snip"),
+        (("score.kind=fischer",), "`score.kind` (=fischer) must be one of magnitude, random"),
+        (("method=lamp", "schedule=amount"), "`schedule.amount` (=0.2) is what a class such as method=l1_unstructured"),
+        (
+            ("score=lamp", "schedule=amount"),
+            "and `score` (=lamp) ranks to a sparsity; pass schedule.sparsity",
+        ),
+        (("unit.kind=filter",), "`unit.kind` (='filter') must be one of entry, block, channel"),
+    ],
+)
+def test_what_cannot_be_together_is_refused_with_the_reason(overrides: tuple[str, ...], said: str) -> None:
+    assert said in refused(*overrides)
+
+
+def test_every_score_has_its_keys_and_a_file() -> None:
+    files = {path.stem for path in (Path(str(CONF)) / "score").glob("*.yaml")}
+
+    assert files == set(scores.SCORES) == set(SCORES)
+    for kind, node in scores.SCORES.items():
+        taken = inspect.signature(SCORES[kind].function).parameters
+        own = {each.name for each in fields(node)} - set(choices.OF_SCORE)
+        config = composed(f"score={kind}")["score"]
+
+        assert own <= set(taken), kind
+        assert (config["examples"] or config["per_class"] or 0) > 0 if SCORES[kind].reads_data else True
+        assert ("batch_norm" in own) == (SCORES[kind].batch_norm is not None), kind
+        assert {name: taken[name].default for name in own - {"batch_norm"}} == {
+            name: config[name] for name in own - {"batch_norm"}
+        }

@@ -1,0 +1,193 @@
+"""A round ranks by its choices: on examples of the training split alone, as the engine does, and says what it took."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from torch import nn
+from training_cases import CLASSES, CPU, TRAIN, network, points, problem
+
+import pruning
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.records import StageRecord
+from orchestrator.core.seeding import derive
+from orchestrator.core.specs import Job
+from orchestrator.sweep.conductor import run
+from orchestrator.training.rounds import prune_round
+from orchestrator.training.scoring.examples import ScoringData
+from orchestrator.training.scoring.ranking import Read
+from orchestrator.workloads.splits import LoaderSplit
+from pruning import MaskSet
+
+PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
+PRUNE = {"types": ["Linear"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+
+
+def drawn(score: dict[str, Any], rescorings: int = 1, seed: int = 0) -> list[Any]:
+    return ScoringData(problem().train, score, seed, CPU).batches(rescorings) or []
+
+
+def fields(**changes: Any) -> dict[str, Any]:
+    return {"method": {}, "prune": PRUNE, "seed": 0, "round": 1, "target": 0.5, **changes}
+
+
+def pruned(model: nn.Module, parent: MaskSet | None = None, **changes: Any) -> tuple[MaskSet, Any]:
+    read = Read(problem().train, CLASSES, torch.Generator())
+    return prune_round(model, fields(**changes), parent or MaskSet({}), torch.Generator().manual_seed(0), read)
+
+
+def rows(batches: list[Any]) -> set[tuple[float, ...]]:
+    return {tuple(row.tolist()) for inputs, _ in batches for row in inputs}
+
+
+def test_examples_are_those_of_the_training_split_in_one_batch_by_a_seed_of_their_own() -> None:
+    (batch,) = drawn({"examples": 20})
+    (again,), (other,) = drawn({"examples": 20}), drawn({"examples": 20}, seed=1)
+
+    assert len(batch[1]) == 20
+    assert rows([batch]) <= rows([problem().train.take(torch.arange(TRAIN))])
+    assert not rows([batch]) & rows([(points(30, 2).images, None)]), "the test split is read once, at the end"
+    assert torch.equal(batch[0], again[0])
+    assert not torch.equal(batch[0], other[0])
+
+
+@pytest.mark.parametrize(
+    ("score", "sizes"),
+    [
+        ({"examples": 1000}, [50]),
+        ({"examples": 24, "batch_size": 8}, [8, 8, 8]),
+        ({"examples": 1000, "batch_size": 20}, [20, 20, 10]),
+        ({}, []),
+    ],
+)
+def test_there_are_as_many_as_asked_for_and_at_most_all(score: dict[str, Any], sizes: list[int]) -> None:
+    assert [len(labels) for _, labels in drawn(score)] == sizes
+
+
+def test_each_rescoring_has_other_examples() -> None:
+    first, second, third = drawn({"examples": 20}, rescorings=3)
+
+    assert not rows([first]) & rows([second])
+    assert [len(each[1]) for each in (first, second, third)] == [20, 20, 20]
+
+
+def test_as_many_of_each_class() -> None:
+    (batch,) = drawn({"per_class": 4})
+
+    assert batch[1].bincount().tolist() == [4, 4, 4]
+    split = LoaderSplit([(torch.zeros(2), torch.zeros(2))])  # type: ignore[arg-type]
+    with pytest.raises(OrchestratorError, match=r"`score.per_class` \(=4\) needs a class for each example"):
+        ScoringData(split, {"per_class": 4}, 0, CPU).batches(1)
+
+
+def test_nothing_is_augmented() -> None:
+    split = LoaderSplit([(torch.ones(2), 0)] * 4, transform=lambda inputs: inputs * 7)  # type: ignore[arg-type]
+    batches = ScoringData(split, {"examples": 4}, 0, CPU).batches(1)
+
+    assert batches is not None
+    assert torch.equal(batches[0][0], torch.ones(4, 2))
+
+
+def test_a_round_is_the_engine_s_plan_on_these_examples() -> None:
+    score = {"kind": "snip", "examples": 20, "batch_norm": "train"}
+    batches = drawn({"examples": 20}, seed=derive(0, "1/score"))
+    model = network()
+    masks, scoring = pruned(model, score=score, scope={"kind": "global"})
+    found = network()
+    pruning.prune(found, "snip", sparsity=0.5, batches=batches, loss=CLASSES.loss, parameters=["0.weight", "4.weight"])
+
+    assert masks == MaskSet.collect(found)
+    assert (scoring.details["examples"], scoring.details["passes"], scoring.details["score"]) == (20, 1, "snip")
+    assert set(scoring.seconds) == {"scoring", "selection"}
+    assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in masks.items())
+    assert not MaskSet.collect(model)
+
+
+def test_what_a_score_ranks_by_magnitude_is_what_the_class_prunes() -> None:
+    for scope in ("layer", "global"):
+        first, second = network(), network()
+        masks, _ = pruned(first, target=0.3, scope={"kind": scope})
+        masks, _ = pruned(first, masks, target=0.7, scope={"kind": scope})
+        layers = [(second[0], "weight"), (second[4], "weight")]
+        for amount in (0.3, 0.7):
+            counts = [round(amount * each.weight.numel()) for each, _ in layers]
+            for (layer, name), count in zip(layers, counts, strict=True):
+                pruned_so_far = 0 if not hasattr(layer, "weight_mask") else int((layer.weight_mask == 0).sum())
+                if scope == "layer":
+                    pruning.l1_unstructured(layer, name, amount=count - pruned_so_far)
+            if scope == "global":
+                total = sum(each.weight.numel() for each, _ in layers)
+                gone = sum(int((each.weight == 0).sum()) for each, _ in layers)
+                pruning.global_unstructured(layers, pruning.L1Unstructured, amount=round(amount * total) - gone)
+        assert masks == MaskSet.collect(second)
+
+
+def test_what_the_network_lacks_is_told_in_a_sentence() -> None:
+    plainer = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
+    for score, said in (
+        ({"kind": "bn_scale"}, "ranks channels by the BatchNorm after their layer"),
+        ({"kind": "synflow"}, "applies gelu"),
+        ({"kind": "snip", "batch_norm": "eval"}, "must hold scoring data"),
+    ):
+        with pytest.raises(OrchestratorError, match=said):
+            pruned(plainer, score=score)
+    with pytest.raises(OrchestratorError, match=r"`scope.m` \(=3\) must divide the input dimension"):
+        pruned(plainer, scope={"kind": "window", "n": 1, "m": 3})
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield tmp_path
+
+
+QUICK = (
+    *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune.epochs=1"),
+    *("schedule.sparsity=0.5", "schedule.rounds=1"),
+)
+
+
+def trained(*overrides: str, **nodes: Any) -> list[StageRecord]:
+    config = {**plain(compose("config", overrides=[*QUICK, *overrides])), **nodes}
+    outcome = run([Job((), config)])
+
+    assert outcome.status == "finished", outcome
+    return [outcome.records[key] for key in outcome.plan.trials[0].stages]
+
+
+def test_the_score_that_the_page_shows_ranks_a_sweep(home: Path) -> None:
+    shown = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))["own_score"]
+    (home / "mine.py").write_text("import torch\n\n\n" + shown.split("\n\n\n")[0])
+    (node,) = re.findall(r"^```yaml\n# conf/score/(?:\w+).yaml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    *_, found = trained("scope=global", score=yaml.safe_load(node))
+
+    assert found.details["scoring"]["score"] == "mine.gradient_to_weight"
+    assert found.details["scoring"]["examples"] == 128
+    assert found.sparsity == 0.5
+    assert found.measurements["scoring"] > 0
+
+
+@pytest.mark.parametrize("method", ["synflow", "slimming", "obs"])
+def test_a_method_is_trained_through_and_holds_its_laws(home: Path, method: str) -> None:
+    others = {"slimming": ("model=cnn", "model.channels=[4,4]"), "synflow": ("schedule.inner=5",)}
+    *_, found = trained(f"method={method}", *others.get(method, ()))
+
+    assert home.is_dir()
+    assert found.details["scoring"]["rescorings"] == (5 if method == "synflow" else 1)
+    if method == "slimming":
+        assert found.tensor_sparsity["classifier.fc1.weight"] == 0.0
+    else:
+        assert found.sparsity == 0.5
