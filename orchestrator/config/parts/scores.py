@@ -89,6 +89,8 @@ class Synflow(Score):
     """What an entry gives to the sum of the outputs for an input of ones, in a network of magnitudes."""
 
     kind: str | None = "synflow"
+    examples: int | None = key(1, _MANY)
+    """Of which it sees the shape alone."""
     bias: bool = False
 
 
