@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from pruning.choices.axes import Score
-from pruning.holding.parameter import plain_modules
+from pruning.engine.followers import batch_norms_after
 from pruning.scores.data import Loss, Size
 from pruning.scores.network import Masks
 from pruning.scores.table import SCORES
@@ -84,21 +82,6 @@ def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | N
             "has one; choose another score, or other parameters."
         )
     return names
-
-
-def batch_norms_after(model: nn.Module) -> dict[str, str]:
-    """Return weight of a layer -> scale of the BatchNorm after it: the next module of as many channels, in order."""
-    found: dict[str, str] = {}
-    last: tuple[str, int] | None = None
-    for path, module in plain_modules(model):
-        name = f"{path}.weight" if path else "weight"
-        if isinstance(module, nn.Linear | _ConvNd):
-            last = name, module.out_features if isinstance(module, nn.Linear) else module.out_channels
-        elif isinstance(module, _BatchNorm) and module.affine:
-            if last is not None and last[1] == module.num_features:
-                found[last[0]] = name
-            last = None
-    return found
 
 
 def _is_of_batch_norm(score: Score) -> bool:

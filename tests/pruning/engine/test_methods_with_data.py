@@ -80,6 +80,33 @@ def test_scales_that_no_layer_has_are_refused():
         pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
 
 
+class Crossed(nn.Module):
+    """Layers and BatchNorms in another order than that of their definition; `fork` keeps it from being traced."""
+
+    def __init__(self, *, fork: bool = False) -> None:
+        super().__init__()
+        self.fork = fork
+        self.fc1, self.fc2 = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.bn1, self.bn2 = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 3)
+        with torch.no_grad():
+            self.bn1.weight.copy_(torch.tensor([1.0, 2.0, 0.1, 0.2]))
+            self.bn2.weight.copy_(torch.tensor([0.1, 0.2, 1.0, 2.0]))
+
+    def forward(self, x):
+        x = x.abs() if self.fork and x.sum() > 0 else x
+        x = self.bn1(torch.relu(self.fc1(x)))
+        return self.last(self.bn2(self.fc2(x)) + x)
+
+
+def test_a_layer_goes_by_the_batch_norm_that_reads_it_not_by_the_order_of_definition():
+    masks = pruning.prune(Crossed(), "slimming", sparsity=0.5).masks
+    assert masks["fc1.weight"].any(1).tolist() == [True, True, False, False]
+    assert masks["fc2.weight"].any(1).tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match=r"Crossed, which `torch.fx` cannot trace: .* must show which BatchNorm"):
+        pruning.prune(Crossed(fork=True), "slimming", sparsity=0.5)
+
+
 def test_windows_and_rows_of_a_transposed_convolution_follow_its_inputs():
     layer = nn.ConvTranspose2d(8, 3, 2)
 

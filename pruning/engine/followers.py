@@ -1,0 +1,78 @@
+"""Which BatchNorm acts on what a layer returns, by the flow of data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from pruning.scores.network import network
+
+_KEEPING_CHANNELS = frozenset(
+    {
+        *("relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "mish", "softplus", "hardswish", "hardtanh"),
+        *("tanh", "sigmoid", "hardsigmoid", "dropout", "contiguous", "clone"),
+        *(f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)),
+    }
+)
+"""Functions and methods that leave every channel in its place."""
+
+
+def batch_norms_after(model: nn.Module) -> dict[str, str]:
+    """Return weight of a layer -> scale of the BatchNorm that reads what it returns, activations in between or not.
+
+    Layers that no BatchNorm follows, that act more than once, or whose channels meet others on the way, are left out.
+
+    Raises:
+        ValueError: `torch.fx` cannot trace the forward of `model`, so that what follows what is not known.
+    """
+    with network(model, None, None) as net:
+        modules = dict(net.model.named_modules())
+        try:
+            graph = _Layers().trace(net.model)
+        except Exception as error:
+            raise ValueError(
+                f"`model` ({type(model).__name__}, which `torch.fx` cannot trace: {str(error).splitlines()[0]}) must "
+                "show which BatchNorm follows which layer; choose a score that does without, or write its forward "
+                "without branches on its inputs."
+            ) from error
+    calls = Counter(id(modules[str(node.target)]) for node in graph.nodes if node.op == "call_module")
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        norm = modules[str(node.target)] if node.op == "call_module" else None
+        source = _source(node.all_input_nodes, modules) if isinstance(norm, _BatchNorm) and norm.affine else None
+        if norm is None or source is None or any(calls[id(each)] > 1 for each in (norm, modules[source])):
+            continue
+        layer: Any = modules[source]
+        if (layer.out_channels if isinstance(layer, _ConvNd) else layer.out_features) != norm.num_features:
+            continue
+        found.setdefault(_weight(source), _weight(str(node.target)))
+    return {name: found[name] for name in map(_weight, modules) if name in found}
+
+
+class _Layers(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Linear | _ConvNd | _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _source(read: list[fx.Node], modules: dict[str, nn.Module]) -> str | None:
+    """Return the name of the layer whose channels these nodes hold; None where there is none, or no single one."""
+    while len(read) == 1:
+        node = read[0]
+        module: Any = modules[str(node.target)] if node.op == "call_module" else None
+        if isinstance(module, nn.Linear | _ConvNd):
+            return str(node.target)
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        kind = "" if module is None else type(module).__module__
+        keeps = isinstance(module, nn.Identity) or kind.endswith((".activation", ".dropout", ".pooling"))
+        if not keeps and (module is not None or name.rstrip("_") not in _KEEPING_CHANNELS):
+            return None
+        read = node.all_input_nodes
+    return None
+
+
+def _weight(path: str) -> str:
+    return f"{path}.weight" if path else "weight"
