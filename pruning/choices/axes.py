@@ -265,6 +265,11 @@ class Choices:
                 f"`restart.control` (='invert') turns scores round, which `select` (={self._select!r}) need not "
                 "rank by as they are; use a score."
             )
+        if self.select is not None and self.scope.kind == "global" and self.scope.min_kept:
+            raise ValueError(
+                f"`scope.min_kept` (={self.scope.min_kept}) cannot be held where `select` (={self._select!r}) ranks "
+                "all tensors as one by itself; use a score, or scope.kind='layer'."
+            )
         if self.select is not None and (self.scope.kind in ("row", "window") or self.dynamics.kind == "free"):
             raise ValueError(
                 f"`select` (={self._select!r}) prunes whole tensors further, so that "

@@ -18,7 +18,7 @@ from pruning.methods.base import BasePruningMethod
 from pruning.methods.deciding import next_mask
 from pruning.methods.table import METHODS
 from pruning.scores.network import Weight
-from pruning.selection.allocation import allocate
+from pruning.selection.allocation import allocate, check_reachable, kept_of_all
 from pruning.selection.groups import Groups
 
 
@@ -48,6 +48,8 @@ def masks_of_class(
     weights: Mapping[str, Weight],
     scores: Mapping[str, Tensor] | None,
     generator: torch.Generator | None,
+    *,
+    capped: bool = False,
 ) -> dict[str, Tensor]:
     """Return name -> bool of the parameter's shape, on the CPU: what the class's own `compute_mask` keeps.
 
@@ -58,28 +60,37 @@ def masks_of_class(
         weights: the parameters, and what is kept of them so far.
         scores: name -> scores of the parameter's shape; None lets the class see the parameters.
         generator: source of random draws.
+        capped: see `allocate`.
 
     Raises:
-        ValueError: the class does not take its arguments, or cannot prune so.
+        ValueError: the class does not take its arguments, cannot prune so, or cannot reach the sparsity.
     """
     kind = class_of(choices)
     assert kind is not None
+    told = "amount" in inspect.signature(kind).parameters
+    if choices.scope.min_kept and not told:
+        raise ValueError(
+            f"`scope.min_kept` (={choices.scope.min_kept}) is of no use to {kind.__name__}, which takes no `amount` "
+            "and decides by itself; leave it at 0."
+        )
     held = {name: _parameter(weights[name]) for name in cut.sizes}
     given = {name: None if scores is None else scores[name].to(held[name].orig.device) for name in held}
     survivors = {n: int(a.sum()) for n, a in cut.alive({n: p.copied_mask() for n, p in held.items()}).items()}
     if choices.scope.kind == "global":
         if kind.PRUNING_TYPE != "unstructured":
             raise ValueError(f"`scope.kind` (='global') ranks entries, but {kind.__name__} is {kind.PRUNING_TYPE!r}.")
-        total = sum(cut.sizes.values())
-        method = _made(kind, choices, sum(survivors.values()) - (total - round((sparsity or 0.0) * total)))
+        budget = kept_of_all(cut, sparsity) if told else 0
+        if told:
+            check_reachable(budget, dict.fromkeys(survivors, 0), survivors)
+        method = _made(kind, choices, sum(survivors.values()) - budget)
         before = [parameter.copied_mask() for parameter in held.values()]
         seen = [parameter.orig if given[n] is None else given[n] for n, parameter in held.items()]
         masks = next_masks(method, before, [s.detach() for s in seen if s is not None], list(held), generator)
         return {name: (mask != 0).cpu() for name, mask in zip(held, masks, strict=True)}
     counts = survivors
-    if "amount" in inspect.signature(kind).parameters:
+    if told:
         alive = {n: torch.arange(cut.sizes[n]) < count for n, count in survivors.items()}
-        counts = allocate(cut, sparsity, None, alive)
+        counts = allocate(cut, sparsity, None, alive, capped=capped)
     found = {}
     for name, parameter in held.items():
         method = _made(kind, choices, survivors[name] - counts[name])

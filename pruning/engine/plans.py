@@ -126,7 +126,7 @@ def plan(
     now: dict[str, Tensor] = before
     steps = list(_steps(choices.schedule, cut, before))
     for step, (sparsity, step_cut) in enumerate(steps):
-        now = run.step(step_cut, sparsity, now, share(data.batches, step, len(steps)))
+        now = run.step(step_cut, sparsity, now, share(data.batches, step, len(steps)), last=step == len(steps) - 1)
     if choices.restart.control == "shuffle":
         drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
@@ -144,9 +144,19 @@ class _Run:
     seconds: dict[str, float] = field(default_factory=lambda: {"scoring": 0.0, "selection": 0.0})
 
     def step(
-        self, cut: Groups, sparsity: float | None, before: Mapping[str, Tensor], batches: Sequence[Any] | None
+        self,
+        cut: Groups,
+        sparsity: float | None,
+        before: Mapping[str, Tensor],
+        batches: Sequence[Any] | None,
+        *,
+        last: bool,
     ) -> dict[str, Tensor]:
-        """Score and select once; return name -> what is kept now, bool of the parameter's shape."""
+        """Score and select once; return name -> what is kept now, bool of the parameter's shape.
+
+        What a target asks for must survive in the `last` step alone: tensors pruned unevenly before come to it in
+        different ones.
+        """
         choices, masks = self.choices, {**self.masks, **before}
         nested = choices.dynamics.kind == "nested"
         begin = time.perf_counter()
@@ -157,13 +167,15 @@ class _Run:
         scored_at = time.perf_counter()
         if choices.select is not None:
             weights = weights_of(self.model, masks, cut.sizes)
-            kept = masks_of_class(choices, cut, sparsity, weights, scores, self.data.generator)
+            kept = masks_of_class(choices, cut, sparsity, weights, scores, self.data.generator, capped=not last)
         else:
             assert scores is not None
             assert ranking is not None
             alive = cut.alive(before) if nested else None
             units = _reduced(cut, scores, invert=choices.restart.control == "invert")
-            counts = allocate(cut, sparsity, units if ranking is scores else _reduced(cut, ranking), alive)
+            counts = allocate(
+                cut, sparsity, units if ranking is scores else _reduced(cut, ranking), alive, capped=not last
+            )
             kept = cut.expand(select(units, cut, counts, alive))
         self.seconds["scoring"] += scored_at - begin
         self.seconds["selection"] += time.perf_counter() - scored_at

@@ -31,42 +31,90 @@ def allocate(
     sparsity: float | None,
     scores: Mapping[str, Tensor] | None = None,
     alive: Mapping[str, Tensor] | None = None,
+    *,
+    capped: bool = False,
 ) -> dict[str, int]:
     """Return name -> how many units each pool of that tensor keeps; a tensor is one pool unless rows or windows are.
 
-    Of n units, n - round(sparsity n) are kept (half to even), dead ones counted as pruned; no tensor keeps more than
-    survive, and what it cannot keep goes to the others.
+    Of n units, n - round(sparsity n) are kept (half to even), dead ones counted as pruned. Where a total is divided,
+    what a tensor cannot keep, because fewer survive, goes to the others.
 
     Args:
         groups: the units; their `scope` says how they divide the budget.
         sparsity: the fraction of all units to be pruned in the end; None where densities or windows say it.
         scores: name -> score of each unit, for "global" (those that rank) and "lamp" (LAMP's).
         alive: name -> bool for each unit, whether it may be kept; None is all.
+        capped: a tensor, row or window of which fewer survive than it is to keep, keeps these instead of an error: for
+            a step on the way to a target.
 
     Raises:
-        ValueError: the target cannot be reached under `min_kept`, given densities, or what survives.
+        ValueError: the target cannot be reached under `min_kept`, given densities, or what survives; of tensors, rows
+            or windows that are counted by themselves, in any of them.
     """
     scope, sizes = groups.scope, groups.sizes
     if scope.kind == "window":
         _check_windows(scope, sparsity)
-        return dict.fromkeys(sizes, scope.n)
+        return _by_pool(groups, dict.fromkeys(sizes, scope.n), alive, f"`scope.n` (={scope.n})", capped)
     most = dict(sizes) if alive is None else {name: int(alive[name].sum()) for name in sizes}
     least = {name: min(scope.min_kept, most[name]) for name in most}
+    asked = f"`sparsity` (={sparsity})" if sparsity is not None else "`scope.densities`"
     if scope.allocation == "given":
         wanted = _given(groups, sparsity)
-    elif sparsity is None:
-        raise ValueError("`sparsity` must be a fraction in [0, 1) unless given densities or windows say what is kept.")
     else:
-        total = sum(sizes.values()) - round(sparsity * sum(sizes.values()))
+        total = kept_of_all(groups, sparsity)
+        assert sparsity is not None
         if scope.kind == "global" or scope.allocation == "lamp":
             return _by_ranking(groups, scores, alive, total, least, most)
         wanted = _shared(groups, sparsity)
     if scope.kind == "row":
-        return {layout.name: layout.pool - math.floor(wanted[layout.name] * layout.pool + TINY) for layout in groups}
+        rows = {layout.name: layout.pool - math.floor(wanted[layout.name] * layout.pool + TINY) for layout in groups}
+        return _by_pool(groups, rows, alive, asked, capped)
     if scope.allocation in ("each", "given"):
         kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
-        return {name: max(least[name], min(most[name], kept[name])) for name in sizes}
+        for name, size in sizes.items():
+            if not capped and least[name] > math.ceil((1 - wanted[name]) * size - TINY):
+                raise ValueError(
+                    f"{asked} cannot be reached: {name!r} is to keep {kept[name]} of its {size} units, but "
+                    f"`scope.min_kept` (={scope.min_kept}) asks for more; lower one, or use allocation='uniform', "
+                    "where the others make up for it."
+                )
+        return {name: max(least[name], count) for name, count in _by_pool(groups, kept, alive, asked, capped).items()}
     return largest_remainder({name: (1 - wanted[name]) * size for name, size in sizes.items()}, total, least, most)
+
+
+def kept_of_all(groups: Groups, sparsity: float | None) -> int:
+    """Return how many units a sparsity leaves of all tensors together.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if sparsity is None:
+        raise ValueError(
+            "`sparsity` (=None) must be a fraction in [0, 1), unless given densities or windows say what is kept."
+        )
+    total = sum(groups.sizes.values())
+    return total - round(sparsity * total)
+
+
+def _by_pool(
+    groups: Groups, counts: dict[str, int], alive: Mapping[str, Tensor] | None, asked: str, capped: bool
+) -> dict[str, int]:
+    """Return how many each tensor, row or window keeps: `counts`, and refused or capped where fewer survive."""
+    if alive is None:
+        return counts
+    capped_counts = {}
+    for layout in groups:
+        name, count = layout.name, counts[layout.name]
+        survivors = alive[name].view(-1, layout.pool).sum(1) if layout.units else torch.zeros(1, dtype=torch.int64)
+        capped_counts[name] = min(count, int(survivors.max()))
+        if not capped and int(survivors.min()) < min(count, layout.units):
+            part = "its" if layout.pool == layout.units else "each"
+            raise ValueError(
+                f"{asked} cannot be reached: {name!r} is to keep {count} of {part} {layout.pool} units, but only "
+                f"{int(survivors.min())} survive{'' if part == 'its' else ' in one place'}; prune no less than before, "
+                "or let entries return by dynamics='free'."
+            )
+    return capped_counts
 
 
 def _check_windows(scope: Scope, sparsity: float | None) -> None:
@@ -180,7 +228,7 @@ def largest_remainder(
     Raises:
         ValueError: the bounds leave no such integers.
     """
-    _check_reachable(total, least, most)
+    check_reachable(total, least, most)
     counts = {name: min(max(math.floor(q + TINY), least[name]), most[name]) for name, q in quotas.items()}
     remainder = {name: round(q - math.floor(q + TINY), 9) for name, q in quotas.items()}
     names = sorted(quotas, key=lambda name: -remainder[name])  # stable: the earlier of equal ones first
@@ -194,7 +242,8 @@ def largest_remainder(
     return counts
 
 
-def _check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int]) -> None:
+def check_reachable(total: int, least: Mapping[str, int], most: Mapping[str, int]) -> None:
+    """Raise `ValueError` unless `total` units can be kept with at least and at most so many of each tensor."""
     if sum(least.values()) > total:
         raise ValueError(
             f"`scope.min_kept` asks for {sum(least.values())} units, but the sparsity leaves {total}; lower one."
@@ -217,7 +266,7 @@ def _by_ranking(
     """Rank all tensors as one, once the best `least` of each are kept."""
     if scores is None:
         raise ValueError("`scores` must be given to an allocation that ranks all tensors as one.")
-    _check_reachable(total, least, most)
+    check_reachable(total, least, most)
     names = list(groups.sizes)
     open_to = {name: _alive(groups, alive, name) for name in names}
     if any(least.values()):

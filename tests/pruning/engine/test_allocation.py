@@ -164,7 +164,7 @@ def test_units_are_counted_not_entries():
         (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, "`scope.min_kept` asks for 2000 units"),
         (LENET_5, Scope("layer", "given", densities={"conv*": 1.0}), None, "lacks 'fc1.weight'"),
         (LENET_5, Scope("layer", "given", densities={"*": 0.5}), 0.9, "cannot be reached by `scope.densities`"),
-        (LENET_5, Scope("layer"), None, "`sparsity` must be a fraction"),
+        (LENET_5, Scope("layer"), None, r"`sparsity` \(=None\) must be a fraction"),
         (LENET_5, Scope("global"), 0.5, "`scores` must be given"),
         ({"a": (2, 8)}, Scope("window"), 0.75, "must be 0.5 where 2 of each 4"),
     ],
@@ -181,3 +181,34 @@ def test_fewer_survivors_than_wanted_are_refused():
     alive["b"][1:] = False
     with pytest.raises(ValueError, match="4 units are to be kept, but only 2 survive"):
         counts({"a": (4, 1), "b": (4, 1)}, 0.5, "uniform", alive)
+
+
+FEW = {"a": torch.tensor([True, True, False, False, True, False, False, False])}
+
+
+@pytest.mark.parametrize(
+    ("scope", "sparsity", "said"),
+    [
+        (Scope(), 0.5, r"`sparsity` \(=0.5\) cannot be reached: 'a' is to keep 4 of its 8 units, but only 3 survive"),
+        (Scope("layer", "given", densities={"a": 0.5}), None, "`scope.densities` cannot be reached: 'a'"),
+        (Scope("row"), 0.5, "'a' is to keep 2 of each 4 units, but only 1 survive"),
+        (Scope("window"), None, r"`scope.n` \(=2\) cannot be reached: 'a' is to keep 2 of each 4"),
+    ],
+)
+def test_tensors_that_are_counted_by_themselves_keep_what_is_asked_or_are_refused(scope, sparsity, said):
+    cut = groups_of({"a": (2, 4)}, scope=scope)
+    with pytest.raises(ValueError, match=said):
+        allocate(cut, sparsity, alive=FEW)
+
+    assert allocate(cut, sparsity, alive=FEW, capped=True) == {"a": 2 if scope.kind in ("row", "window") else 3}
+    assert allocate(groups_of({"a": (2, 4)}), 5 / 8, alive=FEW) == {"a": 3}
+
+
+def test_min_kept_by_layer_may_be_what_rounding_allows_and_no_more():
+    assert counts({"a": (4, 1)}, 0.9, "each", min_kept=1) == {"a": 1}  # 0.4 of a unit is to be kept
+    for scope, sparsity in (
+        (Scope(min_kept=2), 0.9),
+        (Scope("layer", "given", densities={"a": 0.1}, min_kept=2), None),
+    ):
+        with pytest.raises(ValueError, match=r"'a' is to keep 0 of its 4 units, but `scope.min_kept` \(=2\) asks for"):
+            allocate(groups_of({"a": (4, 1)}, scope=scope), sparsity)

@@ -386,7 +386,7 @@ def test_inverted_scores_keep_the_lowest():
         ("snip", {"sparsity": 0.5}, "`batches` \\(=None\\) must hold scoring data, which `snip` reads"),
         ("snip", {"sparsity": 0.5, "batches": BATCHES}, "`loss` \\(=None\\) must be a function"),
         ("snap", {"sparsity": 0.5}, "`method` \\(='snap'\\) must be one of magnitude"),
-        ("magnitude", {}, "`sparsity` must be a fraction"),
+        ("magnitude", {}, r"`sparsity` \(=None\) must be a fraction"),
         ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
         ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide the input dimension"),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
@@ -434,6 +434,42 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
 def test_what_cannot_be_combined_is_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("magnitude", {}),
+        ("l1_unstructured", {}),
+        ("global_l1_unstructured", {}),
+        ("ln_structured", {}),
+        ("wanda", {"batches": BATCHES}),
+    ],
+)
+def test_less_than_before_is_refused(method, given):
+    model = Golden()
+    before = pruning.prune(model, "magnitude", sparsity=0.9).masks
+    with pytest.raises(ValueError, match=r"cannot be reached"):
+        pruning.prune(model, method, sparsity=0.25, **given)
+    assert pruning.MaskSet.collect(model) == before
+
+
+def test_rescorings_lead_tensors_that_were_pruned_unevenly_to_one_sparsity():
+    model = Golden()
+    pruning.prune(model, "magnitude", sparsity=0.5, parameters=["fc1.weight"])
+
+    decided = pruning.prune(model, "magnitude", sparsity=0.6, inner=3)
+
+    assert decided.details["kept"] == {"fc1.weight": 6, "fc2.weight": 5}
+
+
+def test_a_class_is_told_how_many_to_keep_or_refuses_to_be():
+    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) cannot be held where `select`"):
+        pruning.prune(Golden(), "global_l1_unstructured", sparsity=0.9, scope={"min_kept": 3})
+    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) is of no use to EveryOther"):
+        pruning.prune(Golden(), EveryOther, scope={"min_kept": 3})
+    with pytest.raises(ValueError, match=r"`sparsity` \(=None\) must be a fraction"):
+        pruning.prune(Golden(), "global_l1_unstructured")
 
 
 def test_every_published_method_is_a_valid_combination():

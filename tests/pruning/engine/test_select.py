@@ -85,7 +85,8 @@ def test_every_window_keeps_its_n_best_survivors(rows, windows, m, n, seed):
     scores[scores == -2] = -torch.inf  # a survivor may rank as low as anything
     alive = torch.rand(rows, windows * m, generator=generator) < 0.7
 
-    mask = masks_of({"a": scores}, None, scope=Scope("window", n=n, m=m), alive={"a": alive.flatten()})["a"]
+    cut = groups_of({"a": scores.shape}, scope=Scope("window", n=n, m=m))
+    mask = cut.expand(select(cut.reduce({"a": scores}), cut, {"a": n}, {"a": alive.flatten()}))["a"]
 
     for row in range(rows):
         for start in range(0, windows * m, m):
