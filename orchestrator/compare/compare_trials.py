@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
+from orchestrator.compare.chosen import chosen
 from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
 from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
@@ -132,6 +133,7 @@ def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[Stage
         own_steps=sum(each.steps for each in own),
         own_seconds=sum(each.seconds for each in own),
         stage=record.key,
+        chosen=chosen(plan.stages[record.key].fields, record),
         others={name: value for name, value in record.after.items() if name not in told},
     )
 

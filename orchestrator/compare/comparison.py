@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.further import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
@@ -57,6 +58,7 @@ class Row:
     """Those of the total that no other trial of the sweep shares."""
     own_seconds: float
     stage: str
+    chosen: Chosen
     others: Mapping[str, float]
     """What else was measured of it, by split and metric: `test/top5`, or `test_NAME/loss` of a further test set."""
 

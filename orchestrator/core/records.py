@@ -47,12 +47,23 @@ class _Counts:
 
 
 @dataclass(frozen=True)
+class _Scoring:
+    """Of a round that a score has ranked: what it read."""
+
+    score: str = ""
+    examples: Count = 0
+    passes: Count = 0
+    rescorings: Count = 0
+
+
+@dataclass(frozen=True)
 class _Details:
     """What code reads of any record's details."""
 
     rounding: Fraction = 0.0
     measured: Mapping[str, _Counts] = field(default_factory=dict)
     dead_tensors: tuple[str, ...] = ()
+    scoring: _Scoring = _Scoring()
 
 
 @dataclass(frozen=True)
@@ -93,11 +104,13 @@ class StageRecord:
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
-    `dead_tensors`, the names of those without an entry left, and `rounding`, by how much whole entries or channels may
-    keep the sparsity from the requested one.
+    `dead_tensors`, the names of those without an entry left, `rounding`, by how much whole entries or channels may
+    keep the sparsity from the requested one, and `scoring`, what was ranked by and what that read.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
-    """What another run would measure anew: `seconds` it took. Never part of the result."""
+    """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`. Never part of the
+    result.
+    """
     warnings: tuple[str, ...] = ()
     device: str = "cpu"
     host: str = ""

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.comparison import Comparison, Point, Row
 
 
 def rows_csv(comparison: Comparison) -> bytes:
-    """Return the tidy table: a line for each trial and round; of other metrics and test sets the columns stand last."""
+    """Return the tidy table: a line for each trial and round; of other metrics and test sets the columns stand last.
+
+    Before these stand those of what was chosen, and what scoring took.
+    """
     others = sorted({name for row in comparison.rows for name in row.others})
-    names = [field.name for field in fields(Row) if field.name != "others"]
+    names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
     return _csv(
-        [*names, *others], ({name: vars(row)[name] for name in names} | {**row.others} for row in comparison.rows)
+        [*names, *(field.name for field in fields(Chosen)), *others],
+        ({name: vars(row)[name] for name in names} | vars(row.chosen) | {**row.others} for row in comparison.rows),
     )
 
 

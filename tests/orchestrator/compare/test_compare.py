@@ -14,6 +14,7 @@ import pytest
 from factories import ACCURACY, DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding
+from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import Metric
@@ -345,6 +346,44 @@ def test_csv_and_json_read_back() -> None:
     assert json.loads(as_json(found))["cost"]["steps"] == found.cost.steps
     (metric,) = json.loads(as_json(found))["metrics"]
     assert (metric["name"], metric["margin"]) == ("accuracy", 0.01)
+
+
+def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
+    plan, records = golden()
+    key = plan.trials[0].stages[1]
+    said = {
+        "unit": {"kind": "entry"},
+        "scope": {"kind": "layer", "allocation": "erk"},
+        "dynamics": {"kind": "nested"},
+        "repair": {"kind": "obs"},
+        "restart": {"weights": "keep", "rates": 0},
+    }
+    stages = {**plan.stages, key: replace(plan.stages[key], fields={**plan.stages[key].fields, **said})}
+    scoring = {"score": "snip", "examples": 20, "passes": 6, "rescorings": 3, "units": {"fc1.weight": 8}}
+    records[key] = replace(
+        records[key],
+        details={"scoring": scoring, "dead_tensors": ["fc1.weight", "fc2.weight"]},
+        measurements={"seconds": 2.0, "scoring": 0.5, "selection": 0.25},
+    )
+    found = csv.DictReader(io.StringIO(rows_csv(compare_trials(Plan(stages, plan.trials), records)).decode()))
+    dense, scored, _, by_a_class, *_ = ({name: row[name] for name in vars(Chosen())} for row in found)
+
+    assert scored == {
+        "score": "snip",
+        "unit": "entry",
+        "scope": "layer by erk",
+        "dynamics": "nested",
+        "repair": "obs",
+        "restart": "weights=keep rates=0",
+        "scored_examples": "20",
+        "scoring_passes": "6",
+        "rescorings": "3",
+        "scoring_seconds": "0.5",
+        "selection_seconds": "0.25",
+        "dead_layers": "fc1.weight fc2.weight",
+    }
+    assert set(dense.values()) == {""}
+    assert {name: value for name, value in by_a_class.items() if value} == {"restart": "keep"}
 
 
 def test_what_is_not_finite_becomes_null() -> None:

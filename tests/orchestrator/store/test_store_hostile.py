@@ -126,6 +126,7 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
         ),
         ({"details": {"rounding": "much"}}, "Expected `float`, got `str` - at `$.rounding`"),
         ({"details": {"dead_tensors": [1]}}, "Expected `str`, got `int` - at `$.dead_tensors[0]`"),
+        ({"details": {"scoring": {"passes": -1}}}, "Expected `int` >= 0 - at `$.scoring.passes`"),
         ({"warnings": "text"}, "Expected `array`, got `str` - at `$.warnings`"),
     ],
 )

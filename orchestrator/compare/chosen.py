@@ -1,0 +1,66 @@
+"""What a round was told to choose, what scoring took, and which layers died, as the columns of a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.core.records import StageRecord
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Of one round; empty for a network that is not pruned. A class that decides by itself has no score and no unit."""
+
+    score: str = ""
+    """Its name, or the function that `score._target_` names."""
+    unit: str = ""
+    scope: str = ""
+    """Its kind, and by what allocation: `layer by erk`."""
+    dynamics: str = ""
+    repair: str = ""
+    restart: str = ""
+    """What a round trains on from: `keep`, or as in `weights=step rates=0 step=0 control=shuffle`."""
+    scored_examples: int | None = None
+    """Examples that were drawn for the score."""
+    scoring_passes: int | None = None
+    """Evaluations of the loss on a batch of them."""
+    rescorings: int | None = None
+    scoring_seconds: float | None = None
+    selection_seconds: float | None = None
+    dead_layers: str = ""
+    """Names of the tensors without an entry left."""
+
+
+def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
+    """Return what the `fields` of a round say, and its `record`."""
+    if not record.round:
+        return Chosen()
+    given, scope = fields.get("restart", {}), fields.get("scope", {})
+    plain = Chosen(
+        scope=_kind(fields, "scope"),
+        restart=" ".join(f"{name}={value}" for name, value in given.items()) or "keep",
+        dead_layers=" ".join(record.details.get("dead_tensors", ())),
+    )
+    scoring = record.details.get("scoring", {})
+    if not scoring:
+        return plain
+    allocation = "" if scope.get("allocation", "each") == "each" else f" by {scope['allocation']}"
+    return replace(
+        plain,
+        score=scoring.get("score", ""),
+        unit=_kind(fields, "unit"),
+        scope=plain.scope + allocation,
+        dynamics=_kind(fields, "dynamics"),
+        repair=_kind(fields, "repair"),
+        scored_examples=scoring.get("examples"),
+        scoring_passes=scoring.get("passes"),
+        rescorings=scoring.get("rescorings"),
+        scoring_seconds=record.measurements.get("scoring"),
+        selection_seconds=record.measurements.get("selection"),
+    )
+
+
+def _kind(fields: Mapping[str, Any], name: str) -> str:
+    return str(fields.get(name, {}).get("kind", ""))
