@@ -14,7 +14,7 @@ from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_kinds import KINDS
 
 Verdict = Literal["pass", "fail", "n/a"]
@@ -50,6 +50,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
         "the dense network's figures": _dense(comparison),
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
+        "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
         "matching is a test against a stated margin": _matching(comparison),
         "achieved sparsity is the requested one": _achieved(plan, known),
         "no dead layer": _dead(plan, known),
@@ -96,6 +97,32 @@ def _mask_control(plan: Plan) -> Answer:
     faults = [] if found else ["none of restart.control=shuffle, reinit, invert"]
     none = "every network is trained, pruned and fine-tuned"
     return _held([restart for restart in rounds if restart], faults, ", ".join(sorted(found)), none)
+
+
+def _same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    """Hold rounds that prune before training to one initialisation; new weights are a control, and left out.
+
+    It is what the start recorded, what a round scored and went back to, and by settings and seed the dense network's.
+    """
+    early: dict[str, str] = {}
+    for trial in plan.trials:
+        start, dense = plan.stages[trial.stages[0]], plan.stages[trial.dense]
+        settings = {name: value for name, value in start.fields.items() if name != "until"}
+        for key in trial.stages[1:] if start.kind == "start" else ():
+            spec, found = plan.stages[key], known.get(start.key)
+            if key not in known or spec.fields.get("restart", {}).get("weights") == "reinit":
+                continue
+            if found is None or known[key].started_from != found.weights_digest:
+                early[key] = "scored other weights than its start recorded"
+            elif spec.inputs.get(REWIND, start.key) != start.key:
+                early[key] = "trained other weights than it scored"
+            else:
+                early[key] = "" if settings == dense.fields else "has a dense network of another seed or other settings"
+    faults = [f"{_name(plan, key)} {fault}" for key, fault in early.items() if fault]
+    reason = (
+        f"{len(early)} rounds scored and trained what their start recorded, by the dense network's settings and seed"
+    )
+    return _held(early, faults, reason, "nothing was pruned before training")
 
 
 def _seeds(points: Sequence[Point]) -> Answer:

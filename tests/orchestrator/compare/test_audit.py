@@ -8,8 +8,9 @@ from factories import EPOCH, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.core.canonical import digest
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
 
 FIVE = (0.5, 0.75, 0.875, 0.9375, 0.96875)
 
@@ -30,6 +31,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
     assert {rule: each.verdict for rule, each in found.items() if each.verdict != "pass"} == {
         "3 or more pairs of data set and network": "fail",
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
+        "the initialisation that was scored is the one that is trained": "n/a",
     }
     assert all(each.reason for each in found.values())
 
@@ -46,6 +48,53 @@ def test_masks_that_are_trained_from_a_step_need_a_control(control: Mapping[str,
     }
 
     assert one(Plan(rewound, plan.trials), {}, "control of masks").verdict == verdict
+
+
+def pruned_at_start(restart: Mapping[str, str], rewind: bool, lr: float) -> tuple[Plan, dict[str, StageRecord]]:
+    """Return a network that is pruned as it is initialised; it may go back to another, or be compared with another."""
+    plan = make_plan(("snip",), (0.5,), (0,), rounds=1)
+    (trial,) = plan.trials
+    dense = plan.stages[trial.dense]
+    start, other = (StageSpec("start", {**dense.fields, "until": until}) for until in (0, 100))
+    inputs = {NETWORK: start.key, REWIND: other.key} if rewind else {NETWORK: start.key}
+    fields = {**plan.stages[trial.stages[1]].fields, "restart": {"weights": "keep", **restart}}
+    pruned = StageSpec("round", fields, inputs)
+    beside = replace(dense, fields={**dense.fields, "train": {"lr": lr}} if lr else dense.fields)
+    chain = Plan({spec.key: spec for spec in (beside, pruned)}, (replace(trial, stages=(start.key, pruned.key)),))
+    records = make_records(chain)
+    drawn = replace(records[beside.key], key=start.key, kind="start", weights_digest=digest(f"weights {start.key}"))
+    trials = (replace(chain.trials[0], dense=beside.key),)
+    return Plan({start.key: start, other.key: other, **chain.stages}, trials), {start.key: drawn, **records}
+
+
+@pytest.mark.parametrize(
+    ("restart", "rewind", "lr", "verdict", "reason"),
+    [
+        ({}, False, 0, "pass", "1 rounds scored and trained what their start recorded"),
+        ({}, True, 0, "fail", "trained other weights than it scored"),
+        ({}, False, 0.5, "fail", "has a dense network of another seed or other settings"),
+        ({"weights": "reinit"}, False, 0, "n/a", "nothing was pruned before training"),
+    ],
+)
+def test_the_initialisation_that_was_scored_is_trained(
+    restart: Mapping[str, str], rewind: bool, lr: float, verdict: str, reason: str
+) -> None:
+    found = one(*pruned_at_start(restart, rewind, lr), "initialisation")
+
+    assert found.verdict == verdict
+    assert reason in found.reason
+
+
+def test_a_round_that_scored_other_weights_than_its_start_s_is_named() -> None:
+    plan, records = pruned_at_start({}, False, 0)
+    key = plan.trials[0].stages[1]
+    other = {**records, key: replace(records[key], started_from=digest("another initialisation"))}
+    lost = {each: record for each, record in records.items() if record.kind != "start"}
+
+    for known in (other, lost):
+        found = one(plan, known, "initialisation")
+        assert found.verdict == "fail"
+        assert f"{plan.trials[0].name}, round 1 scored other weights" in found.reason
 
 
 def test_three_networks_pass() -> None:
