@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, weighed
+from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, uses, weighed
 from pruning.scores.fisher_matrix import fisher_matrix
 from pruning.scores.network import Masks, Network, network, weights_of
 from pruning.scores.per_example import Passed, passed
@@ -61,31 +61,42 @@ def obd(
         score_i = v_i^2 H_ii / 2,       H_ii = mean over examples of (J^T A J)_ii
 
     with J the Jacobian of an example's outputs and A the Hessian of its loss in these, both exact. For networks of
-    ReLU, pooling and BatchNorm in evaluation mode that is the Hessian's own diagonal; with smooth activations it is the
-    Gauss-Newton part, which OBD keeps. It takes a backward pass for each output.
+    ReLU, pooling and BatchNorm in evaluation mode that is the Hessian's own diagonal; with smooth activations, or where
+    a weight acts more than once, it is the Gauss-Newton part, which OBD keeps. It takes a backward pass per output.
 
     Args and errors: see `pruning.scores`; `generator` is unused. `loss` calls the model once, and reads nothing else of
-    it but its outputs.
+    it but its outputs; these are logits, of which the loss is no linear function.
+
+    Raises:
+        ValueError: `loss` or the last layer is another.
     """
     with network(model, masks, parameters) as net:
         leaves: list[Tensor] = []
         losses: list[Tensor] = []
 
         def cut(outputs: Tensor) -> Tensor:
-            leaves[:] = [outputs, outputs.detach().requires_grad_()]
-            return leaves[1]
+            leaves[:] = [*leaves, outputs, outputs.detach().requires_grad_()]
+            return leaves[-1]
 
         def forward(batch: Any) -> Tensor:
+            leaves.clear()
             with outputs_through("obd", net.model, cut):
-                losses[:] = [loss_of("obd", loss, net.model, batch)]
+                losses[:] = [loss_of("obd", loss, net.model, batch, leaves)]
+            _refuse_other_losses(net, losses[0], leaves)
             return leaves[0]
 
-        means = _Means(net)
+        means, curved = _Means(net), False
         for batch, weight in weighed("obd", batches, size):
             for done, share in passed(net, batch, weight, forward):
                 means.weight += share
                 for cotangent, signs in _roots(done, losses[0], leaves[1]):
+                    curved = curved or bool(signs.any())
                     means.add(done.square_sums(cotangent, signs), 0.0, share)
+        if not curved:
+            raise ValueError(
+                "`loss` is linear in what the model returns (or flat), where `obd` sees no curvature; let the network "
+                "return logits, and the loss take them through `log_softmax`, as `cross_entropy` does."
+            )
         return means.scores()
 
 
@@ -106,6 +117,26 @@ def _roots(done: Passed, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, T
     for index in range(slopes.shape[1]):
         cotangent = vectors[:, :, index] * values[:, index, None].abs().sqrt()
         yield cotangent.to(leaf.dtype).view_as(leaf), values[:, index].sign().to(leaf.dtype)
+
+
+def _refuse_other_losses(net: Network, loss: Tensor, leaves: Sequence[Tensor]) -> None:
+    """Refuse losses whose curvature in one call's outputs is not all that they have."""
+    if len(leaves) > 2:
+        raise ValueError(
+            f"`loss` (which calls the model {len(leaves) // 2} times) must call it once for `obd`, which takes the "
+            "curvature in one call's outputs; join the inputs in one batch."
+        )
+    read = uses(loss)
+    if others := [name for name, parameter in net.parameters.items() if id(parameter) in read]:
+        raise ValueError(
+            f"`loss` (which reads {others[0]!r} itself) must read the model's outputs alone for `obd`; leave penalties "
+            "of weights out."
+        )
+    if type(leaves[0].grad_fn).__name__ in ("SoftmaxBackward0", "SigmoidBackward0"):
+        raise ValueError(
+            "`model` must return logits for `obd`, which takes outputs to be linear where no kink is, and it ends in a "
+            "softmax or sigmoid; let the network return logits, and the loss apply that."
+        )
 
 
 class _Means:

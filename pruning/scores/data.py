@@ -64,20 +64,42 @@ def rows(batch: Any) -> int:
     return len(first)
 
 
-def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any) -> Tensor:
-    """Return `loss(model, batch)`, a batch's mean; refuse what no gradient can be taken of."""
+def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Sequence[Tensor] = ()) -> Tensor:
+    """Return `loss(model, batch)`, a batch's mean; refuse what no gradient in `sources` can be taken of.
+
+    `sources` are leaves of the graph, read after the loss; none are the parameters of `model`.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(f"`{score}` takes gradients, which `torch.inference_mode` rules out; call it outside of that.")
     if loss is None:
         raise ValueError(
             f"`loss` (=None) must be a function (model, batch) -> mean loss, of which `{score}` takes gradients."
         )
     value = loss(model, batch)
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+    one = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
+    reached = uses(value) if one else {}
+    if not any(id(leaf) in reached for leaf in (sources or model.parameters())):
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
             f"`loss` (which returned {what}) must return the batch's mean as one number that depends on the model that "
             "it is given; compute it from that model's outputs, without `detach` or `no_grad`."
         )
     return value.reshape(())
+
+
+def uses(result: Tensor) -> Counter[int]:
+    """Return id of a leaf of the graph of `result` -> how often it is used in it."""
+    found: Counter[int] = Counter()
+    seen, pending = {result.grad_fn}, [result.grad_fn]
+    while pending:
+        node = pending.pop()
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None and hasattr(following, "variable"):
+                found[id(following.variable)] += 1
+            elif following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return found
 
 
 def gradients(

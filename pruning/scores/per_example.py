@@ -6,7 +6,6 @@ that does not hold (other layers hold the weight, examples are not the first dim
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.data import gradients, rows
+from pruning.scores.data import gradients, rows, uses
 from pruning.scores.network import Network
 
 AT_ONCE = 1 << 22
@@ -196,17 +195,8 @@ def _fits(call: _Call, count: int) -> bool:
 
 def _are_all_uses(result: Tensor, net: Network, calls: Mapping[str, Sequence[_Call]]) -> bool:
     """Say whether `result` depends on each weight through these calls alone."""
-    uses: Counter[int] = Counter()
-    seen, pending = {result.grad_fn}, [result.grad_fn]
-    while pending:
-        node = pending.pop()
-        for following, _ in () if node is None else node.next_functions:
-            if following is not None and hasattr(following, "variable"):
-                uses[id(following.variable)] += 1
-            elif following not in seen:
-                seen.add(following)
-                pending.append(following)
-    return all(uses[id(parameter)] <= len(calls[name]) for name, parameter in net.parameters.items())
+    used = uses(result)
+    return all(used[id(parameter)] <= len(calls[name]) for name, parameter in net.parameters.items())
 
 
 def _row(batch: Any, index: int, count: int) -> Any:

@@ -72,12 +72,17 @@ def lamp(
     1. Equal magnitudes rank by their index.
 
     Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
     """
-    return {name: _lamp(weight.value) for name, weight in weights_of(model, masks, parameters).items()}
+    return {name: _lamp(name, weight.value) for name, weight in weights_of(model, masks, parameters).items()}
 
 
-def _lamp(value: Tensor) -> Tensor:
+def _lamp(name: str, value: Tensor) -> Tensor:
     magnitudes = value.abs().to(torch.float64).flatten()
+    if magnitudes.numel() and not magnitudes.max().isfinite():
+        raise ValueError(f"`{name}` holds NaN or infinity, of which `lamp` has no shares; mend the tensor.")
     ordered, order = magnitudes.sort(stable=True)
     squares = ordered.square_()
     above = squares.flip(0).cumsum(0).flip(0)

@@ -141,3 +141,8 @@ def test_a_missing_or_useless_loss_is_told(name: str) -> None:
         ValueError, match=r"`loss` \(which returned a tensor of shape \(\)\) must return the batch's mean"
     ):
         score(conv_network(), [conv_batch()], lambda model, batch: model(batch[0]).detach().mean())
+    model = conv_network()
+    with pytest.raises(ValueError, match=r"`loss` .*the model that it is given"):
+        score(model, [conv_batch()], lambda _, batch: cross_entropy(model, batch))
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"`torch.inference_mode` rules out"):
+        score(conv_network(), [conv_batch()], cross_entropy)

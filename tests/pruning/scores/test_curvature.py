@@ -160,6 +160,37 @@ def test_obd_needs_to_see_outputs() -> None:
         obd(model, [GOLDEN_BATCH], lambda net, batch: net.fc1(batch[0]).mean())
 
 
+@pytest.mark.parametrize(
+    ("last", "loss", "told"),
+    [
+        (
+            nn.LogSoftmax(1),
+            lambda net, batch: F.nll_loss(net(batch[0]), batch[1]),
+            "linear .* let the network return logits",
+        ),
+        (nn.Softmax(1), lambda net, batch: F.nll_loss(net(batch[0]).log(), batch[1]), "must return logits"),
+        (
+            nn.Identity(),
+            lambda net, batch: cross_entropy(net, batch) + cross_entropy(net, batch),
+            "calls the model 2 times",
+        ),
+        (
+            nn.Identity(),
+            lambda net, batch: cross_entropy(net, batch) + net[0].fc1.weight.square().sum(),
+            "'0.fc1.weight' it",
+        ),
+    ],
+)
+def test_obd_refuses_losses_whose_curvature_is_not_in_one_call_s_outputs(last: nn.Module, loss: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        obd(nn.Sequential(golden_network(), last), [GOLDEN_BATCH], loss)
+
+
+def test_obd_is_right_of_log_probabilities_where_the_loss_takes_them_for_logits() -> None:
+    scores = obd(nn.Sequential(golden_network(), nn.LogSoftmax(1)), [GOLDEN_BATCH], cross_entropy)
+    assert_close(flat(scores), golden("obd"))
+
+
 # --- OBS --------------------------------------------------------------------------------------------------------------
 
 

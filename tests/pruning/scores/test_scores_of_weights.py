@@ -199,3 +199,10 @@ def test_rounds_of_synflow_are_synflow_under_each_rounds_masks() -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     with pytest.raises(ValueError, match=r"`fc.weight` has the shape"):
         flow.scores({"fc.weight": torch.ones(2, 2)})
+
+
+def test_lamp_tells_which_tensor_holds_nan() -> None:
+    model = conv_network()
+    model.fc.weight.data[0, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"`fc.weight` holds NaN"):
+        lamp(model)
