@@ -16,7 +16,8 @@ All take `score(model, batches, loss, *, size, generator, masks, parameters)`, a
 - `parameters`: the names of what is scored; None takes weights of linear and convolutional layers and of attention's
   projections, a tied one once.
 - `batch_norm`, where a score has it: "train" normalises by each batch's own statistics, for a network at initialisation
-  (give one batch, then); "eval" by the running ones, for a trained network.
+  (where several batches are refused but by `taylor`, and one of 1 example); "eval" by the running ones, for a
+  trained network.
 
 They return qualified name -> tensor of the parameter's shape, float64 where data or sums are in it, and raise
 `ValueError` for missing data, for names that are not in the model and for masks of another shape.

@@ -28,7 +28,9 @@ def fisher(
 
         score_i = v_i^2 F_ii / 2,       F_ii = mean over examples n of g_ni^2,      g_n the gradient of example n
 
-    BatchNorm is in evaluation mode; examples are the first dimension of a batch.
+    BatchNorm is in evaluation mode; examples are the first dimension of a batch. They weigh what `size` gives for each
+    alone (its tokens, say, where `loss` is a mean over these, and g_n that of its own mean), if that adds up to its
+    batch's; else all of a batch weigh the same.
 
     Args and errors: see `pruning.scores`; `generator` is unused.
     """
@@ -39,10 +41,9 @@ def fisher(
 
         means = _Means(net)
         for batch, weight in weighed("fisher", batches, size):
-            for done, share in passed(net, batch, weight, forward):
-                means.add(
-                    done.square_sums(), share, share * done.count
-                )  # gradients of a mean: each is 1/count of its own
+            for done, share in passed(net, batch, weight, forward, size):
+                signs = None if done.factors is None else done.factors.square()
+                means.add(done.square_sums(None, signs), share, share * done.count)  # of a mean: 1/count of their own
         return means.scores()
 
 
@@ -87,7 +88,7 @@ def obd(
 
         means, curved = _Means(net), False
         for batch, weight in weighed("obd", batches, size):
-            for done, share in passed(net, batch, weight, forward):
+            for done, share in passed(net, batch, weight, forward, size):
                 means.weight += share
                 for cotangent, signs in _roots(done, losses[0], leaves[1]):
                     curved = curved or bool(signs.any())

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.scores.network import Network
 
@@ -39,6 +40,38 @@ def weighed(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[A
         raise ValueError(
             f"`batches` (={given}) must hold scoring data, which `{score}` reads; pass batches of the training split."
         )
+
+
+def joined(score: str, net: Network, batches: Batches, *, several: bool = False) -> Batches:
+    """Return `batches`, refused while they are read where BatchNorm takes its statistics from them wrongly.
+
+    Args:
+        score: the name of the score, for the error.
+        net: where its BatchNorm is in training mode, all examples must come at once, and more than one.
+        batches: what is to be read.
+        several: whether several batches have a meaning for the score.
+    """
+    if batches is None or not any(isinstance(m, _BatchNorm) and m.training for m in net.model.modules()):
+        return batches
+    return _joined(score, batches, several)
+
+
+def _joined(score: str, batches: Iterable[Any], several: bool) -> Iterator[Any]:
+    for index, batch in enumerate(batches):
+        first = next(tensors(batch), None)
+        if first is not None and first.dim() and len(first) == 1:
+            raise ValueError(
+                f"`batches` (which hold a batch of 1 example) must hold more in each for `{score}` with "
+                "batch_norm='train', which normalises by a batch's own statistics; pass larger ones, or "
+                "batch_norm='eval'."
+            )
+        if index and not several:
+            raise ValueError(
+                f"`batches` (of which there are several) must be one of all examples for `{score}` with "
+                "batch_norm='train', which normalises by a batch's own statistics; join them, or pass "
+                "batch_norm='eval'."
+            )
+        yield batch
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
@@ -150,7 +183,10 @@ def mean_gradient(score: str, net: Network, batches: Batches, loss: Loss, size: 
     """Return name -> gradient of the mean loss over all batches, of pruned entries too; see `mean_over_batches`."""
     parameters = list(net.parameters.values())
     means = mean_over_batches(
-        score, batches, size, lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters)
+        score,
+        joined(score, net, batches),
+        size,
+        lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters),
     )
     return dict(zip(net.parameters, means, strict=True))
 

@@ -69,7 +69,7 @@ def _examples(net: Network, batches: Batches, loss: Loss, size: Size) -> Iterato
         return loss_of("obs", loss, net.model, batch)
 
     for batch, weight in weighed("obs", batches, size):
-        for done, share in passed(net, batch, weight, forward):
+        for done, share in passed(net, batch, weight, forward, size):
             rows = [row.mul_(done.count) for row in done.rows()]
             for row, parameter in zip(rows, net.parameters.values(), strict=True):
                 row.mul_(parameter.detach() != 0)  # a plain model has zeros for what is pruned

@@ -14,6 +14,7 @@ from pruning.scores.data import (
     Loss,
     Size,
     gradients,
+    joined,
     loss_of,
     mean_gradient,
     mean_over_batches,
@@ -98,7 +99,7 @@ def grasp(
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature!r}) must be above 0; the paper takes 200.")
     with network(model, masks, parameters, batch_norm=batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
-        held = [batch for batch, _ in weighed("grasp", batches, size)]
+        held = [batch for batch, _ in weighed("grasp", joined("grasp", net, batches), size)]
         weights = list(net.parameters.values())
 
         def slopes(batch: Any, *, create_graph: bool = False) -> list[Tensor]:

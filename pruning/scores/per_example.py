@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.data import gradients, rows, uses
+from pruning.scores.data import Size, gradients, rows, uses
 from pruning.scores.network import Network
 
 AT_ONCE = 1 << 22
@@ -39,12 +39,17 @@ class _Call:
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch that has passed through the network: `count` examples, and `result`, what is differentiated."""
+    """A batch that has passed through the network: `count` examples, and `result`, what is differentiated.
+
+    `factors`, of shape (count,), are what gradients of examples that do not weigh the same are multiplied with, so that
+    count times an example's is sqrt(its weight / mean weight) times that of its own mean; None where all weigh as much.
+    """
 
     net: Network
     count: int
     result: Tensor
     calls: Mapping[str, Sequence[_Call]] | None
+    factors: Tensor | None = None
 
     def square_sums(self, cotangent: Tensor | None = None, signs: Tensor | None = None) -> list[Tensor]:
         """Return, for each weight, the sum over examples of the squares of their gradients of `result`.
@@ -64,7 +69,11 @@ class Passed:
         if self.calls is None:
             return [g.unsqueeze(0) for g in self._gradients(None)]
         deltas = self._deltas(None)
-        return [self._rows_of(name, deltas[name], slice(None)) for name in self.net.parameters]
+        found = [self._rows_of(name, deltas[name], slice(None)) for name in self.net.parameters]
+        if self.factors is not None:
+            for own in found:
+                own.mul_(self.factors.view(-1, *[1] * (own.dim() - 1)))
+        return found
 
     def gates(self, name: str) -> Tensor:
         """Return d result / d z for each example and unit of a weight's layer, z = 1 a factor of what it returns."""
@@ -76,7 +85,7 @@ class Passed:
         total = self.result.new_zeros(())
         for call, delta in zip(self.calls[name], self._deltas(None)[name], strict=True):
             total = total + _by_unit(call.output * delta, call.module)
-        return total
+        return total if self.factors is None else total * self.factors[:, None]
 
     def _gradients(self, cotangent: Tensor | None) -> list[Tensor]:
         parameters = list(self.net.parameters.values())
@@ -119,7 +128,9 @@ class Passed:
         return total
 
 
-def passed(net: Network, batch: Any, weight: float, forward: Forward) -> Iterator[tuple[Passed, float]]:
+def passed(
+    net: Network, batch: Any, weight: float, forward: Forward, size: Size = None
+) -> Iterator[tuple[Passed, float]]:
     """Yield (batch that has passed, its weight): the whole of it, or its examples one by one where it must be so.
 
     Args:
@@ -127,18 +138,38 @@ def passed(net: Network, batch: Any, weight: float, forward: Forward) -> Iterato
         batch: what is passed.
         weight: of the whole batch.
         forward: see `Forward`.
+        size: (batch) -> its weight, of which each example has its own where these add up; else equal parts.
     """
     count = rows(batch)
+    shares = _shares(batch, count, weight, size)
     with _recorded(net) as calls:
         result = forward(batch)
     of_examples = not result.dim() or len(result) == count
     fit = of_examples and all(_fits(call, count) for of_weight in calls.values() for call in of_weight)
     fit = fit and _are_all_uses(result, net, calls)
     if fit or count == 1:
-        yield Passed(net, count, result, calls if fit else None), weight
+        yield Passed(net, count, result, calls if fit else None, _factors(shares, result)), weight
         return
     for index in range(count):
-        yield from passed(net, _row(batch, index, count), weight / count, forward)
+        if shares[index] > 0:
+            yield from passed(net, _row(batch, index, count), shares[index], forward)
+
+
+def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
+    """Return what each example weighs: as `size` has it of that alone, equal parts where that does not add up."""
+    if size is not None and count > 1:
+        shares = [float(size(_row(batch, index, count))) for index in range(count)]
+        if abs(sum(shares) - weight) <= 1e-9 * weight:
+            return shares
+    return [weight / count] * count
+
+
+def _factors(shares: Sequence[float], like: Tensor) -> Tensor | None:
+    if min(shares) == max(shares):
+        return None
+    mean = sum(shares) / len(shares)
+    roots = [(mean / share) ** 0.5 if share > 0 else 0.0 for share in shares]
+    return torch.tensor(roots, dtype=like.dtype, device=like.device)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.data import Batches, Loss, Size, gradients, loss_of, mean_over_batches, weighed
+from pruning.scores.data import Batches, Loss, Size, gradients, joined, loss_of, mean_over_batches, weighed
 from pruning.scores.network import BatchNormMode, Masks, Network, batch_norms, network, weights_of
 from pruning.scores.per_example import passed
 
@@ -68,7 +68,13 @@ def taylor(
             slopes = gradients(loss_of("taylor", loss, net.model, batch), list(net.parameters.values()))
             return _squares(net, dict(zip(net.parameters, slopes, strict=True)), scored, form)
 
-        return dict(zip(scored, mean_over_batches("taylor", batches, size, squares), strict=True))
+        return dict(
+            zip(
+                scored,
+                mean_over_batches("taylor", joined("taylor", net, batches, several=True), size, squares),
+                strict=True,
+            )
+        )
 
 
 def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], form: Form) -> list[Tensor]:
@@ -96,7 +102,7 @@ def _gates_of_examples(net: Network, batches: Batches, loss: Loss, size: Size) -
     totals: dict[str, Tensor] = {}
     weights = 0.0
     for batch, weight in weighed("taylor", batches, size):
-        for done, share in passed(net, batch, weight, forward):
+        for done, share in passed(net, batch, weight, forward, size):
             weights += share
             for name in net.parameters:
                 squares = (done.gates(name).to(torch.float64) * done.count).square_().mean(0) * share

@@ -146,3 +146,12 @@ def test_a_missing_or_useless_loss_is_told(name: str) -> None:
         score(model, [conv_batch()], lambda _, batch: cross_entropy(model, batch))
     with torch.inference_mode(), pytest.raises(ValueError, match=r"`torch.inference_mode` rules out"):
         score(conv_network(), [conv_batch()], cross_entropy)
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_SCORES if SCORES[name].batch_norm])
+def test_batch_norm_in_training_mode_takes_its_statistics_from_all_examples(name: str) -> None:
+    if name != "taylor":  # whose squares are those of mini-batches
+        with pytest.raises(ValueError, match=rf"one of all examples for `{name}` with batch_norm='train'"):
+            scored(name, conv_network(), split(conv_batch(), 3, 3))
+    with pytest.raises(ValueError, match=r"batch of 1 example"):
+        scored(name, conv_network(), [conv_batch(1)])

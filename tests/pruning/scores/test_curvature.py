@@ -191,6 +191,43 @@ def test_obd_is_right_of_log_probabilities_where_the_loss_takes_them_for_logits(
     assert_close(flat(scores), golden("obd"))
 
 
+class Tokens(nn.Module):
+    """A network of tokens, that shows layers' examples or, under attention, not."""
+
+    def __init__(self, *, attention: bool) -> None:
+        super().__init__()
+        self.embedding, self.fc = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.mix = nn.MultiheadAttention(4, 2, batch_first=True) if attention else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).tanh()
+        return self.fc(x if self.mix is None else self.mix(x, x, x)[0])
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("score", [fisher, obd, obs])
+def test_the_cut_into_batches_does_not_matter_where_examples_have_unlike_many_tokens(
+    score: Any, attention: bool
+) -> None:
+    torch.manual_seed(3)
+    model = Tokens(attention=attention).double()
+    labels = torch.randint(5, (6, 4)).where(torch.arange(4) < torch.tensor([4, 1, 3, 0, 2, 4])[:, None], -100)
+    batch = (torch.randint(5, (6, 4)), labels)
+
+    def token_loss(net: nn.Module, given: Batch) -> Tensor:
+        return F.cross_entropy(net(given[0]).flatten(0, 1), given[1].flatten())
+
+    def tokens(given: Batch) -> int:
+        return int((given[1] != -100).sum())
+
+    whole, *others = (
+        flat(score(model, split(batch, *sizes), token_loss, size=tokens, parameters=["fc.weight"]))
+        for sizes in ([6], [1, 1, 4], [1] * 6)
+    )
+    for other in others:
+        assert_close(other, whole)
+
+
 # --- OBS --------------------------------------------------------------------------------------------------------------
 
 
