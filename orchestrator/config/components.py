@@ -18,7 +18,7 @@ from orchestrator.config.rules import Rule, at_least, is_int, is_number, key, on
 from orchestrator.config.well_formed import INFINITIES, mistyped
 from orchestrator.core.canonical import canonical_json
 
-LOOPS_OWN = ("accumulate", "ema", "compile", "patience")
+LOOPS_OWN = ("accumulate", "penalty", "ema", "compile", "patience")
 """Keys of a training that the built-in loop alone goes by."""
 NORMS = (*INFINITIES, "fro", "nuc")
 
@@ -81,6 +81,8 @@ class Train:
     """`_target_` and arguments of a callable (outputs, labels) -> loss; null is the model's own, else the task's."""
     precision: str = key("fp32", one_of("fp32", "bf16", "fp16"))
     """fp32, or autocast to bf16 or fp16; fp16 scales the loss and needs CUDA."""
+    penalty: float = key(0.0, at_least(0, ": lambda of network slimming; pass 1e-4, say, or 0 for none"))
+    """Of the absolute scales of BatchNorm: penalty sign(gamma) is added to their gradients, before they are clipped."""
     clip_norm: float | None = key(None, _CLIP)
     """Largest L2 norm of all gradients taken as one vector."""
     ema: float | None = key(None, within(": the decay of an average; pass 0.999").or_null(", or null for no averages"))

@@ -26,7 +26,7 @@ from orchestrator.core.work_order import never
 from orchestrator.training.evaluation import autocast, evaluate, monitored
 from orchestrator.training.state.resuming import Keep, Resumable
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
-from orchestrator.training.steps import Averages, Steps, TrainingError, optimizer_of, require_precision, scheduler_of
+from orchestrator.training.steps import Averages, Gradients, Steps, TrainingError, optimizer_of, scaler_of, scheduler_of
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.task import Task
@@ -122,7 +122,7 @@ class _Run(Resumable):
     def __init__(
         self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device
     ) -> None:
-        require_precision(config.precision, device)
+        self.scaler = scaler_of(config.precision, device)
         self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
         self.monitor = monitored(task, config.monitor)
         batches = data.train.batches(
@@ -138,8 +138,8 @@ class _Run(Resumable):
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer_of(config, self.parameters)
+        self.gradients = Gradients(config, model, self.parameters)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         # No method of this object: it would hold itself, and the processes of its loader, until the collector runs.
         loss_of = partial(task.loss, model)
         self.loss_of = torch.compile(loss_of) if config.compile else loss_of
@@ -199,9 +199,7 @@ class _Run(Resumable):
                 loss = loss * (size / sum(sizes))
             torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
-        if self.config.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.parameters, self.config.clip_norm)
+        self.gradients.finish(self.scaler, self.optimizer)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -1,4 +1,4 @@
-"""A training's steps: what takes them, on which schedule, of how many batches; averages of the weights over them."""
+"""A training's steps: what takes them, by which schedule and gradients, of how many batches; averages over them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -17,6 +19,7 @@ from orchestrator.config.components import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import create
+from pruning.scores.network import batch_norms
 
 
 class TrainingError(OrchestratorError):
@@ -25,13 +28,14 @@ class TrainingError(OrchestratorError):
     repeats = True
 
 
-def require_precision(precision: str, device: torch.device) -> None:
-    """Raise `TrainingError` for a precision that a device has not."""
+def scaler_of(precision: str, device: torch.device) -> GradScaler:
+    """Create what scales the losses of fp16; raise `TrainingError` for a precision that a device has not."""
     if precision == "fp16" and device.type != "cuda":
         raise TrainingError(
             f"`train.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
             "cluster.gpus_per_trial=1."
         )
+    return GradScaler(device.type, enabled=precision == "fp16")
 
 
 def optimizer_of(config: Train, parameters: Sequence[nn.Parameter]) -> Optimizer:
@@ -87,6 +91,46 @@ class Steps:
             while together := list(islice(batches, self.accumulate)):
                 yield together
             start = 0
+
+
+class Gradients:
+    """Does to a step's gradients what its optimizer is to see: the penalty is added, then all are clipped.
+
+        gradient of gamma <- gradient of gamma + penalty sign(gamma)        (gamma: the scales of BatchNorm)
+
+    Scales without a gradient, which the step has not reached, stay as they are.
+
+    Raises:
+        TrainingError: there is a penalty, and no BatchNorm whose scales are trained.
+    """
+
+    def __init__(self, config: Train, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters, self._clip_norm, self._penalty = parameters, config.clip_norm, config.penalty
+        self._scales: dict[nn.Parameter, nn.Module] = {}
+        if config.penalty:
+            held = {_parameter(module): module for module in batch_norms(model).values()}
+            self._scales = {scale: module for scale, module in held.items() if scale.requires_grad}
+            if not self._scales:
+                raise TrainingError(
+                    f"`train.penalty` (={config.penalty}) must be 0 for a network without trained scales of BatchNorm, "
+                    "which it is put on; pass train.penalty=0 finetune.penalty=0, or another model."
+                )
+
+    def finish(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        """Do it, once a step, when all batches of the step have added theirs."""
+        if self._scales or self._clip_norm is not None:
+            scaler.unscale_(optimizer)
+        with torch.no_grad():
+            for scale, module in self._scales.items():
+                if scale.grad is not None:
+                    scale.grad.add_(cast(Tensor, module.weight).sign(), alpha=self._penalty)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+
+
+def _parameter(module: nn.Module) -> nn.Parameter:
+    """Return the parameter behind a module's `weight`, which pruning holds under another name."""
+    return module.get_parameter("weight_orig" if "weight_orig" in module._parameters else "weight")
 
 
 class Averages:

@@ -160,6 +160,11 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
             ["model._target_=their_words.leaves"],
             "(=their_words.leaves) could not be created: SystemExit: no weights he",
         ),
+        (
+            ["train.penalty=1e-4"],
+            "`train.penalty` (=0.0001) must be 0 for a network without trained scales of BatchNorm, which it is put "
+            "on; pass train.penalty=0 finetune.penalty=0, or another model.",
+        ),
         ([*half("sweet"), "method._target_=their_words.leaves"], "must be a class derived from pruning.BasePruningMet"),
     ],
 )

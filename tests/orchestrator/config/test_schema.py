@@ -139,6 +139,14 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
             "`train.ema` (=1) must lie in (0, 1): the decay of an average; pass 0.999, or null for no averages.",
         ),
         ({"accumulate": 0}, "`train.accumulate` (=0) must be an integer of at least 1."),
+        (
+            {"penalty": -1e-4},
+            "`train.penalty` (=-0.0001) must be at least 0: lambda of network slimming; pass 1e-4, say, or 0 for none.",
+        ),
+        (
+            {"_target_": "a.b", "penalty": 1e-4},
+            "`train.penalty` (=0.0001) is what the built-in loop goes by; leave it at 0.0 for a training function",
+        ),
         ({"options": {"beta": 2}}, "`train.options` (={'beta': 2}) are for a training function of your own; pass "),
         (
             {"_target_": "a.b", "patience": 3},

@@ -183,7 +183,7 @@ def test_the_score_that_the_page_shows_ranks_a_sweep(home: Path) -> None:
 @pytest.mark.parametrize("method", ["synflow", "slimming", "obs"])
 def test_a_method_is_trained_through_and_holds_its_laws(home: Path, method: str) -> None:
     others = {
-        "slimming": ("model=cnn", "model.channels=[4,4]"),
+        "slimming": ("model=cnn", "model.channels=[4,4]", "train.penalty=1e-4"),
         "synflow": ("model=cnn", "model.channels=[4,4]", "schedule.inner=5"),
     }
     *_, found = trained(f"method={method}", *others.get(method, ()))
