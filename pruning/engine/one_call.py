@@ -78,36 +78,40 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
         choices = Choices(Score(method))
     else:
         raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class or a function.")
-    given = options or {}
-    choices = replace(choices, **{n: _replaced(getattr(choices, n), value) for n, value in given.items() if n in AXES})
+    given = dict(options or {})
+    score = _replaced(choices.score, given.pop("score", {}), {})
     kind = class_of(choices)
-    taken = inspect.signature(function_of(choices.score) if kind is None else kind).parameters
+    taken = inspect.signature(function_of(score) if kind is None else kind).parameters
+    single: dict[str, dict[str, Any]] = {axis: {} for axis in AXES}
     own: dict[str, Any] = {}
     for name, value in given.items():
         homes = [axis for axis in AXES if name in {each.name for each in fields(getattr(choices, axis))}]
         if name in AXES:
             continue
-        if kind is not None or name in taken or len(homes) != 1:
+        if kind is not None or len(homes) != 1 or name in taken:
             own[name] = value
         else:
-            choices = replace(choices, **{homes[0]: replace(getattr(choices, homes[0]), **{name: value})})
+            single[homes[0]][name] = value
+    # All at once: what one of them alone would not allow, another may.
+    changed = {n: _replaced(getattr(choices, n), given.get(n, {}), single[n]) for n in AXES if n != "score"}
     if kind is not None:
-        return replace(choices, arguments={**choices.arguments, **own})
-    return replace(choices, score=replace(choices.score, options={**choices.score.options, **own}))
+        return replace(choices, score=score, arguments={**choices.arguments, **own}, **changed)
+    return replace(choices, score=replace(score, options={**score.options, **own}), **changed)
 
 
-def _replaced(choice: Any, given: Any) -> Any:
+def _replaced(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
+    """Return the choice as `given`, with the fields `single` changed besides."""
     if isinstance(given, type(choice)):
-        return given
+        return replace(given, **single)
     if isinstance(given, Mapping):
         if unknown := [name for name in given if name not in {each.name for each in fields(choice)}]:
             raise ValueError(
                 f"`{type(choice).__name__.lower()}` has {unknown[0]!r}, but takes "
                 f"{', '.join(each.name for each in fields(choice))}."
             )
-        return replace(choice, **given)
+        return replace(choice, **{**given, **single})
     if isinstance(given, str) or (callable(given) and isinstance(choice, Score)):
-        return type(choice)(kind=given) if not isinstance(choice, Schedule) else replace(choice, kind=given)
+        return replace(choice if isinstance(choice, Schedule) else type(choice)(), kind=given, **single)
     raise ValueError(
         f"`{type(choice).__name__.lower()}` (={given!r}) must be a {type(choice).__name__}, the name of its kind, or a "
         "dict of its fields."

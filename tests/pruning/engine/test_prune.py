@@ -192,6 +192,16 @@ def test_options_find_the_choice_that_they_belong_to():
     assert chosen(pruning.LnStructured, {"n": 1}).arguments == {"n": 1}
 
 
+def test_options_of_one_choice_hold_together_in_any_order():
+    assert (
+        chosen("n_m", {"n": 8, "m": 16}).scope == chosen("n_m", {"m": 16, "n": 8}).scope == Scope("window", n=8, m=16)
+    )
+    given = {"allocation": "given", "densities": {"*": 0.5}}
+    assert chosen("magnitude", given) == chosen("magnitude", dict(reversed(given.items())))
+    assert chosen("erk", {"scope": {"allocation": "given"}, "densities": {"*": 0.5}}).scope.densities == {"*": 0.5}
+    assert chosen("magnitude", {"scope": "window", "n": 8, "m": 16}).scope == Scope("window", n=8, m=16)
+
+
 class EveryOther(torch_prune.BasePruningMethod):
     """Written for torch: of what it sees, every other entry goes."""
 
