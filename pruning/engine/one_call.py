@@ -16,7 +16,7 @@ from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
 from pruning.engine.committing import commit
 from pruning.engine.plans import Plan, plan
-from pruning.engine.scoring import function_of
+from pruning.engine.scoring import function_of, is_named
 from pruning.scores.data import Batches, Loss, Size
 
 AXES = {each.name: each for each in fields(Choices) if each.name not in ("select", "arguments")}
@@ -88,7 +88,7 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
         homes = [axis for axis in AXES if name in {each.name for each in fields(getattr(choices, axis))}]
         if name in AXES:
             continue
-        if kind is not None or len(homes) != 1 or name in taken:
+        if kind is not None or len(homes) != 1 or (name in taken and not (name == "dim" and is_named(score))):
             own[name] = value
         else:
             single[homes[0]][name] = value

@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.scoring import names_to_score, scored, share
+from pruning.engine.scoring import check_channels, names_to_score, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
@@ -77,12 +77,17 @@ def groups(
 
 
 def _cut(weights: Mapping[str, Weight], unit: Unit | None, scope: Scope | None) -> Groups:
-    inputs_first = {
+    shapes = {name: weight.parameter.shape for name, weight in weights.items()}
+    return groups_of(shapes, unit, scope, _inputs_first(weights))
+
+
+def _inputs_first(weights: Mapping[str, Weight]) -> set[str]:
+    """Return the names of those whose first dimension are inputs, and whose second are outputs."""
+    return {
         name
         for name, weight in weights.items()
         if isinstance(weight.module, _ConvTransposeNd) or type(weight.module).__name__ == "Conv1D"
     }
-    return groups_of({name: weight.parameter.shape for name, weight in weights.items()}, unit, scope, inputs_first)
 
 
 def plan(
@@ -118,6 +123,7 @@ def plan(
     choices = with_unit_of_class(choices)
     weights = weights_of(model, masks, names_to_score(model, choices.score, parameters))
     cut = _cut(weights, choices.unit, choices.scope)
+    check_channels(choices.score, cut, _inputs_first(weights))
     before = {n: kept.cpu() for n in cut.sizes if (kept := weights[n].kept) is not None}
     if choices.dynamics.kind == "free":
         model = _opened(model)
@@ -200,7 +206,8 @@ class _Run:
     def _scores(self, score: Score, cut: Groups, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
         data = self.data
         read: dict[str, Any] = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator}
-        return scored(self.model, score, list(cut.sizes), **read, masks=masks)
+        dim = cut.unit.dim if cut.unit.kind == "channel" else None
+        return scored(self.model, score, list(cut.sizes), **read, masks=masks, dim=dim)
 
 
 def _reduced(cut: Groups, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:

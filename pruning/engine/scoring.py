@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from pruning.engine.followers import batch_norms_after
 from pruning.scores.data import Loss, Size
 from pruning.scores.network import Masks
 from pruning.scores.table import SCORES
+from pruning.selection.groups import Groups
 
 
 def scored(
@@ -26,6 +27,7 @@ def scored(
     size: Size = None,
     generator: torch.Generator | None = None,
     masks: Masks | None = None,
+    dim: int | None = None,
 ) -> Mapping[str, Tensor]:
     """Return name -> scores, of the shape of the parameter or, for scores by unit, of its units.
 
@@ -34,6 +36,7 @@ def scored(
         score: its function gets those of these arguments that it takes, and its options.
         names: of the parameters to score.
         batches, loss, size, generator, masks: see `pruning.scores`.
+        dim: along which channels are cut; None where none are.
 
     Raises:
         ValueError: the score is unknown, or does not take an option, or lacks what it needs.
@@ -41,8 +44,15 @@ def scored(
     function = function_of(score)
     followers = batch_norms_after(model) if _is_of_batch_norm(score) else {name: name for name in names}
     read = [followers[name] for name in names]
-    given = {"size": size, "generator": generator, "masks": masks, "parameters": read}
+    given: dict[str, Any] = {"size": size, "generator": generator, "masks": masks, "parameters": read}
     taken = inspect.signature(function).parameters
+    if dim is not None and "dim" in taken and is_named(score):
+        if score.options.get("dim", dim) != dim:
+            raise ValueError(
+                f"`score.options` has 'dim' (={score.options['dim']!r}), but channels are cut along `unit.dim` "
+                f"(={dim}); pass unit.dim alone."
+            )
+        given["dim"] = dim
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         given = {name: value for name, value in given.items() if name in taken}
         if unknown := [name for name in score.options if name not in taken]:
@@ -50,7 +60,7 @@ def scored(
                 f"`score.options` has {unknown[0]!r}, which the score {_name(score)} does not take; it takes "
                 f"{', '.join(name for name in taken if name not in _COMMON) or 'none'}."
             )
-    scores = function(model, batches, loss, **given, **score.options)
+    scores = function(model, batches, loss, **{**given, **score.options})
     if not isinstance(scores, Mapping):
         raise ValueError(
             f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
@@ -59,6 +69,29 @@ def scored(
 
 
 _COMMON = frozenset({"model", "batches", "loss", "size", "generator", "masks", "parameters"})
+
+
+def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:
+    """Refuse scores of outputs where the units are channels along another dimension.
+
+    Raises:
+        ValueError: the tensor is named.
+    """
+    if cut.unit.kind != "channel" or not is_named(score) or "dim" in inspect.signature(function_of(score)).parameters:
+        return
+    if not SCORES[str(score.kind)].units and score.options.get("form", "entry") == "entry":
+        return
+    for layout in cut:
+        if layout.order[0] != (outputs := int(layout.name in inputs_first)):
+            raise ValueError(
+                f"`unit.dim` (={cut.unit.dim}) must be that of the outputs of {layout.name!r}, {outputs}, which the "
+                f"score {_name(score)} ranks; choose this, or a score of entries."
+            )
+
+
+def is_named(score: Score) -> bool:
+    """Whether a score is one of `pruning.scores`, and none of the user's own."""
+    return isinstance(score.kind, str) and score.kind in SCORES
 
 
 def function_of(score: Score) -> Callable[..., Any]:

@@ -112,14 +112,6 @@ class Obs(ScoreByExample):
     """The inverse is of such blocks of consecutive entries; null: of all together."""
 
 
-@dataclass
-class Fpgm(Score):
-    """The distances of a filter, a slice along `dim`, from the others of its tensor."""
-
-    kind: str | None = "fpgm"
-    dim: int = 0
-
-
 SCORES: Mapping[str, type] = {
     "magnitude": Score,
     "random": Score,
@@ -133,7 +125,7 @@ SCORES: Mapping[str, type] = {
     "obs": Obs,
     "lamp": Score,
     "bn_scale": Score,
-    "fpgm": Fpgm,
+    "fpgm": Score,
     "wanda": ScoreOfData,
 }
 """Kind -> its keys; what a kind stands for is in `pruning.scores.SCORES`."""

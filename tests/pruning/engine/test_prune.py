@@ -202,6 +202,22 @@ def test_options_of_one_choice_hold_together_in_any_order():
     assert chosen("magnitude", {"scope": "window", "n": 8, "m": 16}).scope == Scope("window", n=8, m=16)
 
 
+def test_the_unit_says_along_which_dimension_channels_are_scored():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    distances = pruning.scores.fpgm(model, dim=1)["0.weight"]
+
+    mask = pruning.prune(copy.deepcopy(model), "fpgm", sparsity=0.5, dim=1).masks["0.weight"]
+
+    assert mask.equal((distances > distances.sort().values[2]).expand(6, 6))
+    with pytest.raises(ValueError, match=r"'dim' \(=1\), but channels are cut along `unit.dim` \(=0\)"):
+        pruning.prune(model, "fpgm", sparsity=0.5, score=Score("fpgm", {"dim": 1}))
+    for score in (Score("taylor", {"form": "filter"}), Score("bn_scale")):
+        network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
+        with pytest.raises(ValueError, match=r"`unit.dim` \(=1\) must be that of the outputs of '0.weight', 0, which"):
+            pruning.prune(network, "magnitude", sparsity=0.5, score=score, unit=Unit("channel", dim=1), **DATA)
+
+
 class EveryOther(torch_prune.BasePruningMethod):
     """Written for torch: of what it sees, every other entry goes."""
 
