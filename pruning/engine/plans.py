@@ -207,7 +207,14 @@ class _Run:
         data = self.data
         read: dict[str, Any] = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator}
         dim = cut.unit.dim if cut.unit.kind == "channel" else None
-        return scored(self.model, score, list(cut.sizes), **read, masks=masks, dim=dim)
+        return scored(self.model, _of_blocks(score, cut.unit), list(cut.sizes), **read, masks=masks, dim=dim)
+
+
+def _of_blocks(score: Score, unit: Unit) -> Score:
+    """Let OBS with a Fisher matrix of the very blocks that go at once score these as wholes, as oBERT does."""
+    if score.kind != "obs" or unit.kind != "block" or score.options.get("block") != unit.size:
+        return score
+    return replace(score, options={"form": "block", **score.options})
 
 
 def _reduced(cut: Groups, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:

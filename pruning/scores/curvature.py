@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, uses, weighed
-from pruning.scores.fisher_matrix import fisher_matrix
-from pruning.scores.network import Masks, Network, network, weights_of
+from pruning.scores.fisher_matrix import Blocks, fisher_matrix
+from pruning.scores.network import Masks, Network, Weight, in_single_precision, network, weights_of
 from pruning.scores.per_example import Passed, passed
 
 
@@ -35,6 +36,7 @@ def fisher(
     Args and errors: see `pruning.scores`; `generator` is unused.
     """
     with network(model, masks, parameters) as net:
+        in_single_precision(net.model)
 
         def forward(batch: Any) -> Tensor:
             return loss_of("fisher", loss, net.model, batch)
@@ -72,6 +74,7 @@ def obd(
         ValueError: `loss` or the last layer is another.
     """
     with network(model, masks, parameters) as net:
+        in_single_precision(net.model)
         leaves: list[Tensor] = []
         losses: list[Tensor] = []
 
@@ -171,6 +174,7 @@ def obs(
     parameters: Iterable[str] | None = None,
     damping: float = 1e-5,
     block: int | None = None,
+    form: Literal["entry", "block"] = "entry",
 ) -> dict[str, Tensor]:
     """Score each entry by what removing it costs when all others make up for it: Optimal Brain Surgeon.
 
@@ -185,10 +189,33 @@ def obs(
         damping: above 0.
         block: None takes the whole matrix, which holds the gradients of all examples; a number takes blocks of so many
             consecutive entries, which begin anew at each row (a filter, a unit), as oBERT's (arXiv 2203.07259).
+        form: "block" scores each block by what removing all of it costs, w_Q^T ([F^-1]_QQ)^-1 w_Q / 2, in one dimension
+            for each weight's name; `pruning.prune` asks it of blocks that go at once.
+
+    Raises:
+        ValueError: `form` is another word, or "block" is asked of no blocks, or of such as do not divide rows or whose
+            rows are not outputs.
     """
+    if form not in ("entry", "block"):
+        raise ValueError(f"`form` (={form!r}) must be 'entry' or 'block'.")
+    weights = weights_of(model, masks, parameters)
+    if form == "block":
+        _refuse_ragged(weights, block)
     matrix = fisher_matrix(
         model, batches, loss, size=size, masks=masks, parameters=parameters, damping=damping, block=block
     )
+    if isinstance(matrix, Blocks) and form == "block":
+        return matrix.block_costs({name: weight.value for name, weight in weights.items()})
     diagonal = matrix.inverse_diagonal()
-    weights = weights_of(model, masks, parameters)
     return {name: w.value.to(torch.float64).square().div_(2 * diagonal[name]) for name, w in weights.items()}
+
+
+def _refuse_ragged(weights: Mapping[str, Weight], block: int | None) -> None:
+    for name, weight in weights.items():
+        shape, kind = weight.parameter.shape, type(weight.module).__name__
+        row = shape.numel() // max(shape[0], 1) if len(shape) > 1 else shape.numel()
+        if block is None or block < 1 or row % block or kind == "Conv1D" or isinstance(weight.module, _ConvTransposeNd):
+            raise ValueError(
+                f"`block` (={block!r}) must divide the weights of an output for form='block', but {name!r} of {kind} "
+                f"has shape {tuple(shape)}; choose a divisor, or leave it out, as any tensor whose rows are inputs."
+            )

@@ -157,6 +157,11 @@ def gradients(
     )
 
 
+def wide(values: Tensor) -> Tensor:
+    """Return values in float32 where their dtype is narrower, in which products of small ones would be 0."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def mean_over_batches(
     score: str, batches: Batches, size: Size, of_batch: Callable[[Any], Sequence[Tensor]]
 ) -> list[Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.scores.data import Batches, Loss, Size, loss_of, weighed
-from pruning.scores.network import Masks, Network, network
+from pruning.scores.network import Masks, Network, in_single_precision, network
 from pruning.scores.per_example import passed
 
 COLUMNS = 8192
@@ -56,10 +56,11 @@ def fisher_matrix(
     if block is not None and block < 1:
         raise ValueError(f"`block` (={block!r}) must be at least 1, or None for the whole matrix.")
     with network(model, masks, parameters) as net:
+        in_single_precision(net.model)
         examples = _examples(net, batches, loss, size)
         if block is None:
             return _Whole(examples, list(net.parameters), damping)
-        return _Blocks(examples, list(net.parameters), damping, block)
+        return Blocks(examples, list(net.parameters), damping, block)
 
 
 def _examples(net: Network, batches: Batches, loss: Loss, size: Size) -> Iterator[tuple[list[Tensor], float]]:
@@ -140,7 +141,7 @@ class _Whole:
         return {name: torch.where(kept[name] != 0, b, -pruned[name]) for name, b in self._back(inner).items()}
 
 
-class _Blocks:
+class Blocks:
     """Blocks along the rows of each weight: (rows, blocks, width, width), and others for what is left of a row."""
 
     def __init__(
@@ -180,6 +181,15 @@ class _Blocks:
         return {
             name: self._join(name, [torch.linalg.inv(part).diagonal(dim1=-2, dim2=-1) for part in parts])
             for name, parts in self.blocks.items()
+        }
+
+    def block_costs(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return w_Q^T ([F^-1]_QQ)^-1 w_Q / 2 for every block Q, shape (blocks,): F_QQ stands between."""
+        return {
+            name: torch.cat(
+                [(u * (f @ u[..., None])[..., 0]).sum(-1).flatten() / 2 for f, u in zip(fs, us, strict=True)]
+            )
+            for (name, fs), us in zip(self.blocks.items(), self._vector(values).values(), strict=True)
         }
 
     def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,8 +20,9 @@ from pruning.scores.data import (
     mean_over_batches,
     outputs_through,
     weighed,
+    wide,
 )
-from pruning.scores.network import BatchNormMode, Masks, network
+from pruning.scores.network import BatchNormMode, Masks, in_single_precision, network
 
 
 def gradient(
@@ -70,7 +71,7 @@ def snip(
     """
     with network(model, masks, parameters, batch_norm=batch_norm) as net:
         means = mean_gradient("snip", net, batches, loss, size)
-        return {name: g.mul_(net.weights[name].stored).abs_().to(torch.float64) for name, g in means.items()}
+        return {name: wide(g).mul_(net.weights[name].stored).abs_().to(torch.float64) for name, g in means.items()}
 
 
 def grasp(
@@ -99,6 +100,7 @@ def grasp(
     if not temperature > 0:
         raise ValueError(f"`temperature` (={temperature!r}) must be above 0; the paper takes 200.")
     with network(model, masks, parameters, batch_norm=batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
+        in_single_precision(net.model)
         held = [batch for batch, _ in weighed("grasp", joined("grasp", net, batches), size)]
         weights = list(net.parameters.values())
 

@@ -255,6 +255,22 @@ def _set_modes(model: nn.Module, batch_norm: BatchNormMode) -> None:
             module.dropout = 0.0
 
 
+def in_single_precision(model: nn.Module) -> None:
+    """Let a copied network of 16 bits compute in float32, from inputs of 16 bits too; leave others as they are."""
+    narrow = (torch.float16, torch.bfloat16)
+    if not any(parameter.dtype in narrow for parameter in model.parameters()):
+        return
+
+    def widen(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in narrow else value
+
+    def given(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return tuple(map(widen, args)), {name: widen(value) for name, value in named.items()}
+
+    model.float()
+    model.register_forward_pre_hook(given, with_kwargs=True)
+
+
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return qualified name -> BatchNorm layer that has a scale, in the order of the model."""
     return {

@@ -157,7 +157,9 @@ def passed(
 
 def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
     """Return what each example weighs: as `size` has it of that alone, equal parts where that does not add up."""
-    if size is not None and count > 1:
+    if size is None or float(size(_row(batch, 0, count))) * count == weight:  # the first as much as the mean: all do
+        return [weight / count] * count
+    if count > 1:
         shares = [float(size(_row(batch, index, count))) for index in range(count)]
         if abs(sum(shares) - weight) <= 1e-9 * weight:
             return shares

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.data import Batches, Loss, Size, gradients, joined, loss_of, mean_over_batches, weighed
+from pruning.scores.data import Batches, Loss, Size, gradients, joined, loss_of, mean_over_batches, weighed, wide
 from pruning.scores.network import BatchNormMode, Masks, Network, batch_norms, network, weights_of
 from pruning.scores.per_example import passed
 
@@ -80,7 +80,7 @@ def taylor(
 def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], form: Form) -> list[Tensor]:
     found = []
     for name in scored:
-        owner, g = net.weights[name], slopes[name]
+        owner, g = net.weights[name], wide(slopes[name])
         if form == "entry":
             found.append((owner.stored * g).to(torch.float64).square_())
         elif form == "filter":
@@ -90,7 +90,7 @@ def _squares(net: Network, slopes: Mapping[str, Tensor], scored: Sequence[str], 
             gate = products if form == "bn" else by_unit(products, owner.module)
             bias = _bias(name)
             if bias in slopes:
-                gate = gate + net.weights[bias].value * slopes[bias]
+                gate = gate + net.weights[bias].value * wide(slopes[bias])
             found.append(gate.square_())
     return found
 

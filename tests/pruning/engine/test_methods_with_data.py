@@ -29,6 +29,13 @@ def test_golden_masks_of_half_the_weights(method, options, want):
     assert bits(pruning.prune(Golden(), method, sparsity=0.5, **DATA, **options).masks) == want
 
 
+def test_obs_ranks_blocks_that_go_at_once_by_what_all_of_each_costs():
+    masks = pruning.prune(Golden(), "obs", sparsity=3 / 7, block=4, unit="block", damping=0.01, **DATA).masks
+
+    assert masks["fc1.weight"].all(1).tolist() == [True, False, True, True]
+    assert masks["fc2.weight"].any(1).tolist() == [False, False, True]
+
+
 @pytest.mark.parametrize("given", [{"sparsity": 0.5}, {"scope": "window"}])
 def test_wanda_by_rows_and_windows(given):
     masks = pruning.prune(Golden(), "wanda", parameters=["fc1.weight"], batches=[BATCHES[0][0]], **given).masks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -155,3 +156,18 @@ def test_batch_norm_in_training_mode_takes_its_statistics_from_all_examples(name
             scored(name, conv_network(), split(conv_batch(), 3, 3))
     with pytest.raises(ValueError, match=r"batch of 1 example"):
         scored(name, conv_network(), [conv_batch(1)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["snip", "taylor", "grasp", "fisher", "obd", "obs"])
+def test_scores_of_16_bits_do_not_vanish_where_their_factors_are_small(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
+    with torch.no_grad():
+        model[2].weight.mul_(0.01)
+    batch = (torch.randn(64, 16).to(dtype), torch.randint(4, (64,)))
+    found = flat(scored(name, model, [batch]))
+    exact = flat(scored(name, copy.deepcopy(model).double(), [(batch[0].double(), batch[1])]))
+
+    assert ((found == 0) == (exact == 0)).all()
+    assert torch.corrcoef(torch.stack([found, exact]))[0, 1] > 0.999

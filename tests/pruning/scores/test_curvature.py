@@ -294,6 +294,17 @@ def test_what_is_pruned_takes_no_part() -> None:
     assert not flat(scores)[~alive].any()
 
 
+def test_a_block_scores_what_removing_all_of_it_costs() -> None:
+    scores = obs(golden_network(), [GOLDEN_BATCH], cross_entropy, damping=0.01, block=4, form="block")
+    want = [0.019621284, 0.0085088292, 0.0378403, 0.044355391, 0.01217552, 0.0044262699, 0.039083445]  # of golden F^-1
+    assert_close(flat(scores), torch.tensor(want, dtype=torch.float64), rtol=1e-7)
+
+    with pytest.raises(ValueError, match=r"`block` \(=3\) must divide the weights of an output .* 'fc1.weight'"):
+        obs(golden_network(), [GOLDEN_BATCH], cross_entropy, block=3, form="block")
+    with pytest.raises(ValueError, match=r"`block` \(=None\) must divide"):
+        obs(golden_network(), [GOLDEN_BATCH], cross_entropy, form="block")
+
+
 def unflat(vector: Tensor) -> dict[str, Tensor]:
     return {"fc1.weight": vector[:16].view(4, 4), "fc2.weight": vector[16:].view(3, 4)}
 
