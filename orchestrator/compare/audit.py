@@ -55,6 +55,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "achieved sparsity is the requested one": _achieved(plan, known),
         "no dead layer": _dead(plan, known),
         "chosen on validation, test read once": _test_once(plan, known),
+        "scores read no test data": _scored_apart(plan, known),
         "one kind of processor, one release of torch": _one_kind(known),
         "every trial finished": _finished(comparison),
     }
@@ -195,6 +196,22 @@ def _test_once(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
             faults.append(f"{_name(plan, key)} has no validation {record.primary.title}")
     reason = "curves and selection use the validation split; each stage has one test figure"
     return _held(known, faults, reason, "nothing has finished")
+
+
+def _scored_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    scoring = {key: record.details.get("scoring", {}) for key, record in known.items()}
+    reading = {key: each.get("split") for key, each in scoring.items() if each.get("examples")}
+    faults = (
+        f"{_name(plan, key)} scored {f'the {split} split' if split else 'examples of a split that is not recorded'}"
+        for key, split in reading.items()
+        if split not in ("train", "val")
+    )
+    own = sorted({scoring[key]["score"] for key in reading if "." in scoring[key].get("score", "")})
+    reason = (
+        f"{len(reading)} rounds scored examples of the {' or '.join(sorted({str(s) for s in reading.values()}))} split"
+    )
+    given = f"; what {', '.join(own)} reads besides is not recorded" if own else ""
+    return _held(reading, faults, reason + given, "no score read examples")
 
 
 def _one_kind(known: Mapping[str, StageRecord]) -> Answer:

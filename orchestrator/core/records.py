@@ -54,6 +54,7 @@ class _Scoring:
     examples: Count = 0
     passes: Count = 0
     rescorings: Count = 0
+    split: str = ""
 
 
 @dataclass(frozen=True)

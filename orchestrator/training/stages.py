@@ -218,7 +218,7 @@ class Stage:
         fields = self._spec.fields
         generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
         shuffling = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
-        reads = Read(self._data.train, self._task, shuffling)
+        reads = Read(self._data, self._task, shuffling)
         masks, scoring = rounds.prune_round(self._model, fields, earlier, generator, reads)
         self._restart(masks)
         before = self._measured(self._data.val).figures

@@ -16,23 +16,26 @@ from orchestrator.config.parts.choices import choices_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.scoring.examples import ScoringData, count
+from orchestrator.workloads.data import Data
 from orchestrator.workloads.models import Prunable
-from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure
 from orchestrator.workloads.tasks.task import Task
 from pruning import MaskSet
 from pruning.choices.axes import Choices
 from pruning.selection.groups import Groups, groups_of
 
+SPLIT = "train"
+"""Which of the data's splits scores read; records say it."""
+
 
 @dataclass(frozen=True)
 class Read:
-    """What a score may read: the training split, and the task whose loss it differentiates.
+    """What a score may read: the data, of which it gets `SPLIT`, and the task whose loss it differentiates.
 
     `order` is what a shuffled control is drawn from.
     """
 
-    split: Split
+    data: Data
     task: Task
     order: torch.Generator
 
@@ -69,7 +72,7 @@ def rank(
     choices = _choices(fields)
     device = getattr(chosen[0].module, chosen[0].parameter).device
     seed, inner = derive(fields["seed"], f"{fields['round']}/score"), choices.schedule.inner
-    batches = ScoringData(read.split, fields.get("score", {}), seed, device).batches(inner)
+    batches = ScoringData(getattr(read.data, SPLIT), fields.get("score", {}), seed, device).batches(inner)
     loss = _Counted(read.task.loss)
     generator = torch.Generator().manual_seed(derive(fields["seed"], f"{fields['round']}/mask"))
     given: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
@@ -95,6 +98,7 @@ def rank(
     masks = MaskSet({name: plan.masks.get(name, ones[name]) for name in names})
     drawn = sum(map(count, batches or ()))
     details = {"score": _name(fields), "examples": drawn, "passes": loss.calls, "rescorings": inner}
+    details |= {"split": SPLIT} if drawn else {}
     details |= {"units": dict(plan.details["units"])}
     return masks, Scoring(details, dict(plan.seconds))
 

@@ -32,6 +32,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
         "3 or more pairs of data set and network": "fail",
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
+        "scores read no test data": "n/a",
     }
     assert all(each.reason for each in found.values())
 
@@ -136,6 +137,8 @@ def broken(**changes: object) -> tuple[Plan, dict[str, StageRecord]]:
         ("test read once", {"curve": (CurvePoint(1, 0.1, EPOCH, {"test/accuracy": 0.9}),)}),
         ("test read once", {"before": {"test/accuracy": 0.9}}),
         ("test read once", {"after": {"test/accuracy": 0.9}}),
+        ("no test data", {"details": {"scoring": {"score": "snip", "examples": 20, "split": "test"}}}),
+        ("no test data", {"details": {"scoring": {"score": "snip", "examples": 20}}}),
     ],
 )
 def test_a_broken_law_fails_and_names_the_round(word: str, changes: dict[str, object]) -> None:
@@ -144,6 +147,21 @@ def test_a_broken_law_fails_and_names_the_round(word: str, changes: dict[str, ob
 
     assert found.verdict == "fail"
     assert f"{plan.trials[0].name}, round 1" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("scoring", "verdict", "reason"),
+    [
+        ({"score": "snip", "examples": 20, "split": "train"}, "pass", "1 rounds scored examples of the train split"),
+        ({"score": "a.b", "examples": 20, "split": "train"}, "pass", "; what a.b reads besides is not recorded"),
+        ({"score": "magnitude", "examples": 0}, "n/a", "no score read examples"),
+    ],
+)
+def test_scores_read_what_is_no_test(scoring: dict[str, object], verdict: str, reason: str) -> None:
+    found = one(*broken(details={"scoring": scoring}), "no test data")
+
+    assert found.verdict == verdict
+    assert found.reason.endswith(reason)
 
 
 def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:

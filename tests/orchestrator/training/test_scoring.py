@@ -42,7 +42,7 @@ def fields(**changes: Any) -> dict[str, Any]:
 
 
 def pruned(model: nn.Module, parent: MaskSet | None = None, **changes: Any) -> tuple[MaskSet, Any]:
-    read = Read(problem().train, CLASSES, torch.Generator())
+    read = Read(problem(), CLASSES, torch.Generator())
     return prune_round(model, fields(**changes), parent or MaskSet({}), torch.Generator().manual_seed(0), read)
 
 
@@ -108,6 +108,7 @@ def test_a_round_is_the_engine_s_plan_on_these_examples() -> None:
 
     assert masks == MaskSet.collect(found)
     assert (scoring.details["examples"], scoring.details["passes"], scoring.details["score"]) == (20, 1, "snip")
+    assert scoring.details["split"] == "train"
     assert set(scoring.seconds) == {"scoring", "selection"}
     assert all(bool((model.get_parameter(name)[~mask] == 0).all()) for name, mask in masks.items())
     assert not MaskSet.collect(model)
