@@ -51,13 +51,14 @@ def sparsity(model: nn.Module) -> float:
     """Return the fraction of prunable weights that are pruned: masked, or exactly 0 where no mask is held.
 
     Prunable are the weights of linear and convolutional layers and of attention's projections, and whatever is held
-    pruned besides; a tied one counts once.
+    pruned besides; a tied one counts once. `prune` counts masks alone: of a plain network its target may lie below
+    what this returns. Of no entries it is 0.
     """
     names = dict.fromkeys([*weights_of(model), *MaskSet.collect(model)])
     weights = weights_of(model, parameters=names).values()
     kept = {id(w.parameter): (w.parameter != 0) if w.kept is None else w.kept for w in weights}
     total = sum(mask.numel() for mask in kept.values())
-    return 1 - sum(int(mask.sum()) for mask in kept.values()) / total
+    return (total - sum(int(mask.sum()) for mask in kept.values())) / max(1, total)
 
 
 def remove_all(model: nn.Module) -> None:

@@ -38,5 +38,5 @@ def shuffle(
 
 
 def inverted(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the scores with their signs changed, so that what ranked highest goes first."""
-    return {name: -values for name, values in scores.items()}
+    """Return the scores with their signs changed, so that what ranked highest goes first; unsigned ones in float64."""
+    return {name: -(values if values.dtype.is_signed else values.to(torch.float64)) for name, values in scores.items()}

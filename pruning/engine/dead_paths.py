@@ -21,4 +21,4 @@ def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Mask
     """
     flows = synflow(model, batches, masks=masks)
     total = sum(weight.parameter.numel() for weight in weights_of(model, masks).values())
-    return 1 - sum(int((flow > 0).sum()) for flow in flows.values()) / total
+    return (total - sum(int((flow > 0).sum()) for flow in flows.values())) / max(1, total)

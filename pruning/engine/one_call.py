@@ -41,7 +41,8 @@ def prune(
         pruning.prune(model, "magnitude", sparsity=0.9, scope="global", min_kept=10)
         pruning.prune(model, "n_m", n=1, m=4)
 
-    Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity.
+    Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity. Pruned is what
+    masks hold: weights that are 0 without one, as after `remove_all`, rank as any other and are not counted as dead.
 
     Args:
         model: plain, or pruned before. Its parameters are held as by `torch.nn.utils.prune` afterwards; `remove_all`

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pruning.choices.axes import Scope
 from pruning.selection.groups import Groups
-from pruning.selection.smallest import prune_smallest_, prune_smallest_across_
+from pruning.selection.smallest import prune_smallest_across_
 
 TINY = 1e-9
 """What arithmetic may lose: .29 of 100 is 29."""
@@ -128,6 +128,8 @@ def _check_windows(scope: Scope, sparsity: float | None) -> None:
 def _shared(groups: Groups, sparsity: float) -> dict[str, float]:
     """Return name -> the sparsity that the allocation gives it."""
     scope, shapes, sizes = groups.scope, [layout.shape for layout in groups], list(groups.sizes.values())
+    if not any(sizes):
+        return dict.fromkeys(groups.sizes, sparsity)
     if scope.allocation in ("er", "erk"):
         raw = er if scope.allocation == "er" else erk
         densities = scaled([raw(shape, scope.power) for shape in shapes], sizes, 1 - sparsity)
@@ -139,9 +141,12 @@ def _shared(groups: Groups, sparsity: float) -> dict[str, float]:
 
 
 def _given(groups: Groups, sparsity: float | None) -> dict[str, float]:
-    wanted = {}
+    wanted, given = {}, groups.scope.densities
+    if unused := [key for key in given if not any(key == name or fnmatchcase(name, key) for name in groups.sizes)]:
+        raise ValueError(
+            f"`scope.densities` has {unused[0]!r}, which names nothing of what is pruned: {', '.join(groups.sizes)}."
+        )
     for name in groups.sizes:
-        given = groups.scope.densities
         matching = [key for key in given if key == name] or [key for key in given if fnmatchcase(name, key)]
         if not matching:
             raise ValueError(
@@ -161,13 +166,12 @@ def _given(groups: Groups, sparsity: float | None) -> dict[str, float]:
 
 def er(shape: Sequence[int], power: float = 1.0) -> float:
     """Return ((n_in + n_out) / (n_in n_out))^power: what ER's density is proportional to."""
-    ends = shape[:2]
-    return float((sum(ends) / math.prod(ends)) ** power)
+    return erk(shape[:2], power)
 
 
 def erk(shape: Sequence[int], power: float = 1.0) -> float:
     """Return (sum(shape) / prod(shape))^power: what ERK's density is proportional to."""
-    return float((sum(shape) / math.prod(shape)) ** power)
+    return float((sum(shape) / max(1, math.prod(shape))) ** power)
 
 
 def scaled(raw: Sequence[float], sizes: Sequence[int], density: float) -> list[float]:
@@ -204,7 +208,7 @@ def uniform_plus(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density:
     while True:
         free = [i for i in range(len(sizes)) if i not in fixed]
         left = density * sum(sizes) - sum(fixed[i] * sizes[i] for i in fixed)
-        share = left / sum(sizes[i] for i in free) if free else 0.0
+        share = left / max(1, sum(sizes[i] for i in free))
         last = len(sizes) - 1
         if last in free and share < LAST and density < 1:
             fixed[last] = LAST
@@ -272,7 +276,7 @@ def _by_ranking(
     if any(least.values()):
         for name in names:
             rest = open_to[name].clone()
-            prune_smallest_(rest, scores[name], most[name] - least[name])
+            prune_smallest_across_([rest], [scores[name]], most[name] - least[name], names=[f"scores of {name}"])
             open_to[name] &= ~rest  # these are kept whatever the ranking says
     prune_smallest_across_(
         [open_to[name] for name in names],

@@ -85,7 +85,7 @@ class Groups:
                 raise ValueError(
                     f"`scores` lack {layout.name!r}, which is to be pruned; score it, or leave it out of the names."
                 )
-            given = given.detach()
+            given = given.detach() if given.dtype.is_signed else given.to(torch.float64)  # bools and bytes do not add
             by_entry = given.shape == layout.shape
             if not by_entry and given.shape != (layout.units,):
                 raise ValueError(
@@ -160,7 +160,7 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
         dim = unit.dim % len(shape)
         size = shape.numel() // max(shape[dim], 1)
         return Layout(name, shape, (dim, *(d for d in natural if d != dim)), size, shape[dim])
-    row = shape.numel() // shape[by_output[0]] if len(shape) > 1 else shape.numel()
+    row = shape.numel() // max(shape[by_output[0]], 1) if len(shape) > 1 else shape.numel()
     size = unit.size if unit.kind == "block" else 1
     if row % size:
         raise ValueError(

@@ -163,6 +163,12 @@ def test_units_are_counted_not_entries():
         (LENET_5, Scope("layer", "uniform_plus"), 0.999, "uniform_plus"),
         (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, "`scope.min_kept` asks for 2000 units"),
         (LENET_5, Scope("layer", "given", densities={"conv*": 1.0}), None, "lacks 'fc1.weight'"),
+        (
+            LENET_5,
+            Scope("layer", "given", densities={"*": 0.5, "fc9*": 0.5}),
+            None,
+            r"has 'fc9\*', which names nothing of",
+        ),
         (LENET_5, Scope("layer", "given", densities={"*": 0.5}), 0.9, "cannot be reached by `scope.densities`"),
         (LENET_5, Scope("layer"), None, r"`sparsity` \(=None\) must be a fraction"),
         (LENET_5, Scope("global"), 0.5, "`scores` must be given"),
