@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from pruning.choices.axes import Choices, Unit
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.across_modules import next_masks
-from pruning.methods.base import BasePruningMethod
+from pruning.methods.base import BasePruningMethod, PruningContainer
 from pruning.methods.deciding import next_mask
 from pruning.methods.table import METHODS
 from pruning.scores.network import Weight
 from pruning.selection.allocation import allocate, check_reachable, kept_of_all
 from pruning.selection.groups import Groups
+
+_HOLDERS = (torch_prune.PruningContainer, PruningContainer, torch_prune.BasePruningMethod, BasePruningMethod)
 
 
 def class_of(choices: Choices) -> type[BasePruningMethod] | None:
@@ -28,9 +30,10 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
     if select is None:
         return None
     kind = METHODS.get(select) if isinstance(select, str) else select
-    if kind is None or not issubclass(kind, torch_prune.BasePruningMethod):
+    if kind is None or not issubclass(kind, torch_prune.BasePruningMethod) or kind in _HOLDERS:
         raise ValueError(
-            f"`select` (={select!r}) must be a class derived from BasePruningMethod, or one of {', '.join(METHODS)}."
+            f"`select` (={select!r}) must be a class derived from BasePruningMethod that prunes by itself, or one of "
+            f"{', '.join(METHODS)}."
         )
     return cast(type[BasePruningMethod], kind)
 

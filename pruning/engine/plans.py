@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.scoring import check_channels, names_to_score, scored, share
+from pruning.engine.scoring import check_channels, drawn_from, names_to_score, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
@@ -119,6 +119,7 @@ def plan(
 
     Raises:
         ValueError: a score lacks what it needs, a unit does not divide, or a target cannot be reached.
+        TypeError: `batches` or `generator` is no such thing.
     """
     choices = with_unit_of_class(choices)
     weights = weights_of(model, masks, names_to_score(model, choices.score, parameters))
@@ -127,7 +128,7 @@ def plan(
     before = {n: kept.cpu() for n in cut.sizes if (kept := weights[n].kept) is not None}
     if choices.dynamics.kind == "free":
         model = _opened(model)
-    data = _Data(None if batches is None else list(batches), loss, size, generator)
+    data = _Data(_listed(batches), loss, size, drawn_from(choices.score, generator))
     run = _Run(model, choices, data, dict(masks or {}))
     now: dict[str, Tensor] = before
     steps = list(_steps(choices.schedule, cut, before))
@@ -137,6 +138,19 @@ def plan(
         drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
     return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
+
+
+def _listed(batches: Batches) -> list[Any] | None:
+    if batches is None:
+        return None
+    try:
+        read = iter(batches)
+    except TypeError as error:
+        raise TypeError(
+            f"`batches` (={batches!r}) must be an iterable of what `loss` takes, as [(inputs, labels)], not "
+            f"{type(batches).__name__}."
+        ) from error
+    return list(read)
 
 
 @dataclass
@@ -234,7 +248,7 @@ def _steps(schedule: Schedule, cut: Groups, before: Masks) -> Iterator[tuple[flo
             yield None, replace(cut, scope=replace(cut.scope, densities=densities))
         return
     total, alive = sum(cut.sizes.values()), sum(int(kept.sum()) for kept in cut.alive(before).values())
-    start = min(1 - alive / total, schedule.sparsity)
+    start = min((total - alive) / max(1, total), schedule.sparsity)
     for sparsity in targets("geometric", schedule.sparsity, schedule.inner, start):
         yield sparsity, cut
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,11 @@ def scored(
         raise ValueError(
             f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
         )
+    if wrong := [name for name, values in scores.items() if not isinstance(values, Tensor)]:
+        raise ValueError(
+            f"`score` ({_name(score)}, which returned {type(scores[wrong[0]]).__name__} for {wrong[0]!r}) must return "
+            "name -> tensor of scores; convert it by torch.as_tensor."
+        )
     return {name: scores[other] for name, other in zip(names, read, strict=True) if other in scores}
 
 
@@ -87,6 +92,21 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
                 f"`unit.dim` (={cut.unit.dim}) must be that of the outputs of {layout.name!r}, {outputs}, which the "
                 f"score {_name(score)} ranks; choose this, or a score of entries."
             )
+
+
+def drawn_from(score: Score, generator: torch.Generator | None) -> torch.Generator | None:
+    """Return what a score draws from: where it is random and has no generator, one that torch's default one seeds.
+
+    The score by itself would leave that as it is, and draw the same at the next call.
+    """
+    if not isinstance(cast(object, generator), torch.Generator | None):
+        raise TypeError(
+            f"`generator` (={generator!r}) must be a torch.Generator, not {type(generator).__name__}; pass "
+            "torch.Generator().manual_seed(seed)."
+        )
+    if generator is None and function_of(score) is SCORES["random"].function:
+        return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
+    return generator
 
 
 def is_named(score: Score) -> bool:

@@ -18,6 +18,7 @@ from pruning.engine.one_call import chosen
 from pruning.engine.scoring import share
 
 DATA = {"batches": BATCHES, "loss": loss}
+UNDEFINED = {"fc1.weight": torch.full((4, 4), torch.nan), "fc2.weight": torch.ones(3, 4)}
 GOLDEN_14 = {
     "magnitude": "1010100101100110100011010011",
     "global_l1_unstructured": "1010110101110110100001000011",
@@ -190,6 +191,55 @@ def test_options_find_the_choice_that_they_belong_to():
     assert (magnitude.score.options, magnitude.repair.damping, magnitude.schedule.inner) == ({}, 0.1, 3)
     assert magnitude.scope == Scope("layer", "erk")
     assert chosen(pruning.LnStructured, {"n": 1}).arguments == {"n": 1}
+
+
+def test_plain_zeros_are_entries_like_any_other_and_count_in_the_sparsity_alone():
+    model = Golden()
+    pruning.prune(model, "magnitude", sparsity=0.5)
+    pruning.remove_all(model)
+    assert pruning.sparsity(model) == 0.5
+
+    decided = pruning.prune(model, "magnitude", sparsity=0.25)
+
+    assert sum(decided.masks.kept().values()) == 21
+    assert pruning.sparsity(model) == 0.25
+
+
+def test_random_scores_move_torchs_generator_unless_they_have_their_own():
+    models = [Golden() for _ in range(3)]
+    torch.manual_seed(0)
+    first, second = (pruning.prune(model, "random", sparsity=0.5).masks for model in models[:2])
+    assert first != second
+    torch.manual_seed(0)
+    assert pruning.prune(models[2], "random", sparsity=0.5).masks == first
+    model, state = Golden(), torch.get_rng_state()
+    pruning.prune(model, "random", sparsity=0.5, generator=torch.Generator())
+    pruning.prune(model, "magnitude", sparsity=0.75)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("method", ["magnitude", "erk", "random", "lamp", "l1_unstructured"])
+def test_layers_without_entries_are_pruned_and_measured(method):
+    model = nn.Sequential(nn.Linear(4, 0, bias=False), nn.Linear(0, 4))
+    decided = pruning.prune(model, method, sparsity=0.5)
+    assert decided.details["kept"] == {"0.weight": 0, "1.weight": 0}
+    assert pruning.sparsity(model) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_scores_without_a_sign_can_be_inverted_and_added(dtype):
+    def rising(model, batches, loss):
+        return {"fc1.weight": torch.arange(16).view(4, 4) >= 8} | {"fc2.weight": torch.arange(12).view(3, 4) >= 6}
+
+    def scores(*given):
+        return {name: values.to(dtype) for name, values in rising(*given).items()}
+
+    inverted = pruning.prune(Golden(), scores, sparsity=0.5, control="invert").masks
+    assert bits(inverted) == 8 * "1" + 8 * "0" + 6 * "1" + 6 * "0"
+    assert pruning.prune(Golden(), scores, sparsity=0.5, unit="channel").masks["fc1.weight"].any(1).tolist() == [
+        False, False, True, True,
+    ]  # fmt: skip
 
 
 def test_options_of_one_choice_hold_together_in_any_order():
@@ -425,6 +475,13 @@ def test_inverted_scores_keep_the_lowest():
         (Choices(select="l7"), {"sparsity": 0.5}, "`select` \\(='l7'\\) must be a class"),
         (3, {"sparsity": 0.5}, "`method` \\(=3\\) must be"),
         (lambda *_: None, {"sparsity": 0.5}, "which returned NoneType"),
+        (lambda *_: {"a": [1]}, {"sparsity": 0.5}, "which returned list for 'a'\\) must return name -> tensor"),
+        (pruning.PruningContainer, {}, "that prunes by itself"),
+        (
+            "magnitude",
+            {"scope": "global", "sparsity": 0.5, "min_kept": 1, "score": lambda *_: UNDEFINED},
+            "of fc1.weight",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said):
@@ -432,6 +489,13 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
     with pytest.raises(ValueError, match=said):
         pruning.prune(model, method, **given)
     assert not pruning.is_pruned(model)
+
+
+def test_what_is_no_generator_and_no_batches_is_told():
+    with pytest.raises(TypeError, match=r"`generator` \(=0\) must be a torch.Generator, not int"):
+        pruning.prune(Golden(), "random", sparsity=0.5, generator=0)
+    with pytest.raises(TypeError, match=r"`batches` \(=3\) must be an iterable of what `loss` takes"):
+        pruning.prune(Golden(), "snip", sparsity=0.5, batches=3, loss=loss)
 
 
 @pytest.mark.parametrize(
