@@ -96,7 +96,8 @@ class InlineExecutor:
         if not isinstance(outcome, Failure):
             return outcome
         log = writable(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")
-        log.write_text(outcome.traceback)
+        with log.open("a") as file:  # an earlier run's stays
+            file.write(outcome.traceback)
         return replace(outcome, log=str(log))
 
     def _order(self, specs: tuple[StageSpec, ...], lineage: tuple[StageSpec, ...], attempt: int) -> WorkOrder:

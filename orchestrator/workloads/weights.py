@@ -151,6 +151,11 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
                 raise CheckpointError(f"`model.reinitialise` (={pattern}) matches no parameter of the network.")
         taken = {name for name in own if not any(fnmatchcase(name, pattern) for pattern in keep)}
         named = {_own_name(name, own, model): value for name, value in found.items()}
+        infinite = [name for name, value in named.items() if name in taken and not bool(value.isfinite().all())]
+        if infinite:
+            raise CheckpointError(
+                f"{said} holds NaN or an infinity in `{infinite[0]}`: its training diverged; pass an earlier one."
+            )
         misfits = list(_misfits(own, taken, named, model))
         if misfits:
             more = f", and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
@@ -203,11 +208,15 @@ def _read(path: Path, said: str) -> dict[str, Tensor]:
         with warnings.catch_warnings(action="ignore"):  # of pickles that torch.save did not write
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = "it names code" if "Unsupported global" in str(error) else lines[0].rstrip(".")
+        if "Unsupported global" in str(error):
+            raise CheckpointError(
+                f"{said} names code, or is damaged, and nothing in a checkpoint is run; save it anew by "
+                "torch.save(model.state_dict(), ...) or as .safetensors."
+            ) from error
+        reason = "" if isinstance(error, RuntimeError) else f" ({type(error).__name__})"  # whose text is of archives
         raise CheckpointError(
-            f"{said} is damaged, or holds more than tensors, and nothing in a checkpoint is run ({reason}); copy it "
-            "again, or save it by torch.save(model.state_dict(), ...) or as .safetensors."
+            f"{said} is damaged, or no file of weights{reason}; copy it again, or save it by "
+            "torch.save(model.state_dict(), ...) or as .safetensors."
         ) from error
     state: Any = found
     for key in STATES:

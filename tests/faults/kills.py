@@ -100,7 +100,7 @@ def stages(variant: str, epochs: int, interval: float) -> tuple[StageSpec, ...]:
         "exclude": [],
         "holding": "keeper",
     }
-    method = {"kind": "random_unstructured", "scope": "layer"}
+    method = {"kind": "random_unstructured"}
     rest = {"task": TASK, "method": method, "prune": prune, "finetune": train, "seed": 1, "round": 1, "target": 0.6}
     return dense, StageSpec("round", rest, {NETWORK: dense.key}, location=often)
 
