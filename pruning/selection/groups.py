@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def units(self) -> int:
-        return self.shape.numel() // self.entries
+        return self.shape.numel() // max(1, self.entries)
 
     def by_unit(self, tensor: Tensor) -> Tensor:
         """Return the entries of `tensor` (the parameter's shape) as (units, entries of each)."""

@@ -149,6 +149,13 @@ def test_the_channels_of_the_outputs_can_be_spared():
         groups_of({"a": (4, 4)}, Unit("channel", spare_last=True))
 
 
+def test_channels_without_entries_are_no_units():
+    cut = groups_of({"a": (4, 0), "b": (0, 4), "c": (2, 2)}, Unit("channel"))
+
+    assert cut.sizes == {"a": 0, "b": 0, "c": 2}
+    assert allocate(cut, 0.5) == {"a": 0, "b": 0, "c": 1}
+
+
 @pytest.mark.parametrize(
     ("unit", "scope", "said"),
     [
