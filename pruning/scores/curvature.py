@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, uses, weighed
+from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, refuse_nan, uses, weighed
 from pruning.scores.fisher_matrix import Blocks, fisher_matrix
 from pruning.scores.network import Masks, Network, Weight, in_single_precision, network, weights_of
 from pruning.scores.per_example import Passed, passed
@@ -75,6 +75,7 @@ def obd(
     """
     with network(model, masks, parameters) as net:
         in_single_precision(net.model)
+        refuse_nan("obd", net.parameters, "weights")
         leaves: list[Tensor] = []
         losses: list[Tensor] = []
 
@@ -117,7 +118,9 @@ def _roots(done: Passed, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, T
         torch.autograd.grad(slopes[:, index].sum(), leaf, retain_graph=True)[0].reshape(done.count, -1)
         for index in range(slopes.shape[1])
     ]
-    values, vectors = torch.linalg.eigh(torch.stack(columns, 2).to(torch.float64))
+    hessians = torch.stack(columns, 2).to(torch.float64)
+    refuse_nan("obd", {"loss": hessians}, "second derivatives")
+    values, vectors = torch.linalg.eigh(hessians)
     for index in range(slopes.shape[1]):
         cotangent = vectors[:, :, index] * values[:, index, None].abs().sqrt()
         yield cotangent.to(leaf.dtype).view_as(leaf), values[:, index].sign().to(leaf.dtype)

@@ -157,6 +157,12 @@ def gradients(
     )
 
 
+def refuse_nan(score: str, given: Mapping[str, Tensor], what: str) -> None:
+    """Refuse what no matrix can be decomposed of, by name."""
+    if bad := [name for name, values in given.items() if not values.detach().sum(dtype=torch.float64).isfinite()]:
+        raise ValueError(f"`{bad[0]}` has {what} of NaN or infinity, of which `{score}` has no curvature; mend it.")
+
+
 def wide(values: Tensor) -> Tensor:
     """Return values in float32 where their dtype is narrower, in which products of small ones would be 0."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -6,12 +6,13 @@ F = damping I + mean over examples n of g_n g_n^T,       g_n the gradient of exa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from numbers import Real
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from pruning.scores.data import Batches, Loss, Size, loss_of, weighed
+from pruning.scores.data import Batches, Loss, Size, loss_of, refuse_nan, weighed
 from pruning.scores.network import Masks, Network, in_single_precision, network
 from pruning.scores.per_example import passed
 
@@ -51,11 +52,12 @@ def fisher_matrix(
     Raises:
         ValueError: there is no data or no loss, `damping` is not above 0, or `block` below 1.
     """
-    if not damping > 0:
+    if not (isinstance(cast(object, damping), Real) and damping > 0):
         raise ValueError(f"`damping` (={damping!r}) must be above 0, or the matrix has no inverse; take 1e-5, say.")
     if block is not None and block < 1:
         raise ValueError(f"`block` (={block!r}) must be at least 1, or None for the whole matrix.")
     with network(model, masks, parameters) as net:
+        refuse_nan("obs", net.parameters, "weights")
         in_single_precision(net.model)
         examples = _examples(net, batches, loss, size)
         if block is None:
@@ -74,6 +76,7 @@ def _examples(net: Network, batches: Batches, loss: Loss, size: Size) -> Iterato
             rows = [row.mul_(done.count) for row in done.rows()]
             for row, parameter in zip(rows, net.parameters.values(), strict=True):
                 row.mul_(parameter.detach() != 0)  # a plain model has zeros for what is pruned
+            refuse_nan("obs", dict(zip(net.parameters, rows, strict=True)), "gradients")
             yield rows, share / done.count
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -87,8 +86,9 @@ class Flow:
             _scale_only(net.model)
             device = next(iter(net.parameters.values())).device
             self.ones = torch.ones(1, *_input_shape(model, batches), dtype=torch.float64, device=device)
+            with _Homogeneous(type(model).__name__), torch.no_grad():
+                _refuse_other_laws(net, self.ones, type(model).__name__)
         self.factors: dict[str, Tensor] = {}
-        self.watch: AbstractContextManager[object] = _Homogeneous(type(model).__name__)
 
     def scores(self, masks: Masks | None = None) -> dict[str, Tensor]:
         """Return name -> scores, float64, of the network without what `masks` prune besides; later rounds too."""
@@ -100,9 +100,8 @@ class Flow:
             keeps = mask if mask.dtype == torch.bool else mask != 0
             # By way of bytes, which torch converts several times as fast as bools.
             parameter.detach().mul_(self.factors[name].copy_(keeps.view(torch.uint8)))
-        with torch.enable_grad(), self.watch:
+        with torch.enable_grad():
             flow = _outputs(self.net, self.ones).sum()
-        self.watch = nullcontext()  # the same functions again
         parameters = self.net.parameters
         slopes = gradients(flow, list(parameters.values()))
         return {name: g.mul_(p.detach()) for (name, p), g in zip(parameters.items(), slopes, strict=True)}
@@ -118,8 +117,29 @@ def _outputs(net: Network, ones: Tensor) -> Tensor:
     return outputs
 
 
+def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
+    """Refuse a network whose outputs, without biases, do not scale with its input: by steps of a power of 2, exact."""
+    biases = [p for name, p in net.model.named_parameters() if name.endswith("bias")]
+    kept = [bias.clone() for bias in biases]
+    for bias in biases:
+        bias.zero_()
+    at_one = _outputs(net, ones)
+    for scale in (2.0, 2.0**20, 2.0**-20):
+        scaled = _outputs(net, ones * scale)
+        if scaled.isfinite().all() and not torch.allclose(scaled, at_one * scale, rtol=1e-9, atol=0):
+            raise ValueError(
+                f"`model` ({model}, whose outputs for {scale:g} times an input are not {scale:g} times as large) "
+                "must be made of functions that scale with their input, such as ReLU and BatchNorm, for the laws of "
+                "`synflow`; choose another score."
+            )
+    for bias, values in zip(biases, kept, strict=True):
+        bias.copy_(values)
+
+
 def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:
     """Return the shape of one input without the batch."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("`synflow` takes gradients, which `torch.inference_mode` rules out; call it outside of that.")
     first = None if batches is None else next(iter(batches), None)
     example = None if first is None else next(tensors(first), None)
     if example is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from numbers import Real
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ def grasp(
     Args:
         temperature: above 0.
     """
-    if not temperature > 0:
+    if not (isinstance(cast(object, temperature), Real) and temperature > 0):
         raise ValueError(f"`temperature` (={temperature!r}) must be above 0; the paper takes 200.")
     with network(model, masks, parameters, batch_norm=batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
         in_single_precision(net.model)

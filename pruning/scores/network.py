@@ -76,6 +76,8 @@ def weights_of(
 
 def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[str] | None) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
+    if isinstance(parameters, str):
+        raise ValueError(f"`parameters` (={parameters!r}) must be names in a list; pass [{parameters!r}].")
     if parameters is None:
         seen: set[int] = set()
         for path, module in plain_modules(model):

@@ -171,3 +171,22 @@ def test_scores_of_16_bits_do_not_vanish_where_their_factors_are_small(name: str
 
     assert ((found == 0) == (exact == 0)).all()
     assert torch.corrcoef(torch.stack([found, exact]))[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("name", ["obd", "obs"])
+def test_nan_is_told_where_matrices_are_decomposed(name: str) -> None:
+    model = conv_network()
+    model.fc.weight.data[1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"`fc.weight` has weights of NaN"):
+        scored(name, model)
+
+
+def test_arguments_of_another_type_are_told() -> None:
+    with pytest.raises(ValueError, match=r"`damping` \(='x'\) must be above 0"):
+        scored("obs", conv_network(), damping="x")
+    with pytest.raises(ValueError, match=r"`temperature` \(='x'\) must be above 0"):
+        scored("grasp", conv_network(), temperature="x")
+    with pytest.raises(ValueError, match=r"`parameters` \(='fc.weight'\) must be names in a list"):
+        scored("magnitude", conv_network(), parameters="fc.weight")
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"`synflow` takes gradients"):
+        scored("synflow", conv_network())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -206,3 +207,43 @@ def test_lamp_tells_which_tensor_holds_nan() -> None:
     model.fc.weight.data[0, 3] = float("nan")
     with pytest.raises(ValueError, match=r"`fc.weight` holds NaN"):
         lamp(model)
+
+
+class Ends(nn.Module):
+    """A linear layer, and then a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.fc(x))
+
+
+BROKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "log_sigmoid": nn.LogSigmoid(),
+    "softmin": nn.Softmin(1),
+    "gumbel": lambda x: nn.functional.gumbel_softmax(x),
+    "glu": nn.GLU(),
+    "threshold": nn.Threshold(0.1, 20.0),
+    "softshrink": nn.Softshrink(),
+    "clamp": lambda x: x.clamp(max=10),
+    "square": lambda x: x * x,
+    "shift": lambda x: x + 1,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("bias", [False, True])
+def test_synflow_refuses_what_does_not_scale_whatever_it_is_called(name: str, bias: bool) -> None:
+    model = Ends(BROKEN[name])
+    drawn = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r"`model` \(Ends, .* for the laws of `synflow`"):
+        synflow(model, bias=bias)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_synflow_takes_what_scales(bias: bool) -> None:
+    for function in (nn.LeakyReLU(), nn.PReLU(), lambda x: x.clamp(min=0) + x.abs()):
+        assert synflow(Ends(function), bias=bias)["fc.weight"].all()
