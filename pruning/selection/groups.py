@@ -131,14 +131,10 @@ def groups_of(
         inputs_first: names of tensors whose first dimension are inputs, and whose second are outputs.
 
     Raises:
-        ValueError: a block or a window does not divide a tensor, or it has no such channels, or no entry; it is named.
+        ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
     """
     unit, scope = unit or Unit(), scope or Scope()
     cut = {name: torch.Size(shape) for name, shape in shapes.items()}
-    if empty := [name for name, shape in cut.items() if not shape.numel()]:
-        raise ValueError(
-            f"`parameters` (of {empty[0]!r}, of shape {tuple(cut[empty[0]])}) must have entries; leave the tensor out."
-        )
     if unit.kind == "channel" and unit.spare_last:
         if len(cut) < 2:
             raise ValueError(

@@ -141,11 +141,3 @@ def test_a_collapsed_network_is_pruned_whole():
 
     assert decided.details["dead"] == ["fc1.weight"]
     assert pruning.effective_sparsity(model) == 1.0
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element")
-@pytest.mark.parametrize("method", ["magnitude", "erk", "n_m", "fpgm", "snip"])
-def test_tensors_without_entries_are_refused(method):
-    model = nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3)).double()
-    with pytest.raises(ValueError, match=r"`parameters` \(of '0.weight', of shape \(0, 4\)\) must have entries"):
-        pruning.prune(model, method, sparsity=0.5, **DATA)
