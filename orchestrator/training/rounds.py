@@ -55,13 +55,13 @@ def prune_round(
     chosen = prunable(model, fields["prune"])
     if by_choices(fields):
         masks, scoring = rank(model, chosen, fields, parent, read)
-        make_plain(model)
+        pruning.remove_all(model)
         return masks, scoring
     whole = [each.module.get_parameter(each.parameter).detach().clone() for each in chosen] if _shuffles(fields) else []
     parent.apply(model)
     _apply(chosen, fields, generator)
     masks = MaskSet({each.name: _mask(each) for each in chosen})
-    make_plain(model)
+    pruning.remove_all(model)
     if whole:
         masks = shuffled(masks, fields["method"], read.order)
         with torch.no_grad():
@@ -71,17 +71,10 @@ def prune_round(
     return masks, Scoring()
 
 
-def make_plain(model: nn.Module) -> None:
-    """Make the pruning of a model permanent: parameters with zeros, the same objects, and no hooks."""
-    for name in MaskSet.collect(model):
-        path, _, leaf = name.rpartition(".")
-        pruning.remove(model.get_submodule(path), leaf)
-
-
 def masked(model: nn.Module, masks: MaskSet) -> None:
     """Set the entries of a plain model that are masked to zero."""
     masks.apply(model)
-    make_plain(model)
+    pruning.remove_all(model)
 
 
 def _apply(chosen: Sequence[Prunable], fields: Mapping[str, Any], generator: torch.Generator) -> None:

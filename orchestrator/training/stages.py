@@ -43,7 +43,7 @@ from orchestrator.workloads.tasks.batch import arguments, moved
 from orchestrator.workloads.tasks.distilled import with_teacher
 from orchestrator.workloads.tasks.task import Measured, Task
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
-from pruning import MaskKeeper, MaskSet
+from pruning import MaskKeeper, MaskSet, remove_all
 from pruning.measure.macs import Macs, macs
 
 ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
@@ -205,7 +205,7 @@ class Stage:
         if spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
             masks.apply(self._model)
             fit = self._fit(state or self._onward(in_order))
-            rounds.make_plain(self._model)
+            remove_all(self._model)
         else:
             keeper = MaskKeeper(self._model, masks, _gradients(self._config))
             fit = self._fit(state or self._onward(in_order), keeper)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from training_cases import TRAIN, fit, network, problem, same, state
 
 from orchestrator.config.components import Train
-from orchestrator.training.rounds import make_plain
 from orchestrator.training.steps import Gradients, TrainingError
-from pruning import MaskKeeper, MaskSet
+from pruning import MaskKeeper, MaskSet, remove_all
 
 LAMBDA = 0.03
 ONCE: dict[str, Any] = {"epochs": None, "steps": 1, "batch_size": TRAIN, "lr": 0.5, "momentum": 0.0, "select": "last"}
@@ -110,7 +109,7 @@ def test_pruned_scales_stay_0_however_they_are_held() -> None:
     fit(kept, penalty=LAMBDA, clip_norm=0.1, on_optimizer=MaskKeeper(kept, masks).attach)
     masks.apply(hooked)
     fit(hooked, penalty=LAMBDA, clip_norm=0.1)
-    make_plain(hooked)
+    remove_all(hooked)
 
     assert not scales(kept)[1::2].any()
     assert same(state(kept), state(hooked))
