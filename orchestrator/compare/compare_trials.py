@@ -101,6 +101,7 @@ def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[Stage
     """Return the row of the last record of `chain`, which says what it took to come there."""
     record, own = chain[-1], [each for each in chain if len(plan.trials_of[each.key]) == 1]
     told = [f"{split}/{name}" for split in ("test", "val") for name in (record.primary.name, "loss")]
+    early = record.least_loss
     return Row(
         trial=trial.name,
         model=position.panel[0],
@@ -120,6 +121,8 @@ def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[Stage
         val_loss=record.after.get("val/loss", math.nan),
         val_before=record.before.get(f"val/{record.primary.name}"),
         val_loss_before=record.before.get("val/loss"),
+        early_step=None if early is None else early.step,
+        early_val=None if early is None else early.metrics.get(f"val/{record.primary.name}"),
         parameters=record.parameters,
         remaining_parameters=record.remaining_parameters,
         compression=record.parameters / max(1, record.remaining_parameters),

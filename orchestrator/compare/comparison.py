@@ -41,6 +41,10 @@ class Row:
     val_before: float | None
     """Before fine-tuning; None for the dense network, as `val_loss_before`."""
     val_loss_before: float | None
+    early_step: int | None
+    """Step of this stage at which the validation loss was least, where early stopping would end; None without one."""
+    early_val: float | None
+    """The primary metric on validation at that step, whatever `train.select` has chosen."""
     parameters: int
     remaining_parameters: int
     compression: float

@@ -142,6 +142,12 @@ class StageRecord:
         return self.after.get(f"{split}/{self.primary.name}", math.nan)
 
     @property
+    def least_loss(self) -> CurvePoint | None:
+        """The first point of the curve with the least loss on validation; None where no point has one."""
+        measured = [point for point in self.curve if "val/loss" in point.metrics]
+        return min(measured, key=lambda point: point.metrics["val/loss"], default=None)
+
+    @property
     def seconds(self) -> float:
         """How long the stage took."""
         return self.measurements.get("seconds", 0.0)

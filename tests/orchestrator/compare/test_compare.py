@@ -18,7 +18,7 @@ from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.views.report.plain_files import as_json, points_csv, rows_csv
 from orchestrator.views.report.tables import audit_notes, failure_notes, notes, text_table
@@ -384,6 +384,20 @@ def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
     }
     assert set(dense.values()) == {""}
     assert {name: value for name, value in by_a_class.items() if value} == {"restart": "keep"}
+
+
+def test_the_rows_say_where_early_stopping_would_have_ended_whatever_was_selected() -> None:
+    plan, records = golden()
+    key = plan.trials[0].stages[1]
+    losses = {100: 0.5, 200: 0.25, 300: 0.25, 400: 0.75}
+    curve = [CurvePoint(at, 1.0, 0.0, {"val/loss": loss, "val/accuracy": at / 1000}) for at, loss in losses.items()]
+    records[key] = replace(records[key], curve=(CurvePoint(50, 0.5, 0.0, {"train/loss": 1.0}), *curve), best_step=400)
+
+    row = next(row for row in compare_trials(plan, records).rows if row.stage == key)
+
+    assert (row.early_step, row.early_val) == (200, 0.2)
+    assert records[key].least_loss == curve[1]
+    assert replace(records[key], curve=curve[:0]).least_loss is None
 
 
 def test_what_is_not_finite_becomes_null() -> None:
