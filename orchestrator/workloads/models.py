@@ -53,14 +53,25 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
 
 
 def mlp(
-    input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 128), dropout: float = 0.0
+    input_shape: Sequence[int],
+    classes: int,
+    hidden: Sequence[int] = (256, 128),
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    bias: bool = True,
 ) -> nn.Sequential:
-    """Return linear layers fc1, fc2, ... of the widths `hidden` with ReLU (and dropout) between; input is flattened."""
+    """Return linear layers fc1, fc2, ... of the widths `hidden` with ReLU (and dropout) between; input is flattened.
+
+    With `batch_norm` what goes into each ReLU is normalised, and the layers there have no biases.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     widths = (prod(input_shape), *hidden, classes)
     for index, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
-        layers[f"fc{index}"] = nn.Linear(fan_in, fan_out)
-        if index < len(widths) - 1:
+        inner = index < len(widths) - 1
+        layers[f"fc{index}"] = nn.Linear(fan_in, fan_out, bias=bias and not (batch_norm and inner))
+        if inner:
+            if batch_norm:
+                layers[f"bn{index}"] = nn.BatchNorm1d(fan_out)
             layers[f"relu{index}"] = nn.ReLU()
             if dropout:
                 layers[f"dropout{index}"] = nn.Dropout(dropout)

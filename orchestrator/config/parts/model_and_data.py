@@ -70,6 +70,9 @@ class Mlp(Model):
     kind: str | None = "mlp"
     hidden: list[int] = key([256, 128], _SIZES)
     dropout: float = key(0.0, _DROPOUT)
+    batch_norm: bool = False
+    """Before each ReLU; the layers there have no biases then."""
+    bias: bool = True
 
 
 @dataclass

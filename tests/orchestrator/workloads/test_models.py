@@ -87,6 +87,18 @@ def test_cnn_for_digits_is_small() -> None:
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
+def test_mlp_of_network_slimming_normalises_hidden_layers_alone() -> None:
+    model = models.mlp((1, 28, 28), 10, hidden=[500, 300], batch_norm=True)
+
+    assert [*dict(model.named_children())] == ["flatten", "fc1", "bn1", "relu1", "fc2", "bn2", "relu2", "fc3"]
+    assert weights(model) == 545_000
+    assert [name for name, _ in model.named_parameters() if name.startswith("fc") and "bias" in name] == ["fc3.bias"]
+
+
+def test_mlp_without_biases_has_the_published_number_of_weights() -> None:
+    assert parameters(models.mlp((1, 28, 28), 10, hidden=[40, 20], bias=False)) == 32_360
+
+
 def test_mlp_flattens_and_drops_out_between_layers() -> None:
     model = models.mlp((1, 4, 4), 3, hidden=[8, 5], dropout=0.5)
 
