@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""Reproduce published numbers by their protocols, keep records, and make docs/reproductions.md of them.
+
+    scripts/reproduce all                                   # scale default: each within 40 minutes on two cores
+    scripts/reproduce snip lottery_ticket --scale full --data ~/data cluster.max_concurrent=2
+    scripts/reproduce --page                                # the page alone, from the records there are
+
+A protocol is docs/reproductions/NAME/protocol.yaml; docs/reproductions/README.md says what its keys mean. What has
+finished in the store is not trained again, so the same command goes on where one was interrupted. Overrides may say
+where and on what a reproduction runs; with any other nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from math import isclose
+from operator import sub, truediv
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.statistics import estimate
+from orchestrator.store import saved_sweep
+from orchestrator.store.store import Store
+from orchestrator.training.environment import environment
+from orchestrator.views.report.plain_files import rows_csv
+from scripts import reproductions_page
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reproductions"
+SCALES = ("default", "full")
+KEPT = (
+    *("trial", "model", "data", "line", "method", "seed", "round", "final", "requested_sparsity", "sparsity"),
+    *("parameters", "remaining_parameters", "metric", "test", "test_loss", "val", "val_loss", "val_before"),
+    *("early_step", "early_val", "steps", "seconds", "score", "scope", "repair", "restart", "rescorings"),
+    *("scored_examples", "dead_layers", "stage"),
+)
+"""Columns of trials.csv that a record holds, and that a judge may read."""
+NEUTRAL = ("cluster", "tracking", "store", "data.root", "data.download", "retry_failed")
+"""What may be overridden: it changes no result."""
+COMBINED: Mapping[str, Callable[[float, float], float]] = {"minus": sub, "over": truediv}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is to be reproduced and how, as it was set down before the first run."""
+
+    name: str
+    title: str
+    paper: str
+    """On arXiv."""
+    claim: str
+    published: Sequence[Mapping[str, Any]]
+    scales: Mapping[str, Mapping[str, Any]]
+
+
+def protocols(folder: Path = FOLDER) -> dict[str, Protocol]:
+    """Return the protocols of a folder by name."""
+    files = sorted(folder.glob("*/protocol.yaml"))
+    return {file.parent.name: Protocol(file.parent.name, **yaml.safe_load(file.read_text())) for file in files}
+
+
+def record_path(name: str, scale: str, folder: Path = FOLDER) -> Path:
+    """Return where the record of a reproduction lies."""
+    return folder / name / f"{scale}.json"
+
+
+def judged(published: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Return our figure beside a published one: by seed, mean, 95% interval, and whether it agrees.
+
+    Args:
+        published: an entry of a protocol's `published`.
+        rows: trials after rounds, as in trials.csv, with numbers as numbers.
+    """
+    judge = published["judge"]
+    pick = partial(_picked, rows, judge["column"])
+    found = pick(judge["of"])
+    for name, combine in COMBINED.items():
+        if name in judge:
+            others = pick(judge[name])
+            found = {seed: combine(value, others[seed]) for seed, value in found.items() if seed in others}
+    scale, offset = judge.get("scale", 1), judge.get("offset", 0)
+    by_seed = {seed: scale * value + offset for seed, value in sorted(found.items())}
+    ours = estimate([*by_seed.values()])
+    if ours is None:
+        return {"id": published["id"], "by_seed": by_seed, "agrees": None}
+    off = ours.mean - published["value"]
+    low, high = published.get("interval", (published["value"],) * 2)
+    beyond = {"least": off > 0, "most": off < 0}.get(published.get("direction", ""), False)
+    agrees = beyond or low <= ours.mean <= high or abs(off) <= published["tolerance"] + 1e-9
+    return {"id": published["id"], "by_seed": by_seed, "agrees": agrees, **vars(ours)}
+
+
+def _picked(rows: Sequence[Row], column: str, where: Mapping[str, Any]) -> dict[int, float]:
+    """Return the column by seed, of the rows for which all columns of `where` hold: numbers, patterns of text."""
+    found: dict[int, tuple[str, float]] = {}
+    for row in rows:
+        if all(_holds(row[name], wanted) for name, wanted in where.items()) and row[column] is not None:
+            value = len(row[column].split()) if isinstance(row[column], str) else row[column]
+            stage, _ = found.setdefault(row["seed"], (row["stage"], value))
+            if stage != row["stage"]:
+                raise SystemExit(
+                    f"`{dict(where)}` selects several stages of seed {row['seed']}; say more in the protocol."
+                )
+    return {seed: value for seed, (_, value) in found.items()}
+
+
+def _holds(cell: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str):
+        return fnmatchcase(str(cell or ""), wanted)
+    return cell is not None and isclose(cell, wanted, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def rows_of(text: str) -> list[Row]:
+    """Return the rows of a trials.csv with the columns that are kept, numbers as numbers, each stage's once."""
+    found = dict[tuple[str, str], Row]()
+    for line in csv.DictReader(io.StringIO(text)):
+        row = {name: _plain(name, line[name]) for name in KEPT}
+        found.setdefault((row["stage"], row["line"]), row)
+    return [*found.values()]
+
+
+def _plain(name: str, cell: str) -> Any:
+    if name in ("dead_layers", "line", "trial", "stage"):  # a name may look like a number
+        return cell
+    if cell in ("", "True", "False"):
+        return {"": None, "True": True, "False": False}[cell]
+    try:
+        number = float(cell)
+    except ValueError:
+        return cell
+    return int(number) if cell.lstrip("-").isdigit() else number
+
+
+def commands(protocol: Protocol, scale: str, data: str, store: str, overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each command of a scale; `{data}` in one is the folder of the data sets."""
+    found = []
+    for given in protocol.scales[scale]["commands"]:
+        filled = [each.replace("{data}", data) for each in given]
+        root = [] if any("data.root=" in each for each in filled) else [f"data.root={data}"]
+        found.append([*filled, *root, f"store.uri={store}", "tracking=none", *overrides])
+    return found
+
+
+def main() -> int:
+    """Run what is asked for, write its records, make the page; return the worst exit status of the commands."""
+    given = _arguments()
+    known, status = protocols(), 0
+    names = [*known] if "all" in given.names else given.names
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"`NAME` (={unknown[0]}) must be one of {', '.join(known)}, or all.")
+    for name in names:
+        if given.scale not in known[name].scales:
+            print(f"{name} has no scale {given.scale}: left out")
+            continue
+        status = max(status, _reproduce(known[name], given))
+        if status == 130:
+            break
+    if not given.dry_run:
+        (ROOT / "docs" / "reproductions.md").write_text(page())
+    return status
+
+
+def page(folder: Path = FOLDER) -> str:
+    """Return docs/reproductions.md, from the protocols and the records of a folder."""
+    known = protocols(folder)
+    places = {(name, scale): record_path(name, scale, folder) for name in known for scale in known[name].scales}
+    records = {key: json.loads(path.read_text()) for key, path in places.items() if path.exists()}
+    readings = {name: file.read_text() for name in known if (file := folder / name / "reading.md").exists()}
+    return reproductions_page.page([vars(protocol) for protocol in known.values()], records, readings)
+
+
+def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
+    """Run the commands of a protocol, each in a process of its own, and write the record of what they left."""
+    began, status, rows, path = time.time(), 0, dict[str, Row](), record_path(protocol.name, given.scale)
+    asked = commands(protocol, given.scale, given.data, given.store, given.overrides)
+    for overrides in asked:
+        sweep = _sweep(overrides)
+        print(f"$ python -m orchestrator {shlex.join(overrides)}", flush=True)
+        if given.dry_run:
+            continue
+        if not given.record:
+            status = max(status, _wait(subprocess.Popen([sys.executable, "-m", "orchestrator", *overrides])))
+        rows |= {f"{row['stage']} {row['line']}": row for row in _rows(given.store, sweep)}
+        if status == 130:
+            break
+    changed = [each for each in given.overrides if not each.lstrip("+~").startswith(NEUTRAL)]
+    if given.dry_run or changed:
+        print(f"Nothing is recorded{f', as {changed[0]} is not of the protocol' if changed else ''}.")
+        return status
+    earlier = json.loads(path.read_text())["wall_seconds"] if path.exists() else 0.0
+    path.write_text(
+        json.dumps(_record(protocol, given.scale, [*rows.values()], earlier + time.time() - began), indent=1)
+    )
+    return status
+
+
+def _record(protocol: Protocol, scale: str, rows: Sequence[Row], wall: float) -> dict[str, Any]:
+    work = {row["stage"]: row["seconds"] for row in rows}
+    return {
+        "name": protocol.name,
+        "scale": scale,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "environment": environment(),
+        "command": f"scripts/reproduce {protocol.name} --scale {scale}",
+        "wall_seconds": round(wall, 1),
+        "work_seconds": round(sum(work.values()), 1),
+        "figures": [judged(each, rows) for each in protocol.published],
+        "trials": rows,
+    }
+
+
+def _sweep(overrides: Sequence[str]) -> str:
+    """Return the name under which a command saves its sweep."""
+    planned = _output(sys.executable, "-m", "orchestrator", *overrides, "dry_run=true")
+    found = re.search(r"^sweep +(\S+)$", planned, re.MULTILINE)
+    if found is None:
+        raise SystemExit(planned)
+    return found[1]
+
+
+def _rows(uri: str, sweep: str) -> list[Row]:
+    """Return the rows of what a sweep has finished."""
+    try:
+        saved = saved_sweep.load(Store(uri).opened(exists=True), sweep)
+    except Exception as error:  # nothing was saved of it, and that is what to say
+        print(f"{sweep}: {error}")
+        return []
+    return rows_of(rows_csv(compare_trials(saved.plan, saved.records, saved.failures)).decode())
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a command, which is interrupted by the same Ctrl-C as this process; return its exit status."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="reproductions, or all; OVERRIDEs of the orchestrator")
+    parser.add_argument("--scale", choices=SCALES, default="default", help="how much of the published runs is done")
+    parser.add_argument("--data", default="data", metavar="ROOT", help="folder of the data sets (default: data)")
+    parser.add_argument("--store", default="store", metavar="URI", help="where finished stages are kept")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands, run and write nothing")
+    parser.add_argument("--record", action="store_true", help="run nothing: record what the store holds")
+    parser.add_argument("--page", action="store_true", help="make the page alone")
+    given = parser.parse_intermixed_args()
+    given.overrides = [each for each in given.names if "=" in each or each.startswith(("+", "~"))]
+    given.names = [each for each in given.names if each not in given.overrides]
+    if bool(given.names) == given.page:
+        parser.error("pass the names of reproductions, or all; --page takes none")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

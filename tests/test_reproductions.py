@@ -1,0 +1,165 @@
+"""The reproductions: protocols that can run, figures read as they say, and a page that is what the records give."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import compose_jobs
+from orchestrator.planning.plan import make_plan
+from scripts import reproductions as tool
+
+ROOT = Path(__file__).parent.parent
+PROTOCOLS = tool.protocols()
+SCALES = [(name, scale) for name, protocol in PROTOCOLS.items() for scale in protocol.scales]
+RECORDS = [place for place in SCALES if tool.record_path(*place).exists()]
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[ConfigLoader]:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield GlobalHydra.instance().config_loader()
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, loader: ConfigLoader) -> None:
+    assert PROTOCOLS[name].scales[scale]["deviations"]
+    for command in tool.commands(PROTOCOLS[name], scale, "data", "store", []):
+        master = loader.load_configuration("config", command, RunMode.MULTIRUN)
+        typed = OverridesParser.create().parse_overrides(command)
+        axes = {key: f"{key}={values}" for key, values in (master.hydra.sweeper.params or {}).items()}
+        axes |= {str(override.key_or_group): override.input_line for override in typed if override.is_sweep_override()}
+        parsed = OverridesParser.create().parse_overrides([*axes.values()])
+        swept = [
+            [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
+            if each.is_sweep_override()
+            else [str(each.input_line)]
+            for each in parsed
+        ]
+        fixed = [str(override.input_line) for override in typed if str(override.key_or_group) not in axes]
+
+        plan = make_plan([*compose_jobs(loader, master, [[*fixed, *job] for job in product(*swept)])])
+
+        assert len(plan.trials) == math.prod(map(len, swept))
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_judges_read_what_records_hold(name: str) -> None:
+    for published in PROTOCOLS[name].published:
+        judge = published["judge"]
+        where = [judge[part] for part in ("of", "minus", "over") if part in judge]
+        assert {judge["column"], *(column for part in where for column in part)} <= {*tool.KEPT}
+        assert judge.keys() <= {"column", "of", "minus", "over", "scale", "offset"}
+        assert published.get("direction") in (None, "least", "most")
+        assert published["tolerance"] >= 0
+
+
+def row(seed: int, round_: int, **columns: Any) -> dict[str, Any]:
+    return {"seed": seed, "round": round_, "stage": f"{seed}/{round_}/{columns}", **columns}
+
+
+def published(**judge: Any) -> dict[str, Any]:
+    return {"id": "it", "value": 1.0, "tolerance": 0.3, "judge": {"column": "test", "of": {"round": 1}, **judge}}
+
+
+def test_a_figure_is_paired_by_seed_and_has_an_interval() -> None:
+    rows = [
+        row(0, 0, test=0.5),
+        row(1, 0, test=0.25),
+        row(0, 1, test=0.515),
+        row(1, 1, test=0.255),
+        row(2, 1, test=9.0),
+    ]
+
+    found = tool.judged(published(scale=100, minus={"round": 0}), rows)
+
+    assert found["by_seed"] == {0: pytest.approx(1.5), 1: pytest.approx(0.5)}  # seed 2 has nothing to be paired with
+    assert found["mean"] == pytest.approx(1.0)
+    assert found["high"] - found["low"] == pytest.approx(12.706, abs=1e-3)  # 2 t(0.975, 1) std / sqrt(2)
+    assert found["agrees"] is True
+    assert tool.judged(published(over={"round": 0}), rows)["by_seed"] == {
+        0: pytest.approx(1.03),
+        1: pytest.approx(1.02),
+    }
+    assert tool.judged(published(scale=-100, offset=100, minus={"round": 0}), rows)["mean"] == pytest.approx(99)
+
+
+@pytest.mark.parametrize(
+    ("value", "said", "agrees"),
+    [
+        (1.3, {}, True),
+        (1.31, {}, False),
+        (0.69, {}, False),
+        (2.0, {"direction": "least"}, True),
+        (0.6, {"direction": "least"}, False),
+        (0.0, {"direction": "most"}, True),
+        (2.0, {"interval": [1.5, 2.0]}, True),
+    ],
+)
+def test_a_figure_agrees_within_its_tolerance_its_interval_or_beyond_on_the_side_that_is_claimed(
+    value: float, said: dict[str, Any], agrees: bool
+) -> None:
+    assert tool.judged({**published(), **said}, [row(0, 1, test=value)])["agrees"] is agrees
+
+
+def test_what_did_not_run_has_no_verdict_and_what_is_not_one_stage_is_refused() -> None:
+    assert tool.judged(published(of={"round": 2}), [row(0, 1, test=1.0)])["agrees"] is None
+    assert tool.judged(published(of={"restart": "a*"}), [row(0, 1, test=1.0, restart="ab")])["mean"] == 1.0
+    assert tool.judged(published(column="dead_layers"), [row(0, 1, dead_layers="fc1 fc2")])["mean"] == 2
+    with pytest.raises(SystemExit, match="several stages of seed 0"):
+        tool.judged(published(), [row(0, 1, test=1.0), row(0, 1, test=2.0)])
+
+
+@pytest.mark.parametrize(("name", "scale"), RECORDS)
+def test_the_figures_of_a_record_are_those_that_its_trials_give(name: str, scale: str) -> None:
+    record = json.loads(tool.record_path(name, scale).read_text())
+
+    figures = [tool.judged(each, record["trials"]) for each in PROTOCOLS[name].published]
+
+    assert json.loads(json.dumps(figures)) == record["figures"]
+
+
+def test_the_page_is_what_the_records_give() -> None:
+    assert (ROOT / "docs" / "reproductions.md").read_text() == tool.page(), "run scripts/reproduce --page"
+
+
+def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) -> None:
+    (tmp_path / "it").mkdir()
+    protocol = {
+        "title": "It",
+        "paper": "1234.5678",
+        "claim": "So it is.",
+        "published": [{**published(), "what": "this", "unit": "%", "where": "there"}],
+        "scales": {scale: {"commands": [], "minutes": 1, "deviations": ["none"]} for scale in tool.SCALES},
+    }
+    (tmp_path / "it" / "protocol.yaml").write_text(json.dumps(protocol))
+    record = {
+        "command": "run it",
+        "work_seconds": 120,
+        "date": "2026-01-02",
+        "commit": "0123456789",
+        "environment": {"processor": "abacus", "torch": "2"},
+        "figures": [tool.judged(published(), [row(0, 1, test=1.5), row(1, 1, test=2.5)])],
+    }
+    (tmp_path / "it" / "full.json").write_text(json.dumps(record))
+
+    said = tool.page(tmp_path)
+
+    assert "| [It](#it) | default | not run |\n| [It](#it) | full | 0 of 1 |" in said
+    assert "| this (%) | 1 | 0.3 | 2 [-4.353, 8.353] | 2 | **does not**, off by +1 |" in said
+    assert "**default**: not run." in said
+    assert "2 minutes of work on abacus with torch 2, 2026-01-02, commit 01234567" in said
