@@ -145,16 +145,3 @@ def test_mlflow_shows_every_trial_finished_with_masks_that_match(on_ray: Path) -
             if point.step:
                 path = client.download_artifacts(run.info.run_id, f"masks/round_{point.step}.npz")
                 assert MaskSet.load(path).sparsity() == point.value
-
-
-@pytest.mark.slow
-def test_methods_that_read_data_give_the_same_bits_on_ray(start: Start, tmp_path: Path) -> None:
-    methods = ("method=random_unstructured,l1_unstructured,lamp,snip,grasp,synflow,taylor,fisher,obs", "seed=0")
-    shared = (*methods, "schedule.sparsity=0.5", "schedule.rounds=1", "tracking=none")
-    start(tmp_path / "ray", *shared, "cluster.num_cpus=2")
-    start(tmp_path / "inline", *shared, "cluster=inline")
-    found = records(tmp_path / "inline").values()
-
-    assert results(tmp_path / "ray") == results(tmp_path / "inline")
-    assert sum(record.kind == "dense" for record in found) == 1
-    assert sum(record.kind == "start" for record in found) == 1
