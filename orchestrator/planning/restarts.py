@@ -61,8 +61,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         return
     if schedule["at"] == "start" and rounds > 1:
         yield (
-            f"`schedule.rounds` (={rounds}) must be 1 with schedule.at=start: a network is pruned once before it is "
-            "trained; pass schedule=one_shot."
+            f"`schedule.rounds` (={rounds}) must be 1 with schedule.at=start, where a network is pruned before it is "
+            f"trained; to score anew between steps without training pass schedule.rounds=1 schedule.inner={rounds}, "
+            "to train in between and go back to the initialisation schedule.at=trained restart=rewind restart.step=0."
         )
     if restart["control"] == "shuffle" and rounds > 1 and weights == "keep":
         yield (

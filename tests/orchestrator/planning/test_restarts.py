@@ -136,6 +136,7 @@ def test_a_control_is_of_the_last_round_alone(settings: Settings) -> None:
         (("restart=rewind", "train=none"), "which trains nothing (train.epochs=0)"),
         (("schedule=one_shot", "schedule.at=start", "train=none"), "which trains nothing (train.epochs=0)"),
         (("schedule.at=start",), "`schedule.rounds` (=3) must be 1 with schedule.at=start"),
+        (("schedule.at=start",), "without training pass schedule.rounds=1 schedule.inner=3, to train in between"),
         (("restart=reinit", "finetune.teacher=dense"), "`finetune.teacher` (=dense) teaches rounds that fine-tune"),
         (
             ("restart=rewind", "restart.step=5", "train._target_=small_workloads.linear"),
