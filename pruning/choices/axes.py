@@ -256,6 +256,11 @@ class Choices:
             )
         if self.scope.kind == "row" and self.unit.kind == "channel":
             raise ValueError("`scope.kind` (='row') ranks within an output, which a channel fills; use kind='layer'.")
+        if self.score.kind == "fpgm" and self.scope.kind == "global":
+            raise ValueError(
+                "`scope.kind` (='global') ranks filters of all tensors as one, and `score.kind` (='fpgm') sums their "
+                "distances within a tensor, which say nothing across; use kind='layer'."
+            )
         if self.scope.allocation == "lamp" and self.unit.kind != "entry":
             raise ValueError(
                 f"`scope.allocation` (='lamp') counts single weights, not units of kind {self.unit.kind!r}; use 'erk'."

@@ -85,6 +85,8 @@ def test_scales_that_no_layer_has_are_refused():
     assert list(some.masks) == ["3.weight"]
     with pytest.raises(ValueError, match="that of its units"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
+    with pytest.raises(ValueError, match=r"`scope.kind` \(='global'\) ranks filters of all tensors as one"):
+        pruning.prune(Golden(), "fpgm", sparsity=0.5, scope="global")
 
 
 class Crossed(nn.Module):
