@@ -181,6 +181,19 @@ def test_the_score_that_the_page_shows_ranks_a_sweep(home: Path) -> None:
     assert found.measurements["scoring"] > 0
 
 
+def test_a_preflight_scores_once_where_a_round_scores_anew(home: Path) -> None:
+    (home / "counted.py").write_text(
+        "def magnitude(model, batches, loss):\n"
+        "    with open('calls', 'a') as file:\n"
+        "        file.write('.')\n"
+        "    return {n: p.detach().abs() for n, p in model.named_parameters() if n.startswith('fc')}\n"
+    )
+    *_, found = trained("schedule.inner=5", score={"_target_": "counted.magnitude"})
+
+    assert found.details["scoring"]["rescorings"] == 5
+    assert (home / "calls").read_text() == "." * (1 + 5)
+
+
 @pytest.mark.parametrize("method", ["synflow", "slimming", "obs"])
 def test_a_method_is_trained_through_and_holds_its_laws(home: Path, method: str) -> None:
     others = {
