@@ -29,7 +29,7 @@ def config(method: str, sparsity: float, seed: int, rounds: int = 2, /, **change
         "data": {"name": "digits", "kind": "digits", "root": None},
         "train": {"epochs": 12, "batch_size": 64, "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.002}},
         "finetune": {"epochs": 4, "batch_size": 64, "optimizer": {"_target_": "torch.optim.Adam", "lr": 0.001}},
-        "method": {"name": method, "kind": method.removeprefix("global_"), "scope": "layer"},
+        "method": {"name": method, "kind": method.removeprefix("global_")},
         "schedule": {"kind": "geometric", "sparsity": sparsity, "rounds": rounds, "amount": None},
         "prune": {"include": ["*"], "exclude": []},
         "cluster": {"cpus_per_trial": 1},
