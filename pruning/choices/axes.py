@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias, cast, get_args
+from numbers import Integral
+from typing import Any, Literal, TypeAlias, cast
 
+from pruning.choices.arguments import at_least, number, one_of
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal["entry", "block", "channel"]
@@ -58,9 +59,9 @@ class Unit:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("unit.kind", self.kind, UnitKind)
-        _one_of("unit.reduce", self.reduce, Reduction)
-        _at_least("unit.size", self.size, 1)
+        one_of("unit.kind", self.kind, UnitKind)
+        one_of("unit.reduce", self.reduce, Reduction)
+        at_least("unit.size", self.size, 1)
         if not isinstance(cast(object, self.dim), Integral):
             raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
 
@@ -94,13 +95,13 @@ class Scope:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("scope.kind", self.kind, ScopeKind)
-        _one_of("scope.allocation", self.allocation, Allocation)
-        _at_least("scope.min_kept", self.min_kept, 0)
-        _at_least("scope.m", self.m, 1)
+        one_of("scope.kind", self.kind, ScopeKind)
+        one_of("scope.allocation", self.allocation, Allocation)
+        at_least("scope.min_kept", self.min_kept, 0)
+        at_least("scope.m", self.m, 1)
         if self.normalise not in (None, "size"):
             raise ValueError(f"`scope.normalise` (={self.normalise!r}) must be 'size', or None for scores as they are.")
-        _at_least("scope.n", self.n, 0)
+        at_least("scope.n", self.n, 0)
         if self.n > self.m:
             raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
         if self.kind == "row" and self.allocation == "lamp":
@@ -126,7 +127,7 @@ class Scope:
                 f"not with {self.allocation!r}; give both or neither."
             )
         for name, density in self.densities.items():
-            if not 0 <= _number(f"scope.densities[{name!r}]", density) <= 1:
+            if not 0 <= number(f"scope.densities[{name!r}]", density) <= 1:
                 raise ValueError(f"`scope.densities[{name!r}]` (={density!r}) must lie in [0, 1]: the fraction kept.")
 
 
@@ -150,8 +151,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("schedule.at", self.at, When)
-        _at_least("schedule.inner", self.inner, 1)
+        one_of("schedule.at", self.at, When)
+        at_least("schedule.inner", self.inner, 1)
         targets(self.kind, 0.0 if self.sparsity is None else self.sparsity, self.rounds)
 
 
@@ -168,7 +169,7 @@ class Dynamics:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("dynamics.kind", self.kind, DynamicsKind)
+        one_of("dynamics.kind", self.kind, DynamicsKind)
 
 
 @dataclass(frozen=True)
@@ -188,10 +189,10 @@ class Repair:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("repair.kind", self.kind, RepairKind)
+        one_of("repair.kind", self.kind, RepairKind)
         if self.damping is not None and self.kind not in ("obs", "obs_joint", "least_squares"):
             raise ValueError(f"`repair.damping` (={self.damping!r}) is of no use to `repair.kind` (={self.kind!r}).")
-        if self.damping is not None and not _number("repair.damping", self.damping) > 0:
+        if self.damping is not None and not number("repair.damping", self.damping) > 0:
             raise ValueError(
                 f"`repair.damping` (={self.damping!r}) must be above 0, or the matrix may have no inverse."
             )
@@ -216,11 +217,11 @@ class Restart:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        _one_of("restart.kind", self.kind, RestartKind)
-        _one_of("restart.control", self.control, Control)
-        _at_least("restart.step", self.step, 0)
+        one_of("restart.kind", self.kind, RestartKind)
+        one_of("restart.control", self.control, Control)
+        at_least("restart.step", self.step, 0)
         if self.rates_from is not None:
-            _at_least("restart.rates_from", self.rates_from, 0)
+            at_least("restart.rates_from", self.rates_from, 0)
         if self.step and self.kind != "step":
             raise ValueError(
                 f"`restart.step` (={self.step}) is the step that weights go back to, but `restart.kind` "
@@ -285,21 +286,3 @@ class Choices:
     @property
     def _select(self) -> str | None:
         return self.select if isinstance(self.select, str | None) else self.select.__name__
-
-
-def _one_of(name: str, value: object, kinds: Any) -> None:
-    if value not in get_args(kinds):
-        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(get_args(kinds))}.")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(cast(object, value), Integral):
-        raise TypeError(f"`{name}` (={value!r}) must be an int, not {type(value).__name__}.")
-    if value < least:
-        raise ValueError(f"`{name}` (={value!r}) must be an int of at least {least}.")
-
-
-def _number(name: str, value: float) -> float:
-    if not isinstance(cast(object, value), Real):
-        raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
-    return value
