@@ -2,10 +2,11 @@
 
     python scripts/bench_scores.py [--seconds 0.7] [--only WORD] [--json FILE]
 
-Each row runs the plain pass and the score in turns for about `--seconds`, and compares medians of processor time, which
-other processes disturb less than the time on the wall. A pass is a plain loop over the batches: forward, mean
-cross-entropy, and `backward` into all parameters; for Wanda forward alone; for SynFlow's 100 rounds 100 passes of one
-example in float64. ResNet-20 gets an eighth of the examples. The selection after SynFlow's scores has a row of its own.
+Each row runs the plain pass and the score in turns for about `--seconds`, and takes the median ratio of neighbours in
+processor time, which other processes disturb less than the time on the wall. A pass is a plain loop over the batches:
+forward, mean cross-entropy, and `backward` into all parameters; for Wanda forward alone; for SynFlow's 100 rounds 100
+passes of one example in float64. Both are in one mode, BatchNorm in training where all examples are one batch.
+ResNet-20 gets an eighth of the examples. The selection after SynFlow's scores has a row of its own.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def compared(
             action()
             times.append(time.process_time() - start)
     of_passes, of_score = (1e3 * statistics.median(times) for times in taken)
-    return Row(what, of_passes, of_score, of_score / of_passes, bar)
+    ratio = statistics.median(after / before for before, after in zip(*taken, strict=True))
+    return Row(what, of_passes, of_score, ratio, bar)
 
 
 def network(name: str) -> nn.Module:
@@ -127,6 +129,10 @@ def of_scores(seconds: float, only: str) -> Iterator[Row]:
                 continue
             model, batches = network(name), examples(count // share, at_once // share)
             passes = forward if score == "wanda" else forward_backward
+            if (norm := scores.SCORES[score].batch_norm) is not None:  # the passes and the score in one mode
+                norm = "train" if count == at_once else "eval"
+                model.train(norm == "train")
+                own = {**own, "batch_norm": norm}
             bar = linear_bar if name == "lenet_300_100" else conv_bar
             call = partial(scores.SCORES[score].function, model, batches, loss, **own)
             yield compared(what, partial(passes, model, batches), call, bar, seconds)
@@ -169,6 +175,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is there already is not looked through between the runs
     rows = []
     print(f"{'':<50} {'passes':>10} {'score':>10}    {'ratio':>7}  bar")
     for measure in (of_scores, of_synflow):
