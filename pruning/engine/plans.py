@@ -22,6 +22,8 @@ from pruning.masks.mask_set import MaskSet
 from pruning.repair.table import REPAIRS
 from pruning.schedule import targets
 from pruning.scores.data import Batches, Loss, Size
+from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
+from pruning.scores.flow import Flow
 from pruning.scores.network import Masks, Weight, weights_of
 from pruning.selection.allocation import allocate
 from pruning.selection.groups import Groups, groups_of
@@ -161,6 +163,8 @@ class _Run:
     choices: Choices
     data: _Data
     masks: dict[str, Tensor]
+    flow: Flow | None = None
+    matrix: FisherMatrix | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"scoring": 0.0, "selection": 0.0})
 
     def step(
@@ -211,6 +215,8 @@ class _Run:
             options = {name: score.options[name] for name in ("damping", "block") if name in score.options}
         if repair.damping is not None:
             options["damping"] = repair.damping
+        if self.matrix is not None:
+            options["matrix"] = self.matrix
         begin = time.perf_counter()
         function = REPAIRS[repair.kind]
         values = function(self.model, kept, data.batches, data.loss, size=data.size, masks=self.masks, **options)
@@ -218,10 +224,28 @@ class _Run:
         return values
 
     def _scores(self, score: Score, cut: Groups, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
-        data = self.data
-        read: dict[str, Any] = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator}
+        data, choices, names = self.data, self.choices, list(cut.sizes)
+        score = _of_blocks(score, cut.unit)
+        if score.kind == "synflow" and self.flow is not None:
+            return self.flow.scores(masks)
+        if _repairs_by_matrix_of(score, choices):
+            own = {name: score.options[name] for name in ("damping", "block") if name in score.options}
+            read = {"size": data.size, "masks": masks, "parameters": names, **own}
+            self.matrix = fisher_matrix(self.model, batches, data.loss, **read)
+            score = replace(score, options={**score.options, "matrix": self.matrix})
+        read = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator, "masks": masks}
         dim = cut.unit.dim if cut.unit.kind == "channel" else None
-        return scored(self.model, _of_blocks(score, cut.unit), list(cut.sizes), **read, masks=masks, dim=dim)
+        scores = scored(self.model, score, names, **read, dim=dim)
+        if score.kind == "synflow" and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
+            self.flow = Flow(self.model, batches, masks=masks, parameters=names, **score.options)
+        return scores
+
+
+def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
+    """Say whether the repair asks the very Fisher matrix that OBS ranks by."""
+    repair = choices.repair
+    same = repair.damping in (None, score.options.get("damping"))
+    return score.kind == "obs" and repair.kind in ("obs", "obs_joint") and choices.schedule.inner == 1 and same
 
 
 def _of_blocks(score: Score, unit: Unit) -> Score:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.fisher_matrix import fisher_matrix
+from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.network import Masks, weights_of
 
 
@@ -22,6 +22,7 @@ def obs(
     masks: Masks | None = None,
     damping: float = 1e-5,
     block: int | None = None,
+    matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
     """Return new weights by the updates of single removals, summed, then masked (Singh & Alistarh 2020).
 
@@ -35,12 +36,16 @@ def obs(
         batches, loss, size, masks: see `pruning.scores`; `masks` is what was kept before.
         damping: above 0.
         block: None takes the whole matrix, a number blocks of so many consecutive entries of a row.
+        matrix: F, where it has been made before; None makes it.
 
     Returns:
         name -> tensor of the parameter's shape and dtype, 0 where it is pruned.
     """
     before = weights_of(model, masks, kept)
-    matrix = fisher_matrix(model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block)
+    if matrix is None:
+        matrix = fisher_matrix(
+            model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block
+        )
     diagonal = matrix.inverse_diagonal()
     removed = {n: torch.where(kept[n].to(w.value.device) != 0, 0.0, w.value / diagonal[n]) for n, w in before.items()}
     updates = matrix.solve({name: vector.to(torch.float64) for name, vector in removed.items()})
@@ -57,6 +62,7 @@ def obs_joint(
     masks: Masks | None = None,
     damping: float = 1e-5,
     block: int | None = None,
+    matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
     """Return new weights by the one update of least cost dw^T F dw / 2 that takes all that is pruned to 0.
 
@@ -65,7 +71,10 @@ def obs_joint(
     Args: as `obs`.
     """
     before = weights_of(model, masks, kept)
-    matrix = fisher_matrix(model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block)
+    if matrix is None:
+        matrix = fisher_matrix(
+            model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block
+        )
     keeps = {name: (mask != 0).to(before[name].value.device) for name, mask in kept.items()}
     updates = matrix.joint_update({name: weight.value for name, weight in before.items()}, keeps)
     return {n: _masked_sum(w.value, updates[n], kept[n]) for n, w in before.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, refuse_nan, uses, weighed
-from pruning.scores.fisher_matrix import Blocks, fisher_matrix
+from pruning.scores.fisher_matrix import Blocks, FisherMatrix, fisher_matrix
 from pruning.scores.network import Masks, Network, Weight, in_single_precision, network, weights_of
 from pruning.scores.per_example import Passed, passed
 
@@ -59,13 +59,16 @@ def obd(
     masks: Masks | None = None,
     parameters: Iterable[str] | None = None,
 ) -> dict[str, Tensor]:
-    """Score each entry by the diagonal of the Hessian: Optimal Brain Damage (LeCun, Denker & Solla 1989).
+    """Score each entry by the Gauss-Newton diagonal of the Hessian: Optimal Brain Damage (LeCun, Denker & Solla 1989).
 
         score_i = v_i^2 H_ii / 2,       H_ii = mean over examples of (J^T A J)_ii
 
-    with J the Jacobian of an example's outputs and A the Hessian of its loss in these, both exact. For networks of
-    ReLU, pooling and BatchNorm in evaluation mode that is the Hessian's own diagonal; with smooth activations, or where
-    a weight acts more than once, it is the Gauss-Newton part, which OBD keeps. It takes a backward pass per output.
+    with J the Jacobian of an example's outputs and A the Hessian of its loss in these: this is the diagonal of the
+    generalised Gauss-Newton matrix, without the terms in the network's own second derivatives. It is the diagonal of
+    the Hessian itself, exactly, where the outputs are piecewise linear in each single weight: networks of linear and
+    convolutional layers, ReLU, pooling and BatchNorm in evaluation mode, in which a weight acts once, under any loss of
+    the outputs that is twice differentiable (cross-entropy, squares). With smooth activations (tanh, GELU), attention,
+    LayerNorm or tied weights the two differ. It takes a backward pass per output.
 
     Args and errors: see `pruning.scores`; `generator` is unused. `loss` calls the model once, and reads nothing else of
     it but its outputs; these are logits, of which the loss is no linear function.
@@ -178,6 +181,7 @@ def obs(
     damping: float = 1e-5,
     block: int | None = None,
     form: Literal["entry", "block"] = "entry",
+    matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
     """Score each entry by what removing it costs when all others make up for it: Optimal Brain Surgeon.
 
@@ -194,6 +198,7 @@ def obs(
             consecutive entries, which begin anew at each row (a filter, a unit), as oBERT's (arXiv 2203.07259).
         form: "block" scores each block by what removing all of it costs, w_Q^T ([F^-1]_QQ)^-1 w_Q / 2, in one dimension
             for each weight's name; `pruning.prune` asks it of blocks that go at once.
+        matrix: what `fisher_matrix` has made of these arguments before; None makes it.
 
     Raises:
         ValueError: `form` is another word, or "block" is asked of no blocks, or of such as do not divide rows or whose
@@ -204,9 +209,10 @@ def obs(
     weights = weights_of(model, masks, parameters)
     if form == "block":
         _refuse_ragged(weights, block)
-    matrix = fisher_matrix(
-        model, batches, loss, size=size, masks=masks, parameters=parameters, damping=damping, block=block
-    )
+    if matrix is None:
+        matrix = fisher_matrix(
+            model, batches, loss, size=size, masks=masks, parameters=parameters, damping=damping, block=block
+        )
     if isinstance(matrix, Blocks) and form == "block":
         return matrix.block_costs({name: weight.value for name, weight in weights.items()})
     diagonal = matrix.inverse_diagonal()

@@ -255,5 +255,13 @@ def test_the_score_and_the_repair_share_their_matrix():
     )
 
     assert torch.equal(vector(by_score), vector(by_repair))
+    read = []
+
+    def counted(model, batch):
+        read.append(batch)
+        return loss(model, batch)
+
+    pruning.prune(Golden(), "obs", sparsity=0.5, damping=0.03, block=4, batches=BATCHES, loss=counted)
+    assert len(read) == len(BATCHES)
     with pytest.raises(ValueError, match="is of no use"):
         Repair("bn_stats", damping=0.1)

@@ -202,6 +202,36 @@ def test_rounds_of_synflow_are_synflow_under_each_rounds_masks() -> None:
         flow.scores({"fc.weight": torch.ones(2, 2)})
 
 
+def test_the_network_of_magnitudes_is_made_ready_once_for_many_rounds() -> None:
+    def pruned(inner: int, score: str | Callable[..., object] = "synflow") -> tuple[int, pruning.MaskSet]:
+        calls: list[int] = []
+        model = conv_network()
+        model.register_forward_hook(lambda *_: calls.append(1))
+        batches = [conv_batch()]
+        decided = pruning.prune(model, "synflow", sparsity=0.8, inner=inner, score=score, batches=batches)
+        return len(calls), decided.masks
+
+    (few, _), (many, masks) = pruned(4), pruned(24)
+    by_itself, expected = pruned(24, synflow)  # a function is called anew in each round
+    assert many - few == 20
+    assert by_itself > many
+    assert all(torch.equal(masks[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm],
+)
+def test_a_weight_that_is_computed_from_others_is_refused(computed: Callable[[nn.Module], nn.Module]) -> None:
+    model = golden_network()
+    computed(model.fc2)
+    with pytest.raises(ValueError, match=r"`model` \(whose 'fc2.weight' is computed from other parameters"):
+        magnitude(model)
+    assert list(magnitude(model, parameters=["fc1.weight"])) == ["fc1.weight"]
+    with pytest.raises(ValueError, match=r"whose 'fc2.weight' is computed"):
+        pruning.prune(model, "magnitude", sparsity=0.5)
+
+
 def test_lamp_tells_which_tensor_holds_nan() -> None:
     model = conv_network()
     model.fc.weight.data[0, 3] = float("nan")
