@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from pruning.holding.copies import copied
 from pruning.holding.masking import masked
@@ -69,7 +70,8 @@ def weights_of(
             attention's projections.
 
     Raises:
-        ValueError: a name is not in the model, a mask has another shape, or nothing is left to be scored.
+        ValueError: a name is not in the model, a mask has another shape, nothing is left to be scored, or, where no
+            names are given, a layer's weight is computed from other parameters.
     """
     return _weights(model, _kept(model, masks or {}), parameters)
 
@@ -86,6 +88,7 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
                     seen.add(id(parameter))
                     name = f"{path}.{leaf}" if path else leaf
                     found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
+            _refuse_computed(path, module)
     else:
         for name in parameters:
             module, leaf = _find(model, name)
@@ -97,6 +100,20 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
             "parameters by `parameters`."
         )
     return found
+
+
+def _refuse_computed(path: str, module: nn.Module) -> None:
+    """Refuse a layer whose weight is no parameter but computed from others: it would stay dense without a word."""
+    if is_prunable(module, "weight"):
+        held = pruned_names(module)
+        older = [name for name in ("weight_v", "weight_orig") if name in module._parameters and "weight" not in held]
+        if older or parametrize.is_parametrized(module, "weight"):
+            name = f"{path}.weight" if path else "weight"
+            raise ValueError(
+                f"`model` (whose {name!r} is computed from other parameters, as by weight_norm) must have plain "
+                "weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
+                "before, or leave the layer out by `parameters`."
+            )
 
 
 def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
