@@ -193,9 +193,7 @@ def network(
         raise ValueError(f"`batch_norm` (={batch_norm!r}) must be 'train' or 'eval'.")
     kept = _kept(model, masks or {})
     weights = _weights(model, kept, parameters)
-    devices = set()
-    if torch.cuda.is_initialized():
-        devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
+    devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
     fast = torch.backends.mha.get_fastpath_enabled()
     with torch.random.fork_rng(sorted(devices)), torch.enable_grad():
         plain, parameters_of = _plain_copy(model, kept, value)
