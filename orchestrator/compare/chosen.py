@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import StageSpec
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,21 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
         scoring_seconds=record.measurements.get("scoring"),
         selection_seconds=record.measurements.get("selection"),
     )
+
+
+def scoring_steps(spec: StageSpec, record: StageRecord) -> float:
+    """Return what the score of a round took in steps of its training: passes over as many examples as a step reads.
+
+    A pass evaluates the loss on a batch; a score that never does, as SynFlow, is counted as passing once.
+    """
+    scoring, train = record.details.get("scoring", {}), spec.fields[spec.training]
+    examples, size = scoring.get("examples", 0), (train.get("batch_size") or 0) * (train.get("accumulate") or 1)
+    if not examples or not size:
+        return 0.0
+    rescorings = scoring.get("rescorings") or 1
+    each = examples / rescorings
+    batches = rescorings * math.ceil(each / (spec.fields.get("score", {}).get("batch_size") or each))
+    return float(examples * max(1.0, scoring.get("passes", 0) / batches) / size)
 
 
 def _kind(fields: Mapping[str, Any], name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
-from orchestrator.compare.chosen import chosen
+from orchestrator.compare.chosen import chosen, scoring_steps
 from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
 from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
@@ -132,6 +132,7 @@ def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[Stage
         steps=record.steps,
         seconds=record.seconds,
         total_steps=sum(each.steps for each in chain),
+        total_cost=sum(each.steps + scoring_steps(plan.stages[each.key], each) for each in chain),
         total_seconds=sum(each.seconds for each in chain),
         own_steps=sum(each.steps for each in own),
         own_seconds=sum(each.seconds for each in own),
@@ -181,6 +182,7 @@ def _point(
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),
+        total_cost=mean([row.total_cost for row in rows]),
         total_seconds=mean([row.total_seconds for row in rows]),
         own_steps=mean([row.own_steps for row in rows]),
         own_seconds=mean([row.own_seconds for row in rows]),

@@ -57,6 +57,8 @@ class Row:
     seconds: float
     total_steps: int
     """Optimizer steps from the initialisation to this round, whoever made them."""
+    total_cost: float
+    """These steps, and what scores read on the way in steps of the rounds that they rank: see `scoring_steps`."""
     total_seconds: float
     own_steps: int
     """Those of the total that no other trial of the sweep shares."""
@@ -98,6 +100,7 @@ class Point:
     compression: float
     speedup: float
     total_steps: float
+    total_cost: float
     total_seconds: float
     own_steps: float
     own_seconds: float

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.metrics import Metric
+from orchestrator.views.report.by_method import Profile
 from orchestrator.views.report.figure_data import Matrix, Plot, Series
 
 if TYPE_CHECKING:
@@ -37,8 +38,15 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH, HEIGHT = 5.2, 3.8
 """Inches of one pair of axes."""
+WITHIN, ENTRY = 6, 0.2
+"""Entries of a legend that have room within the axes; of a longer one the inches that each is high."""
+SPARSE = 0.05
+"""Densities below are told apart on a logarithmic axis."""
+PERCENT = Metric("density", "%", "higher", margin=0.01, format=".2%")
 LETTER = 0.08
 """Inches of a letter of a label."""
+WRITTEN = 480
+"""Cells of a matrix into which values are written: more take long to draw."""
 LONGEST = 48
 """Letters shown of a label."""
 
@@ -89,8 +97,8 @@ def tradeoff(plots: Sequence[Plot]) -> Figure:
 
 
 def cost(plots: Sequence[Plot]) -> Figure:
-    """The primary metric against training steps, a mark for each operating point."""
-    return _panels(plots, "optimizer steps from initialisation", "test", axis=_axis_from_zero, joined=False)
+    """The primary metric against training steps and scoring, a mark for each operating point."""
+    return _panels(plots, "steps from initialisation, with scoring", "test", axis=_axis_from_zero, joined=False)
 
 
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
@@ -103,12 +111,44 @@ def curves(plots: Sequence[Plot]) -> Figure:
     return _panels(plots, "optimizer steps from initialisation", "validation", markers=False)
 
 
+def densities(profiles: Sequence[Profile]) -> Figure:
+    """What each method keeps of each tensor; on a logarithmic axis, with 0, where some keep little."""
+    from matplotlib.figure import Figure
+
+    beside, least = _room_beside([profile.series for profile in profiles])
+    wide = max(WIDTH, *(1.6 + 0.45 * len(profile.layers) for profile in profiles))
+    tall = HEIGHT + 0.7 * LETTER * max(_longest(profile.layers) for profile in profiles)
+    figure = Figure(figsize=(wide + beside, max(tall, least) * len(profiles)), layout="constrained")
+    for row, profile in enumerate(profiles):
+        axes = figure.add_subplot(len(profiles), 1, row + 1)
+        for index, series in enumerate(profile.series):
+            _line(axes, series, PERCENT, index, DASHES[index % len(DASHES)], True, 1.0)
+        least = min((y for series in profile.series for y in series.y if y), default=1.0)
+        if least < SPARSE:
+            axes.set_yscale("symlog", linthresh=100 * least)
+        axes.set_xticks(
+            range(len(profile.layers)),
+            [*map(_shortened, profile.layers)],
+            rotation=45,
+            ha="right",
+            rotation_mode="anchor",
+        )
+        axes.set_ylabel("density (% of the tensor)")
+        axes.set_ylim(bottom=0)
+        axes.set_title(profile.title)
+        _legend(axes, len(profile.series))
+    return figure
+
+
 def matrices(panels: Sequence[Matrix], label: str) -> Figure:
     """Matrices, one above the other, each value written into its cell where there is room."""
     from matplotlib.figure import Figure
 
     shown = [matrix for matrix in panels if matrix.rows and matrix.columns]
-    heights = [max(2.8, 1.2 + 0.26 * len(matrix.rows) + 0.7 * LETTER * _longest(matrix.columns)) for matrix in shown]
+    heights = [
+        max(2.8, 1.2 + (0.36 if matrix.chance else 0.26) * len(matrix.rows) + 0.7 * LETTER * _longest(matrix.columns))
+        for matrix in shown
+    ]
     widths = [2.4 + 0.55 * len(matrix.columns) + LETTER * _longest(matrix.rows) for matrix in shown]
     figure = Figure(figsize=(max(widths, default=5.0), sum(heights) or 1.0), layout="constrained")
     for index, matrix in enumerate(shown):
@@ -142,7 +182,8 @@ def _panels(
 
     columns = min(3, max(1, len(plots)))
     rows = math.ceil(len(plots) / columns) or 1
-    figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
+    beside, least = _room_beside([plot.series for plot in plots])
+    figure = Figure(figsize=((WIDTH + beside) * columns, max(HEIGHT, least) * rows), layout="constrained")
     for index, plot in enumerate(plots):
         axes = figure.add_subplot(rows, columns, index + 1)
         for position, series in enumerate(plot.series):
@@ -157,8 +198,23 @@ def _panels(
         _reference(axes, plot)
         axes.set_title(plot.title)
         if plot.series:
-            axes.legend()
+            _legend(axes, len(plot.series))
     return figure
+
+
+def _room_beside(plots: Sequence[Sequence[Series]]) -> tuple[float, float]:
+    """Return the inches that the longest legend needs beside the axes, and in height; 0 where all stand within."""
+    long = [series for series in plots if len(series) > WITHIN]
+    labels = [each.label for series in long for each in series]
+    return (0.7 + LETTER * _longest(labels), 0.8 + ENTRY * (1 + max(map(len, long)))) if long else (0.0, 0.0)
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    """Add a legend; a long one beside the axes, where it hides nothing."""
+    if entries > WITHIN:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    else:
+        axes.legend()
 
 
 def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, marked: bool, scale: float) -> None:
@@ -171,7 +227,7 @@ def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, mar
         linestyle=dash,
         marker=MARKERS[index % len(MARKERS)] if marked else None,
         markersize=5,
-        label=series.label,
+        label=_shortened(series.label),
     )
     band = [
         (position, *_band(metric, low, high))
@@ -222,10 +278,12 @@ def _matrix(axes: Axes, matrix: Matrix) -> Any:
     axes.set_yticks(range(len(matrix.rows)), [*map(_shortened, matrix.rows)])
     axes.grid(False)
     axes.set_title(matrix.title)
-    if len(matrix.columns) <= 12:
+    if len(matrix.rows) * len(matrix.columns) <= WRITTEN:
         for row, values_of_row in enumerate(matrix.values):
             for column, value in enumerate(values_of_row):
                 if value is not None:
                     ink = "black" if value > 0.55 else "white"
-                    axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, fontsize=7)
+                    chance = matrix.chance[row][column] if matrix.chance else None
+                    text = f"{value:.2f}" if chance is None else f"{value:.2f}\n({chance:.2f})"
+                    axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
     return image

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -15,8 +15,8 @@ from orchestrator.core.specs import Plan
 Panel = tuple[str, str]
 """Model and data set."""
 
-HEAT_ROWS, CURVES, MASKS = 40, 6, 24
-"""At most so many operating points in a heat map, curves in a plot, masks in an overlap matrix: more cannot be read."""
+HEAT_ROWS, CURVES = 40, 6
+"""At most so many operating points in a heat map, and curves in a plot: more cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,8 @@ class Matrix:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether a value below the diagonal is known."""
-        return any(value is not None for index, row in enumerate(self.values) for value in row[:index])
+    chance: tuple[tuple[float | None, ...], ...] = ()
+    """What each value would be by chance, if that is known."""
 
 
 def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
@@ -61,8 +58,9 @@ def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
 
 
 def cost(comparison: Comparison) -> tuple[Plot, ...]:
-    """The same against the optimizer steps spent on a network, from its initialisation on."""
-    return _plots(comparison, lambda point: point.total_steps)
+    """The same against the steps spent on a network from its initialisation on, with scoring; of several lines."""
+    plots = _plots(comparison, lambda point: point.total_cost)
+    return tuple(plot for plot in plots if len(plot.series) > 1)
 
 
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
@@ -74,7 +72,7 @@ def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
             before = _series(f"{label}, before", ((point.sparsity, point.val_before) for point in points))
             after = _series(f"{label}, after", ((point.sparsity, point.val) for point in points))
             series += [replace(each, low=(), high=()) for each in (before, after) if each.x]
-        plots.append(Plot(_title(panel), _metric(comparison, panel), tuple(series)))
+        plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
@@ -87,7 +85,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
             point = max(points, key=lambda point: point.sparsity)
             steps, means = _mean_curve([dict(_curve(plan, records, key)) for key in point.stages])
             series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means))
-        plots.append(Plot(_title(panel), _metric(comparison, panel), tuple(series)))
+        plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
 
@@ -100,51 +98,11 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
         sparsities = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
         columns = tuple(dict.fromkeys(name for seeds in sparsities for tensors in seeds for name in tensors))
         rows = tuple(f"{point.line} {point.sparsity:.1%}" for point in shown)
-        values = tuple(tuple(_mean(tensors.get(name) for tensors in seeds) for name in columns) for seeds in sparsities)
-        matrices.append(Matrix(_title(panel), rows, columns, values))
+        values = tuple(
+            tuple(mean_of_known(tensors.get(name) for tensors in seeds) for name in columns) for seeds in sparsities
+        )
+        matrices.append(Matrix(title(panel), rows, columns, values))
     return tuple(matrices)
-
-
-def overlapping(comparison: Comparison) -> tuple[str, ...]:
-    """Return the stages whose masks `overlap` compares, none where no panel has two."""
-    chosen = [tuple(_comparable(comparison, panel)[1].values()) for panel in comparison.panels]
-    return tuple(key for keys in chosen if len(keys) > 1 for key in keys)
-
-
-def overlap(
-    comparison: Comparison, readable: Container[str], iou: Callable[[str, str], float | None]
-) -> tuple[Matrix, ...]:
-    """Intersection over union of what is kept, for each pair of masks: what `iou(stage key, stage key)` returns.
-
-    Stages that are not `readable` are left out.
-    """
-    matrices = []
-    for panel in comparison.panels:
-        level, chosen = _comparable(comparison, panel)
-        chosen = {label: key for label, key in chosen.items() if key in readable}
-        labels, keys = tuple(chosen), tuple(chosen.values())
-        ious = {(a, b): iou(a, b) for i, a in enumerate(keys) for b in keys[: i + 1]}
-        values = tuple(tuple(ious.get((a, b), ious.get((b, a))) for b in keys) for a in keys)
-        chance = (1 - level) / (1 + level)
-        title = f"{_title(panel)}, {level:.0%} sparse; by chance {chance:.2f}"
-        matrices.append(Matrix(title, labels, labels, values))
-    return tuple(matrices)
-
-
-def _comparable(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, str]]:
-    """Return the sparsity at which most masks of a panel can be compared, and these: label -> stage key.
-
-    Of levels with equally many the sparsest is taken.
-    """
-    levels: dict[float, dict[str, str]] = {}
-    for label, points in lines_of(comparison, panel).items():
-        for point in points:
-            for seed, key in zip(point.seeds, point.stages, strict=True):
-                levels.setdefault(round(point.sparsity, 2), {})[f"{label}, seed {seed}"] = key
-    if not levels:
-        return 0.0, {}
-    level = max(levels, key=lambda sparsity: (min(len(levels[sparsity]), MASKS), sparsity))
-    return level, dict(list(levels[level].items())[:MASKS])
 
 
 def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
@@ -158,7 +116,7 @@ def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, .
         lines = lines_of(comparison, panel).items()
         series = tuple(_series(label, ((x(point), point.test) for point in points)) for label, points in lines)
         dense = [point.test for point in comparison.dense if (point.model, point.data) == panel]
-        plots.append(Plot(_title(panel), _metric(comparison, panel), series, dense[0] if len(dense) == 1 else None))
+        plots.append(Plot(title(panel), _metric(comparison, panel), series, dense[0] if len(dense) == 1 else None))
     return tuple(plots)
 
 
@@ -190,7 +148,8 @@ def _mean_curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...
     return tuple(map(float, steps)), tuple(fmean(curve[step] for curve in curves) for step in steps)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known, None where none is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -199,5 +158,6 @@ def _metric(comparison: Comparison, panel: Panel) -> Metric:
     return next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
 
 
-def _title(panel: Panel) -> str:
+def title(panel: Panel) -> str:
+    """Return what a panel is called."""
     return f"{panel[0]} on {panel[1]}"

@@ -20,7 +20,7 @@ from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.views.report import drawing, figure_data, plain_files, tables
+from orchestrator.views.report import by_method, drawing, figure_data, plain_files, tables
 from orchestrator.views.report.page import page
 from orchestrator.views.report.texts import markdown
 
@@ -116,13 +116,16 @@ def draw(
         "tradeoff": lambda: drawing.tradeoff(figure_data.tradeoff(comparison)),
         "fine_tuning": lambda: drawing.fine_tuning(figure_data.fine_tuning(comparison)),
         "curves": lambda: drawing.curves(figure_data.curves(plan, records, comparison)),
-        "cost": lambda: drawing.cost(figure_data.cost(comparison)),
         "layers": lambda: drawing.matrices(figure_data.layer_sparsity(records, comparison), "sparsity"),
     }
+    if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
+        figures["cost"] = lambda: drawing.cost(cost)
+    if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
+        figures["densities"] = lambda: drawing.densities(densities)
     if read is not None and (
         overlap := _or_left_out("the figure overlap", lambda: overlap_of(records, comparison, read))
     ):
-        figures["overlap"] = lambda: drawing.matrices(overlap, "IoU")
+        figures["overlap"] = lambda: drawing.matrices(overlap, "kept by both")
     rendered = {
         name: _or_left_out(f"the figure {name}", partial(drawing.render, make)) for name, make in figures.items()
     }
@@ -132,10 +135,9 @@ def draw(
 def overlap_of(
     records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile
 ) -> tuple[figure_data.Matrix, ...]:
-    """Return a matrix for each panel, none at all where no two masks are of networks of one shape."""
-    masks = _masks(records, read, figure_data.overlapping(comparison))
-    matrices = figure_data.overlap(comparison, masks, lambda one, other: _iou(masks[one], masks[other]))
-    return matrices if any(matrix.has_pairs for matrix in matrices) else ()
+    """Return a matrix for each panel in which masks of two methods, for networks of one shape, can be read."""
+    masks = _masks(records, read, by_method.overlapping(comparison))
+    return by_method.overlap(comparison, masks, lambda one, other: _shared(masks[one], masks[other]))
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
@@ -201,10 +203,15 @@ def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[st
     return readable
 
 
-def _iou(one: Masks, other: Masks) -> float | None:
-    """Intersection over union of the entries that two networks keep: 1 for equal masks, None for other shapes."""
+def _shared(one: Masks, other: Masks) -> tuple[float, float] | None:
+    """Return what fraction of the entries that two networks keep both keep; None for networks of other shapes.
+
+    The second is what it would be by chance, with as many entries kept of each tensor.
+    """
     if {name: mask.shape for name, mask in one.items()} != {name: mask.shape for name, mask in other.items()}:
         return None
+    counts = [(int(mask.sum()), int(other[name].sum()), mask.size) for name, mask in one.items()]
+    kept = sum(a + b for a, b, _ in counts) / 2
     both = sum(int((mask & other[name]).sum()) for name, mask in one.items())
-    either = sum(int((mask | other[name]).sum()) for name, mask in one.items())
-    return both / either if either else 1.0
+    by_chance = sum(a * b / size for a, b, size in counts if size)
+    return (both / kept, by_chance / kept) if kept else (1.0, 1.0)

@@ -17,9 +17,11 @@ CAPTIONS = {
     "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
     "fine_tuning": "Validation figures before and after fine-tuning.",
     "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds.",
-    "cost": "Test figures against the cost of training.",
+    "cost": "Test figures against the cost: optimizer steps, and what scores read as further ones.",
     "layers": "Sparsity of each tensor, mean over seeds.",
-    "overlap": "Overlap of masks: entries that both keep / entries that either keeps.",
+    "densities": "What each method keeps of each tensor, at the sparsity that most of them reach; mean over seeds.",
+    "overlap": "Of the entries that two methods keep, the fraction that both keep, for the same seed; on the diagonal "
+    "for two seeds of one method. In brackets: by chance, with as many entries kept of each tensor.",
 }
 
 STYLE = """

@@ -69,6 +69,9 @@ COLUMNS = (
     Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
     Column("seeds", lambda p: str(len(p.seeds)), 5),
     Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
+    Column(
+        "with scoring", lambda p: f"{p.total_cost:,.0f}", hint="the same, and the examples that scores read, in steps"
+    ),
     Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
     Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
 )

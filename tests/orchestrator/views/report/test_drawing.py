@@ -3,13 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from factories import ACCURACY, DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
+from orchestrator.compare.chosen import scoring_steps
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
-from orchestrator.views.report import drawing, figure_data
+from orchestrator.views.report import by_method, drawing, figure_data, files
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
@@ -80,28 +82,85 @@ def test_a_heat_map_never_has_more_rows_than_can_be_read() -> None:
     assert len(matrix.rows) <= figure_data.HEAT_ROWS
 
 
-def test_the_overlap_is_symmetric_and_asks_for_each_pair_once() -> None:
+def test_the_overlap_is_of_methods_with_one_seed_and_of_a_method_with_two() -> None:
     asked = []
 
-    def iou(a: str, b: str) -> float:
+    def shared(a: str, b: str) -> tuple[float, float]:
         asked.append((a, b))
-        return 1.0 if a == b else 0.25
+        first, second = (RECORDS[key] for key in (a, b))
+        methods = {str(each.spec["fields"]["method"]["name"]) for each in (first, second)}
+        same_seed = first.spec["fields"]["seed"] == second.spec["fields"]["seed"]
+        assert same_seed == (len(methods) == 2)
+        return (0.25, 0.1) if same_seed else (0.75, 0.2)
 
-    (matrix,) = figure_data.overlap(FOUND, figure_data.overlapping(FOUND), iou)
+    (matrix,) = by_method.overlap(FOUND, by_method.overlapping(FOUND), shared)
 
-    assert matrix.rows == matrix.columns
-    assert len(matrix.rows) == 6
-    assert matrix.rows[0] == "random_unstructured, seed 0"
-    assert [matrix.values[i][i] for i in range(6)] == [1.0] * 6
-    assert all(matrix.values[i][j] == matrix.values[j][i] for i in range(6) for j in range(6))
-    assert len({frozenset(pair) for pair in asked}) == len(asked) == 21
-    assert "90% sparse; by chance 0.05" in matrix.title
+    assert matrix.rows == matrix.columns == ("random_unstructured", "l1_unstructured")
+    assert matrix.values == ((0.75, 0.25), (0.25, 0.75))
+    assert [*map(list, matrix.chance)] == [pytest.approx([0.2, 0.1]), pytest.approx([0.1, 0.2])]
+    assert len({frozenset(pair) for pair in asked}) == len(asked) == 3 + 3 + 3
+    assert "90% sparse" in matrix.title
+
+
+def test_masks_share_what_both_keep_and_by_chance_what_their_layers_densities_give() -> None:
+    one = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 0], bool)}
+    other = {"a": np.array([1, 0, 0, 0], bool), "b": np.array([1, 1], bool)}
+
+    assert files._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
+    assert files._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
+    assert files._shared(one, {"a": one["a"]}) is None
+
+
+def test_densities_are_those_of_each_method_at_the_sparsity_that_most_reach() -> None:
+    (profile,) = by_method.densities(RECORDS, FOUND)
+
+    assert profile.layers == tuple(SIZES)
+    assert profile.title == "cnn on digits, 90% sparse"
+    assert [series.label for series in profile.series] == ["random_unstructured", "l1_unstructured"]
+    assert profile.series[0].y == pytest.approx([0.1] * 4, abs=0.01)
+    assert drawing.render(lambda: drawing.densities([profile]))["svg"]
+
+
+def test_what_one_method_cannot_show_is_not_drawn() -> None:
+    plan = make_plan(methods=("l1_unstructured",))
+    records = make_records(plan)
+    found = compare_trials(plan, records)
+
+    assert (figure_data.cost(found), by_method.densities(records, found), by_method.overlapping(found)) == ((), (), ())
+    drawn = files.draw(plan, records, found, lambda key, name: b"not asked for")
+    assert drawn.keys() == {"tradeoff", "fine_tuning", "curves", "layers"}
+
+
+def test_a_long_legend_stands_beside_the_axes() -> None:
+    series = tuple(figure_data.Series(f"method_{i}, its learning rate", (1.0, 2.0), (0.9, 0.8)) for i in range(40))
+    figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, series)])
+    figure.draw_without_rendering()  # warns where no room is left
+    legend, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
+
+    assert legend.x0 >= axes.x1
+    assert legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= figure.bbox.y0
+    assert axes.width > 300
 
 
 def test_cost_is_counted_from_the_initialisation() -> None:
     (plot,) = figure_data.cost(FOUND)
 
     assert set(plot.series[0].x) == {DENSE_STEPS + 2 * ROUND_STEPS}
+
+
+def test_cost_counts_what_scores_read_in_steps() -> None:
+    def with_scoring(key: str, **scoring: int) -> float:
+        spec = PLAN.stages[key]
+        train = {**spec.fields["finetune"], "accumulate": 2}
+        spec = replace(spec, fields={**spec.fields, "finetune": train, "score": {"batch_size": 100}})
+        return scoring_steps(spec, replace(RECORDS[key], details={"scoring": scoring}))
+
+    key = PLAN.trials[0].stages[1]  # a step reads 2 x 64 examples
+    assert with_scoring(key, examples=256, passes=3, rescorings=1) == 2.0, "a pass over each of three batches"
+    assert with_scoring(key, examples=256, passes=6, rescorings=1) == 4.0, "each is passed twice"
+    assert with_scoring(key, examples=640, passes=0, rescorings=10) == 5.0, "without a loss"
+    assert with_scoring(key, examples=0, passes=0, rescorings=1) == 0.0
 
 
 @pytest.mark.parametrize("name", ["tradeoff", "fine_tuning", "cost"])

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
-from orchestrator.views.report import drawing, figure_data
+from orchestrator.views.report import by_method, drawing, figure_data
 from orchestrator.views.report.files import kept, overlap_of, report, write
 from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow
@@ -99,8 +100,8 @@ def _drawn_once() -> Iterator[None]:
         return drawn[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (drawing.tradeoff, drawing.fine_tuning, drawing.curves, drawing.cost, drawing.matrices):
-            patch.setattr(drawing, kind.__name__, lambda *data, kind=kind: (kind, *data))
+        for name in ("tradeoff", "fine_tuning", "curves", "cost", "densities", "matrices"):
+            patch.setattr(drawing, name, partial(lambda kind, *data: (kind, *data), getattr(drawing, name)))
         patch.setattr(drawing, "_rendered", rendered)
         yield
 
@@ -119,11 +120,7 @@ def test_a_report_has_a_page_tables_figures_and_the_audit(files: dict[str, bytes
         "audit.json",
         "metrics.json",
         "README.md",
-        *(
-            f"figures/{name}.{kind}"
-            for name in ("tradeoff", "fine_tuning", "curves", "cost", "layers", "overlap")
-            for kind in ("svg", "png")
-        ),
+        *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
     }
     assert len(json.loads(files["comparison/audit.json"])) == 17
     dense = [record.after["test/accuracy"] for record in RECORDS.values() if record.round == 0]
@@ -437,7 +434,7 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 ) -> None:
     store = Store(str(tmp_path / "store"))
     commit(store, PLAN, RECORDS)
-    chosen = figure_data.overlapping(compare_trials(PLAN, RECORDS))
+    chosen = by_method.overlapping(compare_trials(PLAN, RECORDS))
     path = next((tmp_path / "store").rglob(f"{chosen[0]}/**/masks.npz"))
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-9] + b"\0" * 9)
@@ -445,7 +442,7 @@ def test_masks_damaged_in_the_store_are_left_out_and_told(
 
     assert set(found) == set(files)
     assert found["comparison/figures/overlap.svg"] != files["comparison/figures/overlap.svg"]
-    assert found["comparison/report.html"].count(b"<figure id=") == 6
+    assert found["comparison/report.html"].count(b"<figure id=") == len(FIGURES)
     (told,) = caplog.messages
     assert chosen[0][:12] in told
     assert "\n" not in told
@@ -461,7 +458,8 @@ def test_masks_none_of_which_can_be_read_have_no_figure(caplog: pytest.LogCaptur
 
 def test_masks_of_networks_of_other_shapes_are_not_compared() -> None:
     channels = [{"name": "cnn", "channels": channels} for channels in ([8, 8], [16, 16])]
-    plan = plan_of([config("l1_unstructured", 0.9, seed, 1, model=model) for model in channels for seed in (0, 1)])
+    methods = ("l1_unstructured", "random_unstructured")
+    plan = plan_of([config(m, 0.9, s, 1, model=model) for model in channels for m in methods for s in (0, 1)])
     records, comparison = make_records(plan), compare_trials(plan, make_records(plan))
 
     def width(key: str) -> int:
@@ -509,12 +507,13 @@ def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_re
 
 
 FIGURES = {
-    "tradeoff": "tradeoff",
-    "fine_tuning": "fine_tuning",
-    "curves": "curves",
-    "cost": "cost",
-    "layers": "layer_sparsity",
-    "overlap": "overlap",
+    "tradeoff": (figure_data, "tradeoff"),
+    "fine_tuning": (figure_data, "fine_tuning"),
+    "curves": (figure_data, "curves"),
+    "layers": (figure_data, "layer_sparsity"),
+    "cost": (figure_data, "cost"),
+    "densities": (by_method, "densities"),
+    "overlap": (by_method, "overlap"),
 }
 
 
@@ -529,11 +528,11 @@ def test_a_figure_that_cannot_be_made_costs_no_other_file(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(figure_data, FIGURES[name], fail)
+    monkeypatch.setattr(*FIGURES[name], fail)
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert set(made) == {path for path in files if f"figures/{name}." not in path}
-    assert made["comparison/report.html"].count(b"<figure id=") == 5
+    assert made["comparison/report.html"].count(b"<figure id=") == len(FIGURES) - 1
     assert caplog.messages == [
         f"The report is made without the figure {name}: RuntimeError: no room for https://me:***@host"
     ]
@@ -547,7 +546,7 @@ def test_no_figure_can_be_drawn_and_the_tables_stand(
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert set(made) == {path for path in files if "figures/" not in path}
-    assert len(caplog.messages) == 6
+    assert len(caplog.messages) == len(FIGURES)
 
 
 @pytest.mark.parametrize(

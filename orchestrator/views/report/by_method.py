@@ -1,0 +1,94 @@
+"""What tells methods apart at one sparsity: where their masks keep weights, and how many of these are the same.
+
+Pure; `orchestrator.views.report.drawing` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.core.records import StageRecord
+from orchestrator.views.report.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
+
+METHODS, SEEDS = 20, 3
+"""At most so many lines are shown beside each other, and so many seeds of each are compared."""
+
+Shared = Callable[[str, str], tuple[float, float] | None]
+"""Two stages -> what fraction of the entries that they keep both keep, and what it would be by chance."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A line for each method over the layers of a network, in their order; values are densities in [0, 1]."""
+
+    title: str
+    layers: tuple[str, ...]
+    series: tuple[Series, ...]
+
+
+def densities(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Profile, ...]:
+    """The fraction of each tensor that is kept, by method at one sparsity, mean over seeds; where there are two."""
+    profiles = []
+    for panel in comparison.panels:
+        level, points = _at_one_sparsity(comparison, panel)
+        tensors = {label: [records[key].tensor_sparsity for key in point.stages] for label, point in points.items()}
+        layers = tuple(dict.fromkeys(name for seeds in tensors.values() for each in seeds for name in each))
+        series = []
+        for label, seeds in tensors.items():
+            kept = {index: mean_of_known(each.get(name) for each in seeds) for index, name in enumerate(layers)}
+            known = {float(index): 1 - value for index, value in kept.items() if value is not None}
+            series.append(Series(label, tuple(known), tuple(known.values())))
+        if len(series) > 1:
+            profiles.append(Profile(f"{title(panel)}, {level:.0%} sparse", layers, tuple(series)))
+    return tuple(profiles)
+
+
+def overlapping(comparison: Comparison) -> tuple[str, ...]:
+    """Return the stages whose masks `overlap` compares, none of a panel that has but one method."""
+    chosen = [_at_one_sparsity(comparison, panel)[1].values() for panel in comparison.panels]
+    return tuple(key for points in chosen if len(points) > 1 for point in points for key in point.stages[:SEEDS])
+
+
+def overlap(comparison: Comparison, readable: Container[str], shared: Shared) -> tuple[Matrix, ...]:
+    """What fraction of the entries that two methods keep both keep, of one seed, mean over seeds; and that by chance.
+
+    Of a method with itself, on the diagonal, that of two seeds. Stages that are not `readable` are left out.
+    """
+    matrices = []
+    for panel in comparison.panels:
+        level, points = _at_one_sparsity(comparison, panel)
+        stages = {
+            label: {seed: key for seed, key in zip(p.seeds[:SEEDS], p.stages[:SEEDS], strict=True) if key in readable}
+            for label, p in points.items()
+        }
+        labels = tuple(label for label, seeds in stages.items() if seeds)
+        found = {(a, b): _shared(stages[a], stages[b], shared) for i, a in enumerate(labels) for b in labels[: i + 1]}
+        cells = [[found.get((a, b)) or found.get((b, a)) for b in labels] for a in labels]
+        if any(found[pair] for pair in found if pair[0] != pair[1]):
+            values, chance = (tuple(tuple(cell and cell[of] for cell in row) for row in cells) for of in (0, 1))
+            matrices.append(Matrix(f"{title(panel)}, {level:.0%} sparse", labels, labels, values, chance))
+    return tuple(matrices)
+
+
+def _shared(one: Mapping[int, str], other: Mapping[int, str], shared: Shared) -> tuple[float, float] | None:
+    pairs: Iterable[tuple[str, str]] = ((one[seed], other[seed]) for seed in one if seed in other)
+    if one is other:
+        pairs = combinations(one.values(), 2)
+    found = [each for each in (shared(*pair) for pair in pairs) if each is not None]
+    return (fmean(each[0] for each in found), fmean(each[1] for each in found)) if found else None
+
+
+def _at_one_sparsity(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, Point]]:
+    """Return the sparsity at which most lines of a panel have a point, the largest such, and these points by line."""
+    levels: dict[float, dict[str, Point]] = {}
+    for label, points in lines_of(comparison, panel).items():
+        for point in points:
+            levels.setdefault(round(point.sparsity, 2), {})[label] = point
+    if not levels:
+        return 0.0, {}
+    level = max(levels, key=lambda sparsity: (min(len(levels[sparsity]), METHODS), sparsity))
+    return level, dict(list(levels[level].items())[:METHODS])
