@@ -17,7 +17,14 @@ class StoreError(OrchestratorError):
 
 
 class StageMissing(StoreError):
-    """What a stage starts from was finished, and is damaged or not there any more: it has to be repeated first."""
+    """What a stage starts from was finished, and is damaged or not there any more: it has to be repeated first.
+
+    `key` is the stage that is missing.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class CheckpointDamaged(StoreError):

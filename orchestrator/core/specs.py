@@ -104,6 +104,18 @@ class _Fields:
     round: Count = 0
 
 
+def start_of(dense: StageSpec, until: int | str) -> StageSpec:
+    """Return the stage that is a dense training up to a step, 0 for the network as it is initialised.
+
+    The dense stage may go on from it, `replace(dense, starts_from=(start.key,))`, under the same key, to the same bits.
+
+    Args:
+        dense: that training, or another start of it.
+        until: the step, or epochs as in 2.5ep.
+    """
+    return StageSpec("start", {**dense.fields, "until": until}, location=dense.location)
+
+
 def identity_of(spec: StageSpec, identities: Mapping[Key, str]) -> str:
     """Return what is equal for chains of stages that differ in nothing but the seed.
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from orchestrator.core.errors import Cancelled, OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Key, StageSpec
+from orchestrator.core.specs import NETWORK, Key, StageSpec, start_of
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import PastFailure, Result, Run, WorkOrder
 from orchestrator.execution.perform import failure_of, resolve
@@ -48,18 +48,37 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
         order = replace(order, attempt=1)  # at the next stage
 
 
-def _result(order: WorkOrder, index: int, inputs: Mapping[str, object]) -> Result:
-    """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first."""
+def _result(
+    order: WorkOrder, index: int, inputs: Mapping[str, object], repeated: frozenset[Key] = frozenset()
+) -> Result:
+    """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first.
+
+    It then begins with what the store has, for the networks at hand may have been worked on.
+
+    Args:
+        repeated: what has been repeated for it so far.
+    """
     spec, above = order.specs[index], (*order.lineage, *order.specs[:index])
     run: Run = _remembered(_in_time(resolve(KINDS[spec.kind].run)))
     try:
         return run(spec, inputs, order)
-    except StageMissing:
-        if not above:
+    except StageMissing as missing:
+        if not above or missing.key in repeated:
             raise
-        repeated = _result(replace(order, specs=above[-1:], lineage=above[:-1]), 0, {})
-        order.store.commit(repeated.record, repeated.files)
-        return run(spec, inputs, order)
+        lost, lineage = _lost(missing.key, spec, above)
+        result = _result(replace(order, specs=(lost,), lineage=lineage), 0, {})
+        order.store.commit(result.record, result.files)
+        return _result(order, index, {}, repeated | {missing.key})
+
+
+def _lost(key: Key, spec: StageSpec, above: tuple[StageSpec, ...]) -> tuple[StageSpec, tuple[StageSpec, ...]]:
+    """Return the stage with this key that `spec` needs, and those above it: a start of its training, or of `above`."""
+    restart = spec.fields.get("restart", {})
+    for place in (restart[name] for name in ("step", "rates") if name in restart):
+        if (start := start_of(above[0], place)).key == key:
+            return start, ()
+    position = next((index for index, each in enumerate(above) if each.key == key), len(above) - 1)
+    return above[position], above[:position]
 
 
 def _refuse(spec: StageSpec, order: WorkOrder) -> None:

@@ -18,7 +18,18 @@ from orchestrator.config.parts.rounds import is_identity
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
-from orchestrator.core.specs import NETWORK, RATES, REWIND, TEACHER, Job, Plan, StageSpec, TrialSpec, identity_of
+from orchestrator.core.specs import (
+    NETWORK,
+    RATES,
+    REWIND,
+    TEACHER,
+    Job,
+    Plan,
+    StageSpec,
+    TrialSpec,
+    identity_of,
+    start_of,
+)
 from orchestrator.planning import located, restarts
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
@@ -136,17 +147,6 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     saving = tuple(spec.key for place, spec in starts.items() if place)
     stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:]]
     return stages, tuple(spec.key for spec in chain), dense.key
-
-
-def start_of(dense: StageSpec, until: restarts.Place) -> StageSpec:
-    """Return the stage that is a dense training up to a step, 0 for the network as it is initialised.
-
-    The dense stage may go on from it, `replace(dense, starts_from=(start.key,))`, under the same key, to the same bits.
-
-    Args:
-        until: the step, or epochs as in 2.5ep.
-    """
-    return StageSpec("start", {**dense.fields, "until": until}, location=dense.location)
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

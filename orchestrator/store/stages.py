@@ -125,12 +125,12 @@ class Stages:
         _check_name(name)
         commit = self._examine(key)
         if commit is None:
-            raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again")
+            raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again", key)
         if name not in commit.record.files:
             remedy = (
                 "its weights were dropped; a run that needs them repeats it" if name == WEIGHTS else "there is none"
             )
-            raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}")
+            raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}", key)
         expected = commit.record.files[name]
         try:
             content, info = get(commit.path(name), expected)
@@ -238,12 +238,12 @@ class Stages:
     def _damaged(self, key: str, name: str, found: str) -> StageDamaged:
         damage = f"stage {key}: {name} is damaged: {found}"
         if self._read_only:
-            return StageDamaged(f"{self._name}: {damage}. The next run sets it aside and repeats it")
+            return StageDamaged(f"{self._name}: {damage}. The next run sets it aside and repeats it", key)
         try:
             where = f"The stage was set aside in {self._set_aside(key, damage)}; the next run repeats it"
         except StoreError as error:
             where = f"The stage could not be set aside ({error})"
-        return StageDamaged(f"{self._name}: {damage}. {where}")
+        return StageDamaged(f"{self._name}: {damage}. {where}", key)
 
     def _set_aside(self, key: str, reason: str) -> str:
         target = f"quarantine/{component(key, 'key')}-{uuid.uuid4().hex[:8]}"

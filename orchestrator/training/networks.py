@@ -70,7 +70,7 @@ def stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageR
     """Return the network that the stage `key` left in the store, on the way to `spec`, and its record."""
     record = order.store.finished([key]).get(key)
     if record is None:
-        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.")
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
     network = _built((*order.lineage, *order.specs)[0], spec, order)
     load_state(network.model, order.store.fetch(key, WEIGHTS))
     return network, record

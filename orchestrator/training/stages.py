@@ -33,7 +33,7 @@ from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.scoring.ranking import Read, Scoring
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.resuming import Unfit
-from orchestrator.training.state.rewinding import masks_of, onward, restart, state_of
+from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.training.steps import TrainingError
 from orchestrator.workloads import data, models
@@ -188,11 +188,7 @@ class Stage:
 
     def _started(self) -> TrainState | None:
         """Return the furthest state among the stages that this training may go on from without another result."""
-        store = self._order.store
-        found = {} if self._checkpoints.anew else store.finished(self._spec.starts_from)
-        if not found:
-            return None
-        return state_of(store, max(found, key=lambda key: found[key].steps))
+        return None if self._checkpoints.anew else furthest(self._order.store, self._spec.starts_from)
 
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
 from orchestrator.core.plain_data import parse_json
 from orchestrator.core.specs import RATES, REWIND, StageSpec
@@ -33,6 +35,18 @@ _BEFORE: Mapping[str, Any] = {
 def state_of(store: StageStore, key: str) -> TrainState:
     """Return the state that a start of a training has ended with."""
     return TrainState(load_file(store.fetch(key, STATE)), parse_json(store.read(key, STATE_VALUES)))
+
+
+def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
+    """Return the state of that start of a training which has come furthest; None where none can be read.
+
+    It would only save work: what is damaged is done without.
+    """
+    found = store.finished(keys)
+    with suppress(StageMissing):
+        if found:
+            return state_of(store, max(found, key=lambda key: found[key].steps))
+    return None
 
 
 def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:

@@ -16,10 +16,9 @@ from test_stages import chain
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import StageSpec, start_of
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
-from orchestrator.planning.plan import start_of
 from orchestrator.store.store import Store
 from orchestrator.training import loop
 from orchestrator.training.loop import Cancelled

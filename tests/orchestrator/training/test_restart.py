@@ -112,6 +112,34 @@ def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
     assert [point.metrics for point in found.curve] == [p.metrics for p in dense.curve if p.step > taken]
 
 
+@pytest.mark.parametrize("damage", ["gone", "altered"])
+@pytest.mark.parametrize(
+    "options", [("restart.step=5",), ("restart.step=0", "restart.rates=5"), ("schedule.at=start",)]
+)
+def test_a_start_that_is_lost_while_the_sweep_runs_is_made_again(
+    settings: Settings, store: Store, tmp_path: Path, options: Sequence[str], damage: str
+) -> None:
+    method = ("score=snip", "scope=global") if "schedule.at=start" in options else ("restart=rewind", "score=random")
+    plan = planned(settings(*method, *options))
+    quiet = train(plan, store)
+    starts = [key for key, spec in plan.stages.items() if spec.kind == "start"]
+    records, disturbed = [], Store(str(tmp_path / "disturbed"))
+    for keys in plan.segments():
+        for key in disturbed.finished(starts):
+            if damage == "gone":
+                disturbed.discard(key)
+            else:
+                for name in ("weights.safetensors", "state.safetensors"):
+                    file = Path(disturbed.uri, "stages", key, name)
+                    file.chmod(0o644)
+                    file.write_bytes(bytes(file.stat().st_size))
+        order = WorkOrder(tuple(plan.stages[key] for key in keys), disturbed, lineage=plan.lineage(keys[0]), grace=9)
+        records += run_segment(order)
+
+    assert starts
+    assert {r.key: r.result() for r in records}.items() >= {r.key: r.result() for r in quiet}.items()
+
+
 @pytest.mark.parametrize("holding", ["keeper", "hooks"])
 def test_a_rewound_round_begins_with_the_bytes_of_the_step_under_its_mask(
     settings: Settings, store: Store, holding: str
