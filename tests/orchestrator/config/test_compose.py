@@ -14,7 +14,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
@@ -27,12 +27,12 @@ from orchestrator.sweep.launch import refuse_empty_axes
 Hydra = tuple[ConfigLoader, DictConfig]
 
 
-@pytest.fixture
-def hydra() -> Iterator[Hydra]:
+@pytest.fixture(scope="module")
+def hydra() -> Hydra:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
-        yield loader, loader.load_configuration("config", [], RunMode.MULTIRUN)
+        return loader, loader.load_configuration("config", [], RunMode.MULTIRUN)
 
 
 def composed(hydra: Hydra, jobs: Sequence[Sequence[str]]) -> list[Job]:
@@ -133,14 +133,14 @@ def composed_alike(hydra: Hydra, jobs: list[list[str]]) -> None:
             assert made.config == expected, job
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None)
 @given(sweeps())
 def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
     composed_alike(hydra, jobs)
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None)
 @given(sweeps())
 def test_many_a_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
     composed_alike(hydra, jobs)
