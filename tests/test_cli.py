@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from orchestrator.__main__ import main
+from orchestrator.execution import interrupts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[16]", "train.epochs=1", "finetune.epochs=1")
@@ -39,7 +41,6 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["schedule.sparsty=0.5"], "did you mean `schedule.sparsity`?"),
         (["seed=1", "-m", "method=foo,identity"], "`method` (=foo) must be one of"),
         (["--seed", "3"], "`--seed` is not an option"),
         (["+sweep=random_amounts", "schedule.rounds=0"], "15 of 15 trials cannot be planned"),
@@ -50,12 +51,31 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     ],
 )
 def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
-    run: Run, arguments: list[str], said: str, tmp_path: Path
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = run(*arguments)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    GlobalHydra.instance().clear()
+
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+    assert list(tmp_path.iterdir()) == [], "nothing was started"
+
+
+def test_a_mistake_ends_the_process_with_2(run: Run, tmp_path: Path) -> None:
+    result = run("schedule.sparsty=0.5")
 
     assert result.returncode == 2
-    assert said in result.stderr
+    assert "did you mean `schedule.sparsity`?" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == [], "nothing was started"
 
