@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
+from orchestrator.__main__ import main
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.execution import interrupts
 from orchestrator.store.store import Store
 from pruning import MaskSet
 
@@ -59,10 +62,21 @@ def on_ray(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def inline(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inline")
-    start(folder, "cluster=inline", "tracking=none")
+    run_here(folder)
     return folder
+
+
+def run_here(folder: Path) -> None:
+    """Run the sweep in this process, without its figures, which take longer than all else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["orchestrator", *SWEEP, "cluster=inline", "tracking=none"])
+        patch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+        patch.setattr("orchestrator.views.report.files.report", lambda *_: {})
+        main()
+    GlobalHydra.instance().clear()
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -109,13 +123,13 @@ def test_another_number_of_workers_gives_the_same_bits(inline: Path, start: Star
     assert results(tmp_path) == results(inline)
 
 
-def test_a_resumed_sweep_gives_the_same_bits(inline: Path, on_ray: Path, start: Start) -> None:
+def test_a_resumed_sweep_gives_the_same_bits(inline: Path, on_ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, trial = Store(str(inline / "store")), plan(inline).trials[0]
     for key in trial.stages[1:]:
         store.discard(key)
-    again = start(inline, "cluster=inline", "tracking=none")
+    run_here(inline)
 
-    assert "; 2 stages to run." in again.stdout
+    assert "; 2 stages to run." in capsys.readouterr().out
     assert results(inline) == results(on_ray)
 
 
