@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,13 @@ def pytest_collection_finish() -> None:
     """Spare the collector all that was imported: a tenth of the time of the tests."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_bytecode_of_what_tests_write() -> None:
+    """Compile a module that a test writes each time: within a second, another text of its length would go unnoticed."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(scope="session")
