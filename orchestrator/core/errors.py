@@ -10,6 +10,8 @@ class OrchestratorError(Exception):
     """What the command line ends with; 2 where nothing was started."""
     repeats = False
     """Whether a stage that ended so ends so each time, on the same processor with the same releases."""
+    log = host = ""
+    """Where its traceback is, if an earlier attempt's log has it: the file, and the machine that it is on."""
 
 
 class StoreError(OrchestratorError):

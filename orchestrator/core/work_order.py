@@ -34,6 +34,9 @@ class PastFailure:
     time: Seconds
     circumstances: Mapping[str, str]
     """What decides beside its key how it ends: where it ran, and the weights that it started from."""
+    log: str = ""
+    """The file that has its traceback, on `host`."""
+    host: str = ""
 
 
 class Failures(Protocol):

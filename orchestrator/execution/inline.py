@@ -13,9 +13,8 @@ from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.core.work_order import Attempt, Item, Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
+from orchestrator.core.work_order import Passed, Preflight, Report, StageStore, Work, WorkOrder, unheard
 from orchestrator.execution.dispatch import Claims, Dispatcher
-from orchestrator.execution.output_capture import writable
 from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
 
@@ -77,8 +76,10 @@ class InlineExecutor:
             else:
                 yield from dispatcher.news()
                 yield from dispatcher.began(attempt, time.time())
-                for outcome in perform(self._order(attempt.specs, attempt.lineage, attempt.number), self._work):
-                    yield from dispatcher.take(attempt, self._logged(outcome, attempt))
+                order = self._order(attempt.specs, attempt.lineage, attempt.number)
+                log = str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")  # of tracebacks alone
+                for outcome in perform(replace(order, log=log), self._work):
+                    yield from dispatcher.take(attempt, outcome)
                 if self._cancelled.is_set():
                     yield from dispatcher.stop()
                 yield from dispatcher.ended(attempt)
@@ -90,15 +91,6 @@ class InlineExecutor:
         for index, (*lineage, spec) in enumerate(stages):
             for outcome in perform(self._order((spec,), tuple(lineage), 1), work):
                 yield index, outcome
-
-    def _logged(self, outcome: Item | Failure, attempt: Attempt) -> Item | Failure:
-        """Write the traceback of a failure where those of Ray's workers are, and name the file."""
-        if not isinstance(outcome, Failure):
-            return outcome
-        log = writable(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")
-        with log.open("a") as file:  # an earlier run's stays
-            file.write(outcome.traceback)
-        return replace(outcome, log=str(log))
 
     def _order(self, specs: tuple[StageSpec, ...], lineage: tuple[StageSpec, ...], attempt: int) -> WorkOrder:
         return WorkOrder(

@@ -9,13 +9,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Failure
 from orchestrator.core.redact import secrets_in, without
 from orchestrator.core.work_order import Item, Preflight, Work, WorkOrder
+from orchestrator.execution.output_capture import writable
 from orchestrator.execution.own_modules import hold_planned
 
 T = TypeVar("T")
@@ -49,8 +52,11 @@ def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str)
     except (Exception, SystemExit) as error:
         if not order.cancelled():
             failure = failure_of(error, order.log, [spec.fields for spec in (*order.lineage, *order.specs)])
-            if order.log:
-                print(failure.traceback, file=sys.stderr)  # which goes there
+            if order.log and failure.traceback:
+                log = writable(Path(order.log))
+                with log.open("a") as file:  # an earlier run's stays
+                    file.write(failure.traceback)
+                failure = replace(failure, log=str(log))
             yield failure
 
 
@@ -63,11 +69,12 @@ def failure_of(error: BaseException, log: str = "", given: Sequence[Mapping[str,
     """Return what to tell of an exception, here and now, without the secrets among what was `given`."""
     secrets = set(secrets_in(given))
     message = str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}"
+    earlier = error if isinstance(error, OrchestratorError) and error.log else None
     return Failure(
         message=without(message, secrets),
-        traceback=without("".join(traceback.format_exception(error)), secrets),
-        log=log,
-        host=socket.gethostname(),
+        traceback="" if earlier else without("".join(traceback.format_exception(error)), secrets),
+        log=earlier.log if earlier else log,
+        host=earlier.host if earlier else socket.gethostname(),
         transient=_is_transient(error),
         repeats=isinstance(error, OrchestratorError) and error.repeats and error.__cause__ is None,
         fatal=isinstance(error, StoreError) and isinstance(error.__cause__, OSError) and not _is_transient(error),

@@ -86,9 +86,11 @@ def _refuse(spec: StageSpec, order: WorkOrder) -> None:
     past = order.store.failures.of(spec.key)
     if past is not None and past.circumstances == _circumstances(spec, order):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.time))
-        raise FailedBefore(
+        again = FailedBefore(
             f"failed before, on {when}: {past.message.rstrip('.')}; pass retry_failed=true to try it again."
         )
+        again.log, again.host = past.log, past.host
+        raise again
 
 
 def _remembered(run: Run) -> Run:
@@ -98,10 +100,11 @@ def _remembered(run: Run) -> Run:
         try:
             return run(spec, inputs, order)
         except OrchestratorError as error:
-            failure = failure_of(error, given=[each.fields for each in (*order.lineage, *order.specs)])
+            failure = failure_of(error, order.log, [each.fields for each in (*order.lineage, *order.specs)])
             if failure.repeats:
                 with suppress(StoreError):  # the failure itself is to be told
-                    past = PastFailure(type(error).__name__, failure.message, time.time(), _circumstances(spec, order))
+                    where = (_circumstances(spec, order), failure.log, failure.host)
+                    past = PastFailure(type(error).__name__, failure.message, time.time(), *where)
                     order.store.failures.save(spec.key, past)
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,11 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
-    """Run a round that raises `error`; return how often it was run, and what was said."""
+    """Run a round that raises `error`; return how often it was run, and what was said, or with a log which one was."""
     dense, spec = chain(1)[:2]
     store.commit(record_for(dense), FILES)
 
-    def act(error: BaseException | None) -> tuple[int, str]:
+    def act(error: BaseException | None, log: str = "") -> tuple[int, str]:
         runs = []
 
         def run(*_: object) -> Result:
@@ -42,8 +43,8 @@ def attempt(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
             return Result(record_for(spec), FILES, None)
 
         monkeypatch.setattr(segment, "resolve", lambda _: run)
-        (outcome,) = perform(WorkOrder((spec,), store, lineage=(dense,)), segment.run_segment)
-        return len(runs), getattr(outcome, "message", "")
+        (outcome,) = perform(WorkOrder((spec,), store, lineage=(dense,), log=log), segment.run_segment)
+        return len(runs), getattr(outcome, "log" if log else "message", "")
 
     return act
 
@@ -58,6 +59,15 @@ def test_what_would_come_again_is_not_tried_again(error: OrchestratorError, atte
     assert attempt(None) == (runs, said), "and it is told of the first time"
     store.failures.drop_all(store.failures.known())
     assert attempt(None) == (1, "")
+
+
+def test_a_repetition_names_the_log_that_has_the_traceback(tmp_path: Path, attempt: Attempt, store: Store) -> None:
+    first, later = tmp_path / "logs" / "first.log", tmp_path / "logs" / "later.log"
+
+    assert attempt(Diverged("nan"), str(first)) == (1, str(first))
+    assert attempt(None, str(later)) == (0, str(first))
+    assert first.read_text().count("Traceback") == 1
+    assert not later.exists()
 
 
 def _caused(error: OrchestratorError, cause: Exception) -> OrchestratorError:
@@ -92,7 +102,7 @@ def test_other_weights_to_start_from_try_again(attempt: Attempt, store: Store) -
     assert past is not None
     dense = chain(1)[0].key
     assert past.circumstances[dense] == store.finished([dense])[dense].weights_digest
-    store.failures.save(key, type(past)(past.kind, past.message, past.time, {**past.circumstances, dense: "other"}))
+    store.failures.save(key, replace(past, circumstances={**past.circumstances, dense: "other"}))
     assert attempt(None) == (1, "")
 
 
