@@ -149,7 +149,8 @@ def results_of(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
 
 
 def _as_from_a_terminal(limit: int | None) -> None:
-    """Let SIGINT interrupt, which a shell has ignored by what it starts in the background; and bound the files."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Let signals interrupt that a shell in the background, or `nohup`, has all that they start ignore; bound files."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
