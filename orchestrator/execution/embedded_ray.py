@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,9 @@ ALWAYS = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else a lost worker is announced in the middle of the progress display
 }
 """What must be set wherever ray is imported."""
+
+VITAL = ("raylet", "gcs_server")
+"""Processes of a Ray of our own without which nothing runs."""
 
 JOINING = {
     "RAY_gcs_server_port_wait_time_s": "1",  # tries, in truth
@@ -191,6 +195,22 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
                 except Exception as error:  # Ray raises no narrower one where a node does not come up in time
                     raise address.refused(error) from error
         yield new
+
+
+def death() -> str | None:
+    """Return how the Ray of our own has died, in a sentence with the remedy; None while it lives."""
+    import ray
+
+    node: Any = ray._private.worker._global_node
+    for name, process in () if node is None else node.dead_processes():
+        if name in VITAL:
+            status = process.returncode
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            return (
+                f"the sweep's own Ray has died: its {name} {how}, as where memory runs out or someone kills it; what "
+                "finished is kept, and the same command starts another Ray and runs the rest."
+            )
+    return None
 
 
 def _preloaded(work: Work | str) -> list[str]:

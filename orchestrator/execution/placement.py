@@ -43,6 +43,7 @@ class Watch:
         wanted: what one trial takes
         nodes: gives the nodes as they are now
         clock: seconds, monotonic
+        died: says why no node will ever be there again, where that is known: then the nodes are not asked
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Watch:
         wanted: Resources,
         nodes: Callable[[], Sequence[Node]],
         clock: Callable[[], float] = time.monotonic,
+        died: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.capacity = 0
         """How many trials to have under way: twice those that fit, so that no worker waits for the next one."""
@@ -59,6 +61,7 @@ class Watch:
         self.hopeless: str | None = None
         """Why no trial can run any more, once that has lasted."""
         self._cluster, self._wanted, self._nodes, self._clock = cluster, wanted, nodes, clock
+        self._died = died
         self._due = self._fitted = clock()
 
     def look(self) -> bool:
@@ -67,6 +70,9 @@ class Watch:
         if now < self._due:
             return False
         self._due = now + LOOK_AROUND
+        if died := self._died():
+            self.hopeless, self.capacity = died, 0
+            return True
         nodes = self._nodes()
         alive = [node.resources for node in nodes if node.alive]
         self.dead = frozenset(node.id for node in nodes if not node.alive)

@@ -120,7 +120,7 @@ class RayExecutor:
             plan, self._cluster, self._store.finished, claims=self._claims, reached=self._store.checkpoints.reached
         )
         tasks: Tasks[StageRecord] = self._tasks()
-        watch = Watch(self._cluster, self._wanted, _nodes)
+        watch = self._watching()
         try:
             while not dispatcher.done:
                 if self._cancelled.is_set() and not dispatcher.stopping:
@@ -156,7 +156,7 @@ class RayExecutor:
         """
         self.start()
         tasks: Tasks[Passed] = self._tasks()
-        watch = Watch(self._cluster, self._wanted, _nodes)
+        watch = self._watching()
         try:
             for index, (*lineage, spec) in enumerate(stages):
                 attempt = Attempt(index, 1, (spec,), tuple(lineage))
@@ -251,6 +251,10 @@ class RayExecutor:
             log=str(self._logs / f"{what}{attempt.specs[0].key[:12]}.{attempt.number}.log"),
             check=self._check,
         )
+
+    def _watching(self) -> Watch:
+        died = embedded_ray.death if self._address.own else lambda: None
+        return Watch(self._cluster, self._wanted, _nodes, died=died)
 
     def _tasks(self) -> Tasks[Any]:
         return Tasks(self._cluster, self._wanted, _runtime_env(self._address, self._cluster))

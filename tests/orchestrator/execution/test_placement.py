@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from orchestrator.config.cluster import Cluster
+from orchestrator.execution import embedded_ray
 from orchestrator.execution.placement import (
     AUTOSCALING_AHEAD,
     LOOK_AROUND,
@@ -127,3 +130,22 @@ def test_max_concurrent_bounds_what_is_handed_out_and_autoscaling_shows_demand()
     watches = [Watch(cluster, request(cluster), lambda: nodes) for cluster in (capped, scaling)]
     assert all(watch.look() for watch in watches)
     assert [watch.capacity for watch in watches] == [3, AUTOSCALING_AHEAD]
+
+
+def test_the_death_of_a_ray_of_our_own_is_told_as_that_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = [("log_monitor", SimpleNamespace(returncode=0))]
+    node = SimpleNamespace(dead_processes=lambda: dead)
+    monkeypatch.setattr("ray._private.worker._global_node", node)
+    now = [0.0]
+    watch = Watch(
+        Cluster(), request(Cluster()), lambda: [Node("a", "host", True, SMALL)], lambda: now[0], embedded_ray.death
+    )
+    watch.look()
+    assert watch.capacity == 8, "nothing runs in that process"
+    dead.append(("raylet", SimpleNamespace(returncode=-9)))
+    now[0] += LOOK_AROUND
+    watch.look()
+    assert watch.capacity == 0
+    assert watch.hopeless is not None
+    assert watch.hopeless.startswith("the sweep's own Ray has died: its raylet was killed by SIGKILL")
+    assert watch.hopeless.endswith("the same command starts another Ray and runs the rest.")
