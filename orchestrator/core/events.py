@@ -50,6 +50,8 @@ class StageEvent:
     record: StageRecord | None = None
     failure: Failure | None = None
     attempt: int = 1
+    reached: int = -1
+    """Of `retried`: the step of the checkpoint that it goes on from, -1 where there is none."""
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,8 @@ class Dispatcher:
             del self._running[attempt.segment]
             due = self._clock() + self._cluster.backoff * 2 ** max(0, losses - 1)
             heapq.heappush(self._delayed, (due, attempt.segment, again))
-            return [*events, _event("retried", again.left[0], again, time.time(), failure)]
+            event = _event("retried", again.left[0], again, time.time(), failure)
+            return [*events, replace(event, reached=again.reached)]
         if failure.transient:
             counts = f"attempt {attempt.number} at it, and `cluster.retries` is {self._cluster.retries}"
             failure = replace(failure, message=f"{failure.message} ({counts})")

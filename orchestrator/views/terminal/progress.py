@@ -183,7 +183,7 @@ class Progress:
             if event.failure.log:
                 parts.append(f"log: {event.failure.log}")
         if event.kind == "retried":
-            parts.append(f"attempt {event.attempt}")
+            parts.append(f"attempt {event.attempt}{f', from step {event.reached}' if event.reached >= 0 else ''}")
         if event.kind == "finished":
             parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._left()}]")
         return "  ".join(parts)

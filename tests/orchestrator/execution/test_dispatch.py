@@ -259,7 +259,7 @@ def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
     """Lost at steps 4, 9 and 9: the first two advanced; the third and one more are the retries that there are."""
     plan, clock, steps = plan_of(chain("a", {})), Clock(), iter((4, 9, 9, 9))
     dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=8.0), nothing, clock=clock, reached=lambda _: next(steps))
-    delays = []
+    delays, goes_on_from = [], []
     for number in (1, 2, 3, 4):
         attempt = take(dispatcher)
         assert attempt.number == number
@@ -267,8 +267,10 @@ def test_an_attempt_that_left_a_further_checkpoint_costs_no_retry() -> None:
         if number < 4:
             assert [event.kind for event in events] == ["retried"]
             delays.append(dispatcher.delay())
+            goes_on_from.append(events[0].reached)
             clock.now += delays[-1]
     assert delays == [8.0, 8.0, 8.0]
+    assert goes_on_from == [4, 9, 9]
     assert [event.kind for event in events] == ["failed"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.core.events import StageEvent
+from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.views.terminal.progress import Progress, duration, reached
@@ -102,6 +102,15 @@ def test_a_failure_is_told_with_its_reason_and_log() -> None:
     assert "loss is nan" in text
     assert "/logs/0.log" in text
     assert "1 failed" in text
+
+
+@pytest.mark.parametrize(("reached", "said"), [(-1, "attempt 2"), (0, "attempt 2, from step 0"), (40, "from step 40")])
+def test_a_retry_says_from_which_step_it_goes_on(reached: int, said: str) -> None:
+    plan = make_plan(seeds=(0,))
+    event = StageEvent("retried", next(iter(plan.stages)), EPOCH, failure=Failure("lost"), attempt=2, reached=reached)
+
+    (line,) = (line for line in shown(plan, [event]).splitlines() if "retried" in line)
+    assert line.endswith(said)
 
 
 @pytest.mark.parametrize("terminal", [False, True])
