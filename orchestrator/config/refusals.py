@@ -250,7 +250,7 @@ def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
     tops = dict.fromkeys(name.partition(".")[0] for name in known)
-    near = get_close_matches(key, [*tops, *known], n=3, cutoff=0.7)
+    near = get_close_matches(key, list(dict.fromkeys([*tops, *known])), n=3, cutoff=0.7)
     close = in_group if takes_all else same_leaf or in_group or near
     parts = [f"{start} is not a key of the configuration;"]
     if close:

@@ -55,6 +55,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "schedule.sparsty=0.5": "`schedule.sparsty` (=0.5) is not a key of the configuration; did you mean `schedule.",
         "method.amount=0.2": "`method.amount` (=0.2) is not a key of the configuration; did you mean `schedule.am",
         "schdule.rounds=2": "did you mean `schedule.rounds`?",
+        "retyr_failed=true": "did you mean `retry_failed`?",
         "epochs=3": "`epochs` (=3) is not a key of the configuration; did you mean `train.epochs` or `finetune.ep",
         "foo=1": "A variable of your own is added with +foo=1.",
         "finetune.epochs='${foo}'": "",
