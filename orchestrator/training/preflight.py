@@ -213,9 +213,11 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
         said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
     block = dense.fields["data"].get("block")
     if stage is not None and isinstance(error, IndexError) and is_int(block) and block > stage.positions:
-        said = (
-            f"`data.block` (={block}) must be at most the {stage.positions} positions that the network tells apart; "
-            "pass a smaller one, or a network of more"
+        ours = dense.fields["model"].get("kind") == "huggingface"
+        more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "a `model` of more"
+        return (
+            f"`data.block` (={block}) must be at most the {stage.positions} positions that `model` (={model}) tells "
+            f"apart; pass data.block={stage.positions}, or {more}."
         )
     return (
         f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {said}; "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from orchestrator.config.sources import file_digest
@@ -74,10 +75,15 @@ def timm(
         options: further arguments of timm.create_model, such as img_size.
 
     Raises:
-        ModelError: there is no such network, or the data are no images.
+        ModelError: timm cannot be imported, there is no such network, or the data are no images.
     """
-    from timm import create_model
-
+    try:
+        from timm import create_model
+    except (ImportError, RuntimeError) as error:  # it imports torchvision, which loads beside its own torch alone
+        raise ModelError(
+            f"`model.kind` (=timm) needs a torchvision that belongs to this torch {torch.__version__}, as timm imports "
+            f"it ({type(error).__name__}: {str(error).rstrip('.')}); install that release of torchvision."
+        ) from error
     if len(input_shape) != 3:
         raise ModelError(
             f"`model.input_shape` (={list(input_shape)}) must be [channels, height, width] for timm; choose another "

@@ -149,7 +149,8 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         (
             [f"{part}._target_=their_words.{name}" for part, name in (("data", "blocks"), ("model", "Positions"))]
             + ["task=language_modelling", "+data.block=9"],
-            "`data.block` (=9) must be at most the 8 positions that the network tells apart; pass a smaller one, or a",
+            "`data.block` (=9) must be at most the 8 positions that `model` (=their_words.Positions) tells apart; pass "
+            "data.block=8, or a `model` of more.",
         ),
         (
             ["data._target_=their_words.shifted"],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.targets import create
-from orchestrator.workloads.tasks.batch import labels_of
+from orchestrator.workloads.tasks.batch import kind, labels_of
 from orchestrator.workloads.tasks.supervised import Supervised, add_examples
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.tasks.totals import Totals
@@ -57,8 +57,15 @@ class TorchMetrics(Supervised):
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
         """Update each metric."""
         add_examples(totals, losses, examples)
-        for metric in self._running.values():
-            metric.to(outputs.device).update(outputs, labels)
+        for name, metric in self._running.items():
+            try:
+                metric.to(outputs.device).update(outputs, labels)
+            except (ValueError, TypeError, LookupError, RuntimeError) as error:
+                said = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+                raise OrchestratorError(
+                    f"`task.measures.{name}` (={type(metric).__name__}) does not take outputs {kind(outputs)} with "
+                    f"labels {kind(labels)}: {said}; change its arguments there, or name another metric."
+                ) from error
 
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
         """Return `loss` and every metric over all of `batches`."""

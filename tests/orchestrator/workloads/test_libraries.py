@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -94,6 +95,18 @@ def test_what_transformers_cannot_build_is_told(node: dict[str, Any], said: str,
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(OrchestratorError, match=r"`model.path` \(=.*\) cannot be built by AutoModelForCausalLM"):
         build("huggingface", (6,), 11, path=str(tmp_path))
+
+
+def test_timm_without_torchvision_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutTorchvision(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise ModuleNotFoundError("No module named 'torchvision'", name="torchvision")
+
+    monkeypatch.setitem(sys.modules, "timm", WithoutTorchvision("timm"))
+    with pytest.raises(OrchestratorError) as caught:
+        build("timm", (1, 8, 8), 10, architecture="test_resnet")
+    assert str(caught.value).startswith("`model.kind` (=timm) needs a torchvision that belongs to this torch ")
+    assert str(caught.value).endswith("No module named 'torchvision'); install that release of torchvision.")
 
 
 @pytest.fixture

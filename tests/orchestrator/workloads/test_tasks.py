@@ -391,6 +391,16 @@ def test_a_wrong_metric_is_refused_in_a_sentence(node: dict[str, Any], words: st
         table.build({"kind": "torchmetrics", **node})
 
 
+def test_a_metric_that_does_not_take_the_outputs_is_told_by_its_key() -> None:
+    task = table.build({"kind": "torchmetrics", "measures": {"f1": F1}})
+    with pytest.raises(OrchestratorError) as caught:
+        task.measure(MODEL, [(drawn(6, 5), classes(6, of=5))])
+
+    told = "`task.measures.f1` (=MulticlassF1Score) does not take outputs (6, 5) float32 with labels (6,) int64: ValueE"
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("; change its arguments there, or name another metric.")
+
+
 def test_a_metric_of_many_numbers_is_refused() -> None:
     task = table.build({"kind": "torchmetrics", "measures": {"f1": {**F1, "average": None}}})
     with pytest.raises(OrchestratorError, match=r"`task.measures.f1` .* must compute one number"):
