@@ -226,7 +226,8 @@ def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], Non
     from orchestrator.views.tracking.view_writer import ViewWriter
 
     uri, experiment = resolve_uri(tracking["uri"]), resolve_experiment(tracking["experiment"])
-    return TrackerProcess(partial(ViewWriter, read=store.read, uri=uri, experiment=experiment), say)
+    make = partial(ViewWriter, read=store.read, curve=store.checkpoints.curve, uri=uri, experiment=experiment)
+    return TrackerProcess(make, say)
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:

@@ -23,13 +23,15 @@ def masks(key: str, name: str) -> bytes:
 class Writing(Tracker):
     """Keeps a view by a `ViewWriter` in a thread; `said` is what it told the user."""
 
-    def __init__(self, uri: str, read: Callable[[str, str], bytes] = masks, experiment: str = "pruning") -> None:
+    def __init__(
+        self, uri: str, read: Callable[[str, str], bytes] = masks, experiment: str = "pruning", **reads: Any
+    ) -> None:
         self.complete = False
         self.said: list[str] = []
         self.wrote = 0
         self._requests = Requests()
         self._writer = ViewWriter(
-            self._requests, self.said.append, self._count, read=read, uri=uri, experiment=experiment
+            self._requests, self.said.append, self._count, read=read, uri=uri, experiment=experiment, **reads
         )
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()

@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, read_as
-from orchestrator.core.records import FileInfo
+from orchestrator.core.records import CurvePoint, FileInfo
 from orchestrator.core.work_order import Checkpoint, FileWriter
 from orchestrator.store.backends import Backend
 from orchestrator.store.sealed_json import seal, unseal
@@ -101,6 +101,13 @@ class Checkpoints:
         """Return the step of a stage's checkpoint, -1 where there is none that can be read."""
         pointer = self._pointer_or_none(key)
         return -1 if pointer is None else pointer.step
+
+    def curve(self, key: str) -> tuple[CurvePoint, ...]:
+        """Return the points of a stage's curve that its checkpoint holds; none where there is none that can be read."""
+        pointer = self._pointer_or_none(key)
+        with suppress(ValueError):
+            return () if pointer is None else read_as(tuple[CurvePoint, ...], pointer.values.get("curve", ()))
+        return ()
 
     def drop(self, key: str) -> None:
         """Remove the checkpoint of a stage, if there is one."""

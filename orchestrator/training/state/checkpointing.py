@@ -116,6 +116,7 @@ class Checkpointing:
             "started_from": self._started_from,
             "environment": self._environment,
             "seconds": self.seconds + self._clock() - self._begun,
+            "curve": state.part("curve") if "curve" in state.values else [],  # plain, for those who watch
             "state": {**self._stage.values, **state.values},
         }
         tensors = {**self._stage.tensors, **state.tensors}

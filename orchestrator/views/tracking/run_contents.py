@@ -18,7 +18,7 @@ from orchestrator.compare.settings import as_typed, name_of, settings_of_each, v
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
-from orchestrator.core.records import StageRecord
+from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.views.report.mask_picture import mask_picture
@@ -74,24 +74,34 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def points_of(record: StageRecord, offset: int) -> Iterator[Point]:
-    """Yield a stage's figures with step = round, then its training curve from step `offset` on.
+def points_of(record: StageRecord, offset: int, held: int = 0) -> Iterator[Point]:
+    """Yield a stage's figures with step = round, then its training curve less the points that are `held` already.
 
-    The primary metric comes first: MLflow lists metrics so, and plots the first one where nobody has chosen.
+    The curve's steps count from `offset` on. The primary metric comes first: MLflow lists metrics so, and plots the
+    first one where nobody has chosen.
     """
     first = (f"test/{record.primary.name}", f"val/{record.primary.name}")
     figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
     for name, value in figures.items():
         yield Point(_ODD.sub("_", name), value, record.ended, record.round)
-    for point in record.curve:
+    yield from _curve_points(record.curve[held:], offset)
+
+
+def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
+    for point in curve:
         for name, value in point.metrics.items():
             yield Point(_ODD.sub("_", f"curve/{name}"), float(value), point.time, offset + point.step)
 
 
-def logged_tag(chain: Sequence[StageRecord]) -> str:
-    """Return how many stages a run holds, and a digest that tells these executions of them from any others."""
+def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -> str:
+    """Return how many stages a run holds, and a digest that tells these executions of them from any others.
+
+    The same of the points of the next stage's `curve`, where it holds some of a stage that runs.
+    """
     marks = [[record.key, record.started, record.weights_digest] for record in chain]
-    return f"{len(chain)} {digest(canonical_json(marks))[:16]}"
+    times = [point.time for point in curve]
+    running = f" {len(curve)} {digest(canonical_json(times))[:16]}" if curve else ""
+    return f"{len(chain)} {digest(canonical_json(marks))[:16]}{running}"
 
 
 class SweepView:
@@ -103,6 +113,10 @@ class SweepView:
         self._records = dict(finished)
         self._failures: dict[str, tuple[str, Failure, float]] = {}
         self._attempts: dict[str, int] = {}
+        self.running: set[str] = set()
+        """Keys of the stages that have begun and not ended."""
+        self._curves: dict[str, Sequence[CurvePoint]] = {}
+        """Of stages that have not finished, as far as a checkpoint holds them."""
         self._report: Mapping[str, bytes] = {}
         settings = settings_of_each([trial.config for trial in plan.trials])
         self._settings = [{name: as_typed(value) for name, value in each.items()} for each in settings]
@@ -111,7 +125,10 @@ class SweepView:
     def take(self, event: StageEvent) -> Sequence[int]:
         """Take an event; return the indices of the trials whose runs it changes."""
         if event.kind == "started":
+            self.running.add(event.key)
             return ()
+        if event.kind != "retried":
+            self.running.discard(event.key)
         if event.record is not None:
             self._records[event.key] = event.record
         if event.kind in ("finished", "retried"):
@@ -122,6 +139,13 @@ class SweepView:
         if event.attempt > 1:
             self._attempts[event.key] = event.attempt
         return self.plan.trials_of.get(event.key, ())
+
+    def reach(self, key: str, curve: Sequence[CurvePoint]) -> Sequence[int]:
+        """Take the curve of a stage that runs, as its checkpoint holds it; return the trials whose runs it changes."""
+        if not curve or curve == self._curves.get(key):
+            return ()
+        self._curves[key] = curve
+        return self.plan.trials_of.get(key, ())
 
     def close(self, outcome: str, report: Mapping[str, bytes]) -> None:
         """End the sweep: from now on a trial that has neither finished nor failed counts as killed."""
@@ -173,25 +197,28 @@ class SweepView:
         """Return what the run of trial `index` lacks; `logged` is the tag that says which stages it holds already."""
         trial, chain = self.plan.trials[index], self.chain(index)
         ending, failure, time = self._ending(index)
-        if logged == logged_tag(chain) and status == ending:
+        curve = next((self._curves.get(key, ()) for key in trial.stages[len(chain) :][:1]), ())
+        held, _, points, *_ = [*map(_number, logged.split()), 0, 0, 0]
+        stands, current = _standing(logged, held, points, chain, curve)
+        if logged == current and status == ending:
             return None
-        held = int(logged.partition(" ")[0] or 0)
-        content, anew = Content(), bool(logged) and held <= len(chain) and logged != logged_tag(chain[:held])
+        content, anew = Content(), bool(logged) and not stands
         if not logged or anew:
-            held, content = 0, self._described(self._settings[index], trial.config)
+            held, points, content = 0, 0, self._described(self._settings[index], trial.config)
             content.tags[OVERRIDES_TAG] = redact(" ".join(trial.overrides))
         content.status, content.anew = ending, anew
         if held <= len(chain):  # else the store has lost records; the run keeps its own until they are made again
-            content.tags[LOGGED_TAG] = logged_tag(chain)
+            content.tags[LOGGED_TAG] = current
         offset = 0
         for position, record in enumerate(chain):
             if position >= held:
                 content.files[f"records/round_{record.round}.json"] = _json(record.to_json())
-                content.points += points_of(record, offset)
+                content.points += points_of(record, offset, points if position == held else 0)
                 if record.kind == "round":
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
             content.start, content.end = content.start or record.started, record.ended
+        content.points += _curve_points(curve[points if held == len(chain) else 0 :], offset)
         for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
@@ -239,6 +266,31 @@ class SweepView:
         command = self.sweep.command.replace("\n", "\n    ")
         lines = [f"In this interface: {views}" if views else "", results, what, "Run it again, or resume it, with"]
         return "\n\n".join([*filter(None, lines), f"    {command}\n"])
+
+
+def _standing(
+    logged: str, held: int, points: int, chain: Sequence[StageRecord], curve: Sequence[CurvePoint]
+) -> tuple[bool, str]:
+    """Return whether a run's tag tells of these executions, as far as is known; and what it is to say.
+
+    Args:
+        logged: the tag
+        held: the stages that it tells of
+        points: those of the next stage's curve that it tells of
+        chain: the stages that have finished
+        curve: of the one after them
+    """
+    if held > len(chain):
+        return True, logged_tag(chain, curve)
+    if held == len(chain) and points > len(curve):  # of a stage that ran before this driver did, or begins anew
+        stands = logged.startswith(f"{logged_tag(chain)} ")
+        return stands, logged if stands else logged_tag(chain, curve)
+    following = chain[held].curve if held < len(chain) else curve
+    return logged == logged_tag(chain[:held], following[:points]), logged_tag(chain, curve)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _json(data: Any) -> bytes:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from textwrap import shorten
@@ -21,6 +21,7 @@ from typing import Any
 
 from orchestrator.config.tracking_uri import sqlite_path
 from orchestrator.core.errors import CannotKeep, OrchestratorError
+from orchestrator.core.records import CurvePoint
 from orchestrator.core.redact import redact
 from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.run_contents import SweepView
@@ -28,6 +29,7 @@ from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
 OPENING, CLOSING = -2, -1  # stand for the parent run among the indices of trials
 REFUSALS = 3  # attempts in a row that MLflow refuses, after which the rest is left out
+LOOK_EVERY = 10.0  # seconds between two looks at the checkpoints of running stages
 SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
 LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
 PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
@@ -43,7 +45,7 @@ class ViewWriter:
     """Writes the view that `requests` tell of, over a connection that is opened before the first of them.
 
     `say` takes sentences for the user, `wrote` how many runs are left whenever one was written, and `read` fetches the
-    masks of a stage from the store.
+    masks of a stage from the store. `curve` gives the points that a running stage's checkpoint holds.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class ViewWriter:
         read: ReadFile,
         uri: str,
         experiment: str,
+        curve: Callable[[str], Sequence[CurvePoint]] = lambda _: (),
     ) -> None:
+        self._curve, self._due = curve, 0.0
         self._requests, self._say, self._wrote = requests, say, wrote
         self._connect = partial(MlflowRuns, uri, experiment, read, say)
         self._database, self._name = sqlite_path(uri), f"MLflow at {redact(uri)}"
@@ -77,8 +81,7 @@ class ViewWriter:
             try:
                 self._runs = self._runs or self._connect()
                 if not self._todo:
-                    self._take(self._requests.get())
-                    self._gather(SETTLING)
+                    self._wait()
                 self._gather(0)
                 if self._view is not None and self._todo:
                     index = next(iter(self._todo))
@@ -86,6 +89,17 @@ class ViewWriter:
             except Exception as error:
                 self._note(error, index)
                 self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
+
+    def _wait(self) -> None:
+        """Take the next requests; meanwhile look now and then what checkpoints hold of the stages that run."""
+        with suppress(queue.Empty):
+            self._take(self._requests.get(timeout=LOOK_EVERY))
+            self._gather(SETTLING)
+        if self._view is not None and time.monotonic() >= self._due:
+            for key in sorted(self._view.running):
+                with suppress(OrchestratorError):  # the store is away
+                    self._todo |= dict.fromkeys(self._view.reach(key, self._curve(key)))
+            self._due = time.monotonic() + LOOK_EVERY
 
     def _look(self, runs: MlflowRuns, view: SweepView, index: int) -> None:
         look = {OPENING: runs.open, CLOSING: runs.close}.get(index, partial(runs.write, index=index))

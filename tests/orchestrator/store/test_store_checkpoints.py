@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +12,7 @@ import pytest
 from store_cases import Content, fresh, key_of
 
 from orchestrator.core.errors import CheckpointDamaged, StoreError
+from orchestrator.core.records import CurvePoint
 from orchestrator.store.store import Store
 
 KEY = key_of(0)
@@ -39,6 +41,16 @@ def test_the_last_state_is_found_by_another_process(store: Store) -> None:
     store.checkpoints.drop(KEY)
     assert store.checkpoints.latest(KEY) is None
     assert not files(store)
+
+
+def test_the_curve_of_a_state_can_be_read_without_its_tensors(store: Store) -> None:
+    points = [asdict(CurvePoint(step, step / 4, 5.0 + step, {"val/loss": 1 / step})) for step in (1, 3)]
+    assert store.checkpoints.curve(KEY) == ()
+    save(store, 3, curve=points)
+    assert [asdict(point) for point in store.checkpoints.curve(KEY)] == points
+    for odd in ({}, {"curve": "none"}, {"curve": [{"step": "x"}]}):
+        save(store, 4, **odd)
+        assert store.checkpoints.curve(KEY) == ()
 
 
 def test_a_write_that_fails_leaves_the_state_before(store: Store) -> None:

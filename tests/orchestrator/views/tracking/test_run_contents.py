@@ -137,3 +137,49 @@ def test_names_and_commands_are_no_markup() -> None:
     assert "<img" not in note
     assert "[a](" not in note
     assert "\n    <script>" in note, "in a block of code nothing is markup"
+
+
+def running(known: int, points: int) -> SweepView:
+    """A view in which so many stages have finished, and a checkpoint of the next holds so many points."""
+    found = view(known)
+    assert found.reach(CHAIN[known].key, CHAIN[known].curve[:points]) == ((0,) if points else ())
+    return found
+
+
+@pytest.mark.parametrize("known", [0, 2])
+def test_what_a_checkpoint_holds_of_a_curve_is_written_once(known: int) -> None:
+    """A run gets three points of a stage that runs, then two more, then the rest with the stage: none of them twice."""
+    whole = view(known + 1).content(0)
+    tag, seen = logged_tag(CHAIN[:known]), view(known).content(0)
+    assert whole is not None
+    assert seen is not None
+    written = list(seen.points)
+    for found in (running(known, 3), running(known, 5), view(known + 1)):
+        content = found.content(0, tag, "RUNNING")
+        assert content is not None
+        assert not content.anew
+        written += content.points
+        tag = content.tags["pruning.logged"]
+        assert found.content(0, tag, "RUNNING") is None, "nothing is new"
+    assert tag == logged_tag(CHAIN[: known + 1])
+    assert len(written) == len(set(written))
+    assert set(written) == set(whole.points)
+
+
+def test_a_driver_that_has_not_looked_yet_leaves_the_points_of_a_stage_that_goes_on() -> None:
+    tag = logged_tag(CHAIN[:1], CHAIN[1].curve[:3])
+
+    assert view(1).content(0, tag, "RUNNING") is None
+    assert view(1).content(0, tag, "KILLED").tags["pruning.logged"] == tag  # type: ignore[union-attr]
+    assert len(running(1, 4).content(0, tag, "RUNNING").points) == 3  # type: ignore[union-attr]
+
+
+def test_a_stage_that_began_anew_gets_another_run_once_it_has_as_many_points() -> None:
+    tag = logged_tag(CHAIN[:1], [replace(point, time=point.time - 60) for point in CHAIN[1].curve[:3]])
+
+    assert running(1, 2).content(0, tag, "RUNNING") is None
+    for later in (running(1, 3), view(2)):
+        content = later.content(0, tag, "RUNNING")
+        assert content is not None
+        assert content.anew
+        assert content.points[: len(view(1).content(0).points)] == view(1).content(0).points  # type: ignore[union-attr]

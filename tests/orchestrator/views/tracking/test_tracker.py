@@ -14,6 +14,7 @@ from tracking_cases import Writing, points, undisturbed
 
 from orchestrator.core.events import StageEvent
 from orchestrator.core.specs import Plan
+from orchestrator.views.tracking import view_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -393,3 +394,29 @@ def test_a_run_whose_artifacts_lie_outside_is_refused_too(kept: Kept, tmp_path: 
     assert not tracker.complete
     assert "outside of" in tracker.said[-1]
     assert not (tmp_path / "outside").exists()
+
+
+def test_the_curve_of_a_stage_that_runs_is_there_once_a_checkpoint_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
+    records, kept = make_records(plan), Kept(tmp_path)
+    dense = records[plan.trials[0].stages[0]]
+    monkeypatch.setattr(view_writer, "LOOK_EVERY", 0.05)
+
+    def shown() -> int:
+        runs = kept.children().values()
+        return len(next(iter(runs)).points.get("curve/val/loss", ())) if runs else 0
+
+    for count in (3, 5):  # a driver that is killed, and its successor
+        tracker = Writing(kept.uri, curve=lambda key, count=count: dense.curve[: count * (key == dense.key)])
+        tracker.start(sweep_info(), plan, {})
+        tracker.record(StageEvent("started", dense.key, EPOCH))
+        kept.wait_for(lambda tracker=tracker: tracker.wrote > 0, 120)  # the database is there
+        kept.wait_for(lambda count=count: shown() == count)
+    for record in records.values():
+        tracker.record(finished(record))
+    tracker.finish("finished", {})
+
+    (whole,), (run,) = undisturbed(plan, records).values(), kept.children().values()
+    assert run.points == points(whole)
