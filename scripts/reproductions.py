@@ -16,7 +16,6 @@ import argparse
 import csv
 import io
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -31,12 +30,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from orchestrator.__main__ import CONF
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import estimate
-from orchestrator.store import saved_sweep
+from orchestrator.config import schema
+from orchestrator.config.compose import compose_jobs
+from orchestrator.core.specs import Plan
+from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
 from orchestrator.training.environment import environment
 from orchestrator.views.report.plain_files import rows_csv
@@ -52,6 +60,7 @@ KEPT = (
     *("scored_examples", "dead_layers", "stage"),
 )
 """Columns of trials.csv that a record holds, and that a judge may read."""
+INTERRUPTED = 130
 NEUTRAL = ("cluster", "tracking", "store", "data.root", "data.download", "retry_failed")
 """What may be overridden: it changes no result."""
 COMBINED: Mapping[str, Callable[[float, float], float]] = {"minus": sub, "over": truediv}
@@ -154,8 +163,10 @@ def commands(protocol: Protocol, scale: str, data: str, store: str, overrides: S
     found = []
     for given in protocol.scales[scale]["commands"]:
         filled = [each.replace("{data}", data) for each in given]
-        root = [] if any("data.root=" in each for each in filled) else [f"data.root={data}"]
-        found.append([*filled, *root, f"store.uri={store}", "tracking=none", *overrides])
+        placed = any(each == "data=digits" or each.startswith("data.root=") for each in filled)
+        root = [] if placed else [f"data.root={data}"]
+        kept = "store.keep=all"  # what one command has trained the next goes on from
+        found.append([*filled, *root, f"store.uri={store}", kept, "tracking=none", *overrides])
     return found
 
 
@@ -171,7 +182,7 @@ def main() -> int:
             print(f"{name} has no scale {given.scale}: left out")
             continue
         status = max(status, _reproduce(known[name], given))
-        if status == 130:
+        if status == INTERRUPTED:
             break
     if not given.dry_run:
         (ROOT / "docs" / "reproductions.md").write_text(page())
@@ -187,64 +198,68 @@ def page(folder: Path = FOLDER) -> str:
     return reproductions_page.page([vars(protocol) for protocol in known.values()], records, readings)
 
 
+def planned(overrides: Sequence[str]) -> Plan:
+    """Return the plan of a command, its axes expanded as Hydra's sweeper does; raise what planning raises."""
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", [*overrides], RunMode.MULTIRUN)
+        axes = [f"{key}={values}" for key, values in master.hydra.sweeper.params.items()]
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides([*axes, *overrides])
+        (jobs,) = BasicSweeper.split_arguments(parsed, None)
+        return make_plan([*compose_jobs(loader, master, jobs)])
+
+
 def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
     """Run the commands of a protocol, each in a process of its own, and write the record of what they left."""
-    began, status, rows, path = time.time(), 0, dict[str, Row](), record_path(protocol.name, given.scale)
-    asked = commands(protocol, given.scale, given.data, given.store, given.overrides)
+    status, asked = 0, commands(protocol, given.scale, given.data, given.store, given.overrides)
     for overrides in asked:
-        sweep = _sweep(overrides)
         print(f"$ python -m orchestrator {shlex.join(overrides)}", flush=True)
         if given.dry_run:
-            continue
-        if not given.record:
+            plan = planned(overrides)
+            print(f"{len(plan.trials)} trials, {len(plan.stages)} stages")
+        elif not given.record and status != INTERRUPTED:
             status = max(status, _wait(subprocess.Popen([sys.executable, "-m", "orchestrator", *overrides])))
-        rows |= {f"{row['stage']} {row['line']}": row for row in _rows(given.store, sweep)}
-        if status == 130:
-            break
     changed = [each for each in given.overrides if not each.lstrip("+~").startswith(NEUTRAL)]
     if given.dry_run or changed:
         print(f"Nothing is recorded{f', as {changed[0]} is not of the protocol' if changed else ''}.")
         return status
-    earlier = json.loads(path.read_text())["wall_seconds"] if path.exists() else 0.0
-    path.write_text(
-        json.dumps(_record(protocol, given.scale, [*rows.values()], earlier + time.time() - began), indent=1)
-    )
+    rows = {f"{row['stage']} {row['line']}": row for overrides in asked for row in _rows(given.store, overrides)}
+    record = json.dumps(_record(protocol, given.scale, [*rows.values()]), indent=1)
+    record_path(protocol.name, given.scale).write_text(f"{record}\n")
     return status
 
 
-def _record(protocol: Protocol, scale: str, rows: Sequence[Row], wall: float) -> dict[str, Any]:
+def _record(protocol: Protocol, scale: str, rows: Sequence[Row]) -> dict[str, Any]:
     work = {row["stage"]: row["seconds"] for row in rows}
+    of_protocol = [
+        "git",
+        "-C",
+        str(ROOT),
+        "log",
+        "-1",
+        "--format=%H",
+        "--",
+        f"docs/reproductions/{protocol.name}/protocol.yaml",
+    ]
     return {
         "name": protocol.name,
         "scale": scale,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "commit": _output("git", "rev-parse", "HEAD"),
+        "protocol": subprocess.run(of_protocol, capture_output=True, text=True, check=False).stdout.strip(),
         "environment": environment(),
         "command": f"scripts/reproduce {protocol.name} --scale {scale}",
-        "wall_seconds": round(wall, 1),
         "work_seconds": round(sum(work.values()), 1),
         "figures": [judged(each, rows) for each in protocol.published],
         "trials": rows,
     }
 
 
-def _sweep(overrides: Sequence[str]) -> str:
-    """Return the name under which a command saves its sweep."""
-    planned = _output(sys.executable, "-m", "orchestrator", *overrides, "dry_run=true")
-    found = re.search(r"^sweep +(\S+)$", planned, re.MULTILINE)
-    if found is None:
-        raise SystemExit(planned)
-    return found[1]
-
-
-def _rows(uri: str, sweep: str) -> list[Row]:
-    """Return the rows of what a sweep has finished."""
-    try:
-        saved = saved_sweep.load(Store(uri).opened(exists=True), sweep)
-    except Exception as error:  # nothing was saved of it, and that is what to say
-        print(f"{sweep}: {error}")
-        return []
-    return rows_of(rows_csv(compare_trials(saved.plan, saved.records, saved.failures)).decode())
+def _rows(uri: str, overrides: Sequence[str]) -> list[Row]:
+    """Return the rows of what a store has finished of a command, whoever ran it."""
+    plan = planned(overrides)
+    records = Store(uri).opened(exists=True).finished(plan.stages)
+    return rows_of(rows_csv(compare_trials(plan, records)).decode())
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -254,10 +269,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             return process.wait()
         except KeyboardInterrupt:
             continue
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 HEAD = """\
@@ -64,6 +66,7 @@ def _section(protocol: Protocol, records: Mapping[tuple[str, str], Record], read
         yield "|---|---|---|---|---|---|"
         ours = {figure["id"]: figure for figure in record["figures"]}
         yield from (_row(each, ours[each["id"]]) for each in protocol["published"])
+        yield from _levels(record["trials"])
         yield "\nUnlike the paper:\n"
         yield from (f"- {deviation}" for deviation in settings["deviations"])
         yield ""
@@ -90,9 +93,41 @@ def _row(published: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of what was measured: a line for the trials that differ in their seed alone."""
+    groups: dict[tuple[str, str, str, int, str], dict[int, Mapping[str, Any]]] = {}
+    for row in trials:
+        restart = "" if row["restart"] in (None, "keep") else row["restart"]
+        place = (
+            row["model"],
+            row["line"] if row["round"] else "dense",
+            restart,
+            row["round"],
+            f"{row['sparsity']:.6f}",
+        )
+        groups.setdefault(place, {})[row["seed"]] = row
+    yield "\n<details><summary>All that was measured, means over seeds</summary>\n"
+    yield "| network | trials | round | left % | test | validation | at early stopping | after steps | seeds |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for place, rows in sorted(groups.items()):
+        model, line, restart, number, _ = place
+        kept = f"{100 * (1 - _mean(rows, 'sparsity')):.2f}"
+        figures = [f"{_mean(rows, name):.4f}" for name in ("test", "val", "early_val")]
+        steps = f"{_mean(rows, 'early_step'):,.0f} of {_mean(rows, 'steps'):,.0f}"
+        cells = [model, f"{line} {restart}".strip(), str(number), kept, *figures, steps, str(len(rows))]
+        yield f"| {' | '.join(cells)} |"
+    yield "\n</details>"
+
+
+def _mean(rows: Mapping[int, Mapping[str, Any]], column: str) -> float:
+    """The mean over seeds; NaN where one has no such figure."""
+    values = [row[column] for row in rows.values()]
+    return math.nan if None in values else fmean(values)
+
+
 def _circumstances(record: Record) -> str:
     known = record["environment"]
     return (
         f"{record['work_seconds'] / 60:,.0f} minutes of work on {known['processor']} with torch {known['torch']}, "
-        f"{record['date']}, commit {record['commit'][:8]}"
+        f"{record['date']}, protocol of commit {record['protocol'][:8]}"
     )

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.types import RunMode
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import schema
-from orchestrator.config.compose import compose_jobs
-from orchestrator.planning.plan import make_plan
 from scripts import reproductions as tool
 
 ROOT = Path(__file__).parent.parent
@@ -28,33 +16,13 @@ SCALES = [(name, scale) for name, protocol in PROTOCOLS.items() for scale in pro
 RECORDS = [place for place in SCALES if tool.record_path(*place).exists()]
 
 
-@pytest.fixture(scope="module")
-def loader() -> Iterator[ConfigLoader]:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
-
-
 @pytest.mark.parametrize(("name", "scale"), SCALES)
-def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, loader: ConfigLoader) -> None:
+def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, tmp_path: Path) -> None:
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not to be")
     assert PROTOCOLS[name].scales[scale]["deviations"]
-    for command in tool.commands(PROTOCOLS[name], scale, "data", "store", []):
-        master = loader.load_configuration("config", command, RunMode.MULTIRUN)
-        typed = OverridesParser.create().parse_overrides(command)
-        axes = {key: f"{key}={values}" for key, values in (master.hydra.sweeper.params or {}).items()}
-        axes |= {str(override.key_or_group): override.input_line for override in typed if override.is_sweep_override()}
-        parsed = OverridesParser.create().parse_overrides([*axes.values()])
-        swept = [
-            [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
-            if each.is_sweep_override()
-            else [str(each.input_line)]
-            for each in parsed
-        ]
-        fixed = [str(override.input_line) for override in typed if str(override.key_or_group) not in axes]
-
-        plan = make_plan([*compose_jobs(loader, master, [[*fixed, *job] for job in product(*swept)])])
-
-        assert len(plan.trials) == math.prod(map(len, swept))
+    for command in tool.commands(PROTOCOLS[name], scale, str(tmp_path), "store", []):
+        assert tool.planned(command).trials
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -137,6 +105,18 @@ def test_the_page_is_what_the_records_give() -> None:
     assert (ROOT / "docs" / "reproductions.md").read_text() == tool.page(), "run scripts/reproduce --page"
 
 
+def trial(seed: int, round_: int, sparsity: float, early_step: int | None) -> dict[str, Any]:
+    columns = {
+        "model": "mlp",
+        "line": "snip",
+        "restart": "keep",
+        "test": 0.5 + seed / 10,
+        "val": 0.5,
+        "early_val": 0.25,
+    }
+    return row(seed, round_, sparsity=sparsity, early_step=early_step, steps=1000, **columns)
+
+
 def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir()
     protocol = {
@@ -151,9 +131,10 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
         "command": "run it",
         "work_seconds": 120,
         "date": "2026-01-02",
-        "commit": "0123456789",
+        "protocol": "0123456789",
         "environment": {"processor": "abacus", "torch": "2"},
         "figures": [tool.judged(published(), [row(0, 1, test=1.5), row(1, 1, test=2.5)])],
+        "trials": [trial(0, 0, 0.0, None), trial(1, 0, 0.0, None), trial(0, 2, 0.75, 100), trial(1, 2, 0.75, 300)],
     }
     (tmp_path / "it" / "full.json").write_text(json.dumps(record))
 
@@ -162,4 +143,6 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
     assert "| [It](#it) | default | not run |\n| [It](#it) | full | 0 of 1 |" in said
     assert "| this (%) | 1 | 0.3 | 2 [-4.353, 8.353] | 2 | **does not**, off by +1 |" in said
     assert "**default**: not run." in said
-    assert "2 minutes of work on abacus with torch 2, 2026-01-02, commit 01234567" in said
+    assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | nan of 1,000 | 2 |" in said
+    assert "| mlp | snip | 2 | 25.00 | 0.5500 | 0.5000 | 0.2500 | 200 of 1,000 | 2 |" in said
+    assert "2 minutes of work on abacus with torch 2, 2026-01-02, protocol of commit 01234567" in said
