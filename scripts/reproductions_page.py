@@ -82,6 +82,8 @@ def _row(published: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         shown += f" [{ours['low']:.4g}, {ours['high']:.4g}]"
     off = "" if ours["agrees"] in (None, True) else f"{ours['mean'] - published['value']:+.3g}"
     verdict = {None: "", True: "agrees", False: f"**does not**, off by {off}"}[ours["agrees"]]
+    if ours.get("n") == 1:
+        verdict += ", by one seed"
     cells = [
         f"{published['what']} ({unit})",
         f"{bound}{published['value']:g}",

@@ -22,7 +22,7 @@ def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, t
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not to be")
     assert PROTOCOLS[name].scales[scale]["deviations"]
     for command in tool.commands(PROTOCOLS[name], scale, str(tmp_path), "store", []):
-        assert tool.planned(command).trials
+        assert tool.planned([*command, "seed=0"]).trials
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -123,7 +123,10 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
         "title": "It",
         "paper": "1234.5678",
         "claim": "So it is.",
-        "published": [{**published(), "what": "this", "unit": "%", "where": "there"}],
+        "published": [
+            {**published(), "what": "this", "unit": "%", "where": "there"},
+            {**published(), "what": "that", "unit": "%", "where": "there", "id": "other", "direction": "least"},
+        ],
         "scales": {scale: {"commands": [], "minutes": 1, "deviations": ["none"]} for scale in tool.SCALES},
     }
     (tmp_path / "it" / "protocol.yaml").write_text(json.dumps(protocol))
@@ -133,15 +136,19 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
         "date": "2026-01-02",
         "protocol": "0123456789",
         "environment": {"processor": "abacus", "torch": "2"},
-        "figures": [tool.judged(published(), [row(0, 1, test=1.5), row(1, 1, test=2.5)])],
+        "figures": [
+            tool.judged(published(), [row(0, 1, test=1.5), row(1, 1, test=2.5)]),
+            {**tool.judged({**published(), "direction": "least"}, [row(0, 1, test=2.5)]), "id": "other"},
+        ],
         "trials": [trial(0, 0, 0.0, None), trial(1, 0, 0.0, None), trial(0, 2, 0.75, 100), trial(1, 2, 0.75, 300)],
     }
     (tmp_path / "it" / "full.json").write_text(json.dumps(record))
 
     said = tool.page(tmp_path)
 
-    assert "| [It](#it) | default | not run |\n| [It](#it) | full | 0 of 1 |" in said
+    assert "| [It](#it) | default | not run |\n| [It](#it) | full | 1 of 2 |" in said
     assert "| this (%) | 1 | 0.3 | 2 [-4.353, 8.353] | 2 | **does not**, off by +1 |" in said
+    assert "| that (%) | ≥ 1 | 0.3 | 2.5 | 1 | agrees, by one seed |" in said
     assert "**default**: not run." in said
     assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | nan of 1,000 | 2 |" in said
     assert "| mlp | snip | 2 | 25.00 | 0.5500 | 0.5000 | 0.2500 | 200 of 1,000 | 2 |" in said
