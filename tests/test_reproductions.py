@@ -16,7 +16,9 @@ SCALES = [(name, scale) for name, protocol in PROTOCOLS.items() for scale in pro
 RECORDS = [place for place in SCALES if tool.record_path(*place).exists()]
 
 
-@pytest.mark.parametrize(("name", "scale"), SCALES)
+@pytest.mark.parametrize(
+    ("name", "scale"), [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] == "full")) for each in SCALES]
+)
 def test_every_command_of_every_protocol_can_be_planned(name: str, scale: str, tmp_path: Path) -> None:
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("To be, or not to be")
