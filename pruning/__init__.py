@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pruning.amount import validate_amount as validate_amount
     from pruning.choices.axes import Choices as Choices
     from pruning.choices.published import PUBLISHED as PUBLISHED
+    from pruning.compact.shrinking import Shrunk as Shrunk
+    from pruning.compact.shrinking import shrink as shrink
     from pruning.engine.committing import commit as commit
     from pruning.engine.committing import remove_all as remove_all
     from pruning.engine.committing import sparsity as sparsity
@@ -72,6 +74,7 @@ _HOMES = {
         "amount": "Amount count_to_prune validate_amount",
         "choices.axes": "Choices",
         "choices.published": "PUBLISHED",
+        "compact.shrinking": "Shrunk shrink",
         "engine.committing": "commit remove_all sparsity",
         "engine.controls": "inverted shuffle",
         "engine.dead_paths": "effective_sparsity",

@@ -1,0 +1,247 @@
+"""What every entry of every tensor of a network is, where that does not depend on the inputs.
+
+The network runs in float64 with NaN for whatever varies; a sum over zero weights is exact, so that NaN does not spread
+through them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from pruning.compact.operations import (
+    CHANNELWISE_NORMALISATIONS,
+    CONVOLUTIONS,
+    MOVES,
+    NORMALISATIONS,
+    PRODUCTS,
+    REDUCTIONS,
+    SOFTMAXES,
+    SPATIAL,
+    arguments,
+    is_entrywise,
+    name_of,
+)
+from pruning.compact.tracing import Traced, is_in_place
+
+ROUNDING = 1e-12
+"""Of the largest value: what float64 may make of equal ones."""
+
+_TRUSTED = {"cat", "constant_pad_nd", "pad", "stack", *MOVES, *REDUCTIONS, *SPATIAL, *SOFTMAXES, *NORMALISATIONS}
+_TRUSTED |= {*CHANNELWISE_NORMALISATIONS}
+"""Operations that make NaN of NaN, whichever entries of a result it reaches."""
+
+Rule: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
+
+
+class Constants(fx.Interpreter):
+    """Runs a traced network; `values` has what each node gives, with NaN for what varies."""
+
+    def __init__(self, traced: Traced) -> None:
+        super().__init__(traced.graph)
+        self.values: dict[fx.Node, Any] = {}
+        self.varying: set[fx.Node] = set()
+        """Nodes whose integers or truth values depend on the inputs."""
+        self._traced = traced
+        leaves = tree_leaves((traced.args, traced.kwargs))
+        with torch.no_grad():
+            self.run(*leaves, enable_io_processing=False)  # as they stand in the graph
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = self.values[n] = self._value(n)
+        if is_in_place(n) and isinstance(n.args[0], fx.Node):
+            self.env[n.args[0]] = self.values[n.args[0]] = value
+        return value
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._input(node, super().run_node(node))
+        if node.op == "get_attr":
+            return _wide(self._traced.tensor(str(node.target)).detach())
+        if node.op == "output" or not self._varies(node):
+            return _wide(super().run_node(node))
+        name = name_of(node)
+        if name in _RULES:
+            return _RULES[name]({key: self._concrete(value) for key, value in arguments(node).items()})
+        if name in ("to", "_to_copy", "type_as") and _floats(node, self):
+            return self.values[node.args[0]]  # type: ignore[index]
+        result = _wide(super().run_node(node))
+        if node.target is operator.getitem:
+            if node.args[0] in self.varying:
+                self.varying.add(node)
+            return result
+        return self._marked(node, name, result)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.aten.view.default:  # strides are not those of the traced run
+            return args[0].reshape(args[1])
+        return super().call_function(target, args, kwargs)
+
+    def _input(self, node: fx.Node, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point():
+            return torch.full_like(value, float("nan"), dtype=torch.float64)
+        self.varying.add(node)
+        return value
+
+    def _varies(self, node: fx.Node) -> bool:
+        if name_of(node) == "sym_size":
+            return False
+        return any(
+            each in self.varying
+            or any(
+                isinstance(v, Tensor) and v.is_floating_point() and bool(v.isnan().any())
+                for v in _flat(self.values[each])
+            )
+            for each in node.all_input_nodes
+        )
+
+    def _concrete(self, value: Any) -> Any:
+        return fx.map_arg(value, lambda node: self.values[node])
+
+    def _marked(self, node: fx.Node, name: str, result: Any) -> Any:
+        """Return a result with NaN wherever it may vary; of integers and truth values, note that they do."""
+        by_integers = any(each in self.varying for each in node.all_input_nodes)
+        tensors = [v for v in _flat(result) if isinstance(v, Tensor)]
+        if any(not v.is_floating_point() for v in tensors) or not tensors:
+            self.varying.add(node)
+        if is_entrywise(node) and len(tensors) == 1 and tensors[0].is_floating_point() and not by_integers:
+            given = [self.values[each] for each in node.all_input_nodes]
+            for each in given:
+                if isinstance(each, Tensor) and each.is_floating_point() and bool(each.isnan().any()):
+                    result = result.masked_fill(each.isnan().expand_as(result), float("nan"))
+            return result
+        if name in _TRUSTED and not by_integers:
+            return _by_channel(result, self.values[node.all_input_nodes[0]], name) if name in SPATIAL else result
+        if not isinstance(result, list | tuple):
+            return _unknown(result)
+        return [_unknown(each) for each in result]
+
+
+def constant_along(value: Tensor, dim: int) -> Tensor:
+    """Return what a tensor holds at each position of a dimension, NaN where that varies; shape (positions,)."""
+    rows = value.movedim(dim, 0).reshape(value.shape[dim], -1)
+    low, high = rows.amin(1), rows.amax(1)
+    same = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())
+    return torch.where(same, rows[:, 0], float("nan"))
+
+
+def _by_channel(result: Any, given: Tensor, name: str) -> Any:
+    """Return a result of pooling with NaN all over channels of which any part varies."""
+    positions = tuple(range(-next(int(each) for each in name if each.isdigit()), 0))
+    varies = given.isnan().any(dim=positions[0], keepdim=True)
+    for dim in positions[1:]:
+        varies = varies.any(dim=dim, keepdim=True)
+    if isinstance(result, list | tuple):
+        return [result[0].masked_fill(varies, float("nan")), *result[1:]]
+    return result.masked_fill(varies, float("nan"))
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, list | tuple):
+        return [_wide(each) for each in value]
+    return value
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _floats(node: fx.Node, run: Constants) -> bool:
+    value = run.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _unknown(value: Any) -> Any:
+    return torch.full_like(value, float("nan")) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _bilinear(operation: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+    """Return a sum of products, NaN where one of them varies; nothing times 0 does."""
+    varies, other_varies = one.isnan(), other.isnan()
+    result = operation(one.nan_to_num(0.0), other.nan_to_num(0.0))
+    live, other_live = (varies | (one != 0)).double(), (other_varies | (other != 0)).double()
+    spread = operation(varies.double(), other_live) + operation(live, other_varies.double())
+    return result.masked_fill(spread > 0.5, float("nan"))
+
+
+def _linear(given: Mapping[str, Any]) -> Tensor:
+    result = _bilinear(F.linear, given["input"], given["weight"])
+    return result if given["bias"] is None else result + given["bias"]
+
+
+def _addmm(given: Mapping[str, Any]) -> Tensor:
+    product = _bilinear(torch.matmul, given["mat1"], given["mat2"])
+    return torch.add(product * given["alpha"], given["self"], alpha=given["beta"])
+
+
+def _convolution(operation: Callable[..., Tensor]) -> Rule:
+    def rule(given: Mapping[str, Any]) -> Tensor:
+        options = {k: v for k, v in given.items() if k not in ("input", "weight", "bias")}
+        result = _bilinear(lambda x, w: operation(x, w, None, **options), given["input"], given["weight"])
+        bias = given["bias"]
+        return result if bias is None else result + bias.reshape(-1, *[1] * (result.ndim - 2))
+
+    return rule
+
+
+def _product(operation: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    def rule(given: Mapping[str, Any]) -> Tensor:
+        one, other = list(given.values())[:2]
+        return _bilinear(operation, one, other)
+
+    return rule
+
+
+def _mul(given: Mapping[str, Any]) -> Tensor:
+    one, other = (torch.as_tensor(given[key], dtype=torch.float64) for key in ("self", "other"))
+    return (one * other).masked_fill((one == 0) | (other == 0), 0.0)
+
+
+def _attention(given: Mapping[str, Any]) -> Tensor:
+    """Rows of attention sum to 1, so that values which are the same for all tokens come out as they are."""
+    query, value = given["query"], given["value"]
+    same = (value == value.narrow(-2, 0, 1)).all(-2, keepdim=True) & (given["dropout_p"] == 0.0)
+    shape = (*query.shape[:-1], value.shape[-1])
+    result = torch.where(same, value.narrow(-2, 0, 1), float("nan"))
+    if result.shape[:-2] != query.shape[:-2]:  # fewer heads of values than of queries
+        return torch.full(shape, float("nan"), dtype=torch.float64)
+    return result.expand(shape).clone()
+
+
+def _embedding(given: Mapping[str, Any]) -> Tensor:
+    weight, indices = given["weight"], given["indices"]
+    same = (weight == weight[:1]).all(0)
+    return torch.where(same, weight[0], float("nan")).expand(*indices.shape, weight.shape[1]).clone()
+
+
+def _batch_norm(given: Mapping[str, Any]) -> Tensor:
+    x, weight, bias, mean, var = (given[key] for key in ("input", "weight", "bias", "running_mean", "running_var"))
+    result = F.batch_norm(x, mean, var, weight, bias, bool(given.get("training")), eps=given["eps"])
+    if weight is None or given.get("training"):
+        return result
+    shift = torch.zeros_like(weight) if bias is None else bias
+    shape = (-1, *[1] * (x.ndim - 2))
+    return torch.where(weight.reshape(shape) == 0, shift.reshape(shape), result)
+
+
+_RULES: dict[str, Rule] = {
+    "batch_norm": _batch_norm,
+    "linear": _linear,
+    "addmm": _addmm,
+    "mul": _mul,
+    "embedding": _embedding,
+    "scaled_dot_product_attention": _attention,
+    **{name: _product(getattr(torch, name)) for name in PRODUCTS},
+    **{name: _convolution(getattr(F, name, torch.convolution)) for name in CONVOLUTIONS if hasattr(F, name)},
+    "convolution": _convolution(torch.convolution),
+}

@@ -1,0 +1,222 @@
+"""`pruning.shrink`: the smaller network, held to the outputs of the masked one, and what was done."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pruning.compact import mixing, moving, products
+from pruning.compact.constants import Constants
+from pruning.compact.deciding import Decision, decided
+from pruning.compact.flow import Flow
+from pruning.compact.rewriting import Rewrite, rewrites
+from pruning.compact.surgery import Fold, folds, smaller_graph, smaller_module
+from pruning.compact.tracing import Example, arguments_of, plain_copy, quiet, traced
+
+Form: TypeAlias = Literal["module", "graph", "unchanged"]
+
+RULES = {**moving.RULES, **mixing.RULES, **products.RULES}
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""How far outputs may differ, relative to the largest, when all is computed in that type."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What `shrink` has done, as plain data.
+
+    Args:
+        before, after: parameters of the network.
+        removed: name -> (shape before, shape after) of each parameter and buffer that is smaller.
+        folded: name of a bias -> how many channels put out a constant that it holds now; some biases are new.
+        kept: name of a weight -> why outputs of it that are empty were kept -> how many.
+        form: "module": of the network's own class; "graph": a `torch.fx.GraphModule` of its operations, in evaluation;
+            "unchanged": a copy.
+        tried: why another form was not taken.
+        error: by dtype, the largest difference of outputs from the masked network's, relative to the largest output.
+    """
+
+    before: int
+    after: int
+    removed: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    folded: Mapping[str, int]
+    kept: Mapping[str, Mapping[str, int]]
+    form: Form
+    tried: tuple[str, ...]
+    error: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What can be removed of a traced network."""
+
+    flow: Flow
+    decision: Decision
+    folds: list[Fold]
+    rewrites: list[Rewrite]
+
+    @classmethod
+    def of(cls, model: nn.Module, example: Example, *, any_batch: bool = False) -> Analysis:
+        """Trace a network and decide what of it is kept."""
+        trace = traced(model, example, any_batch=any_batch)
+        flow = Flow(trace, Constants(trace), RULES)
+        decision = decided(flow)
+        return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
+
+    def build(self, form: Form, dtype: torch.dtype | None = None) -> nn.Module:
+        """Return the smaller network, with floating-point numbers of a type where one is given."""
+        make = smaller_module if form == "module" else smaller_graph
+        with quiet():
+            return make(self.flow, self.decision, self.folds, self.rewrites, dtype)
+
+    def empty_and_kept(self) -> dict[str, dict[str, int]]:
+        """Return name of a weight -> why outputs without weights were kept -> how many."""
+        found = {}
+        for site in self.flow.sites:
+            if site.weight is None or site.reads is None:
+                continue
+            roots = self.decision.labels.roots(site.outputs[~site.reads.any(1)])
+            reasons = Counter(self.decision.reasons[root] for root in roots[self.decision.kept[roots]].tolist())
+            if reasons:
+                found[str(site.weight.target)] = dict(reasons)
+        return found
+
+
+def shrink(model: nn.Module, example: Example) -> nn.Module:
+    """Return a smaller network that computes what a pruned one does, without the channels, units and heads it emptied.
+
+        smaller = pruning.shrink(model, images[:2])
+        smaller.shrunk.removed, smaller.shrunk.kept         # what went, and what stayed and why
+
+    What is empty is found by following values through the network: a channel goes where it is 0 or a constant that its
+    readers can hold in their biases, or where nothing reads it. The result is of the model's own class, with the same
+    names, where its forward goes by the sizes of its modules; else a `torch.fx.GraphModule` for evaluation. Outputs
+    are compared with the masked network's, on the example and on noise, in float32 and float64: where they differ by
+    more than 1e-5 and 1e-10 of the largest, the network is returned whole.
+
+    Args:
+        model: pruned or not; it is not changed. What it computes in evaluation counts.
+        example: what it is called with: a tensor, a tuple of arguments, or a mapping of them by name; a batch of 2 or
+            more, so that another size is not taken for a constant.
+
+    Returns:
+        a network in evaluation; its attribute `shrunk` is a `Shrunk`, the report.
+
+    Raises:
+        ValueError: the model cannot be traced by `torch.export`.
+        TypeError: `example` is no such thing.
+    """
+    plain = plain_copy(model)
+    reference = Reference(plain, example)
+    tried: list[str] = []
+    forms: tuple[Form, ...] = ("module", "graph")
+    for form in forms:
+        analysis = Analysis.of(model, example, any_batch=form == "graph")
+        try:
+            errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in TOLERANCES})
+        except Exception as error:  # whatever its forward says to sizes that it was not made for
+            tried.append(f"{form}: {str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__}")
+            continue
+        if all(errors[dtype] <= TOLERANCES[dtype] for dtype in TOLERANCES):
+            smaller = analysis.build(form)
+            return _like(model, plain, smaller, _report(smaller, plain, analysis, form, tried, errors))
+        tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
+    return _like(model, plain, plain, _report(plain, plain, None, "unchanged", tried, {}))
+
+
+def _like(model: nn.Module, plain: nn.Module, smaller: nn.Module, shrunk: Shrunk) -> nn.Module:
+    """Return the smaller network where the model is, with what it does not train, and the report."""
+    frozen = {name for name, each in plain.named_parameters() if not each.requires_grad}
+    for name, parameter in smaller.named_parameters():
+        parameter.requires_grad_(name not in frozen and parameter.is_floating_point())
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    smaller.shrunk = shrunk  # type: ignore[assignment]
+    return smaller.to(device).eval()
+
+
+def _report(
+    smaller: nn.Module,
+    plain: nn.Module,
+    analysis: Analysis | None,
+    form: Form,
+    tried: list[str],
+    errors: Mapping[torch.dtype, float],
+) -> Shrunk:
+    shapes, left = ({name: tuple(t.shape) for name, t in m.state_dict().items()} for m in (plain, smaller))
+    return Shrunk(
+        sum(each.numel() for each in plain.parameters()),
+        sum(each.numel() for each in smaller.parameters()),
+        {name: (shapes[name], shape) for name, shape in left.items() if name in shapes and shapes[name] != shape},
+        {fold.name: fold.channels for fold in analysis.folds} if analysis else {},
+        analysis.empty_and_kept() if analysis else {},
+        form,
+        tuple(tried),
+        {str(dtype).removeprefix("torch."): error for dtype, error in errors.items()},
+    )
+
+
+class Reference:
+    """Outputs of the masked network, on the example, on noise in its place, and on the first of the batch."""
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        given = arguments_of(example)
+        self._inputs = [given, tree_map(_noise, given)]
+        if _is_batch(given):
+            self._inputs.append(tree_map(lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf, given))
+        copies = {dtype: copy.deepcopy(model).to(dtype) for dtype in TOLERANCES}
+        try:
+            self._expected = {dtype: self._outputs(copies[dtype], dtype) for dtype in TOLERANCES}
+        except Exception:  # it takes no other batch
+            self._inputs = self._inputs[:2]
+            self._expected = {dtype: self._outputs(copies[dtype], dtype) for dtype in TOLERANCES}
+
+    def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
+        outputs = []
+        with torch.no_grad(), quiet():
+            for given in self._inputs:
+                args, kwargs = tree_map(lambda leaf: _cast(leaf, dtype), given)
+                outputs.append([leaf for leaf in tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)])
+        return outputs
+
+    def errors(self, models: Mapping[torch.dtype, nn.Module]) -> dict[torch.dtype, float]:
+        """Return by dtype the largest difference of outputs, relative to the largest one."""
+        return {
+            dtype: max(map(_error, self._outputs(model.eval(), dtype), self._expected[dtype]))
+            for dtype, model in models.items()
+        }
+
+
+def _is_batch(given: Any) -> bool:
+    """Say whether all tensors may be batches of one size, of 2 or more."""
+    tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+    return len({len(leaf) if leaf.ndim else 0 for leaf in tensors}) == 1 and tensors[0].ndim > 0 and len(tensors[0]) > 1
+
+
+def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
+    if [each.shape for each in outputs] != [each.shape for each in expected]:
+        return float("inf")
+    worst = 0.0
+    for one, other in zip(outputs, expected, strict=True):
+        if one.is_floating_point() and one.numel():
+            difference = (one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)
+            worst = max(worst, float(difference.nan_to_num(float("inf"))))
+        elif not torch.equal(one, other):
+            return float("inf")
+    return worst
+
+
+def _noise(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(leaf.shape, generator=generator).to(leaf.device, leaf.dtype)
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

@@ -1,0 +1,246 @@
+"""`pruning.shrink`: outputs stay, what is empty goes, and the rest is said."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from generated import network
+from torch import Tensor, nn
+
+import pruning
+
+PAGE = (Path(__file__).parents[3] / "docs" / "shrink.md").read_text()
+
+
+def agree(smaller: nn.Module, model: nn.Module, *inputs: Tensor, within: float = 1e-10) -> None:
+    with torch.no_grad():
+        expected = model(*inputs)
+        assert float((smaller(*inputs) - expected).abs().max() / expected.abs().max()) <= within
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+
+def zero(*tensors: Tensor) -> None:
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.zero_()
+
+
+class Small(nn.Module):
+    """Convolutions with a residual, then linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.third = nn.Conv2d(8, 6, 1, bias=False)
+        self.hidden, self.out = nn.Linear(6 * 16, 10), nn.Linear(10, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = self.third(x + self.second(x))
+        return self.out(F.relu(self.hidden(x.flatten(1))))
+
+
+def small() -> Small:
+    torch.manual_seed(0)
+    return Small().double().eval()
+
+
+def test_what_masks_have_emptied_goes_through_residuals_norms_and_flatten() -> None:
+    model = small()
+    zero(model.first.weight[:2], model.second.weight[:2], model.second.bias[:2], model.third.weight[4])
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 4, 4).double())
+
+    assert isinstance(smaller, Small)
+    assert shapes(smaller) == {
+        "first.weight": (6, 3, 3, 3), "norm.weight": (6,), "norm.bias": (6,),
+        "second.weight": (6, 6, 3, 3), "second.bias": (6,), "third.weight": (5, 6, 1, 1),
+        "hidden.weight": (10, 80), "hidden.bias": (10,), "out.weight": (3, 10),
+    }  # fmt: skip
+    assert (smaller.first.out_channels, smaller.norm.num_features, smaller.hidden.in_features) == (6, 6, 80)
+    agree(smaller, model, torch.randn(5, 3, 4, 4).double())
+    smaller.train()(torch.randn(2, 3, 4, 4).double()).sum().backward()
+    assert smaller.shrunk.removed["norm.running_var"] == ((8,), (6,))
+    assert smaller.shrunk.after == sum(p.numel() for p in smaller.parameters())
+
+
+def test_a_constant_is_folded_where_that_is_exact_and_kept_at_a_padded_border() -> None:
+    model = small()
+    zero(model.first.weight[0], model.hidden.weight[:4])
+    zero(model.second.weight[0], model.second.bias[0])
+    with torch.no_grad():
+        model.norm.bias[0] = 2.0
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 4, 4).double())
+
+    assert shapes(smaller)["first.weight"][0] == 8
+    assert smaller.shrunk.kept["first.weight"] == {
+        "`second` (conv2d) reads a constant that is left of it, with zeros at the border": 1
+    }
+    assert shapes(smaller)["out.weight"] == (3, 6)
+    assert shapes(smaller)["out.bias"] == (3,)  # it has none before
+    assert 0 < smaller.shrunk.folded["out.bias"] <= 4
+    agree(smaller, model, torch.randn(5, 3, 4, 4).double())
+
+
+def test_a_held_network_is_left_as_it_is_and_what_is_frozen_stays_frozen() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    model[2].weight.requires_grad_(False)
+    pruning.ln_structured(model[0], "weight", 0.5, 2, 0)
+    before = copy.deepcopy(model.state_dict())
+
+    smaller = pruning.shrink(model, torch.randn(2, 6))
+
+    assert shapes(smaller) == {"0.weight": (4, 6), "0.bias": (4,), "2.weight": (2, 4), "2.bias": (2,)}
+    assert not smaller[2].weight.requires_grad
+    assert smaller[0].weight.requires_grad
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    assert smaller.shrunk.form == "module"
+    assert max(smaller.shrunk.error.values()) < 1e-5
+    agree(smaller, model, torch.randn(7, 6), within=1e-5)
+
+
+class Block(nn.Module):
+    """Attention and an MLP, as vision transformers have them."""
+
+    def __init__(self, width: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, width // heads
+        self.attn_dim = width
+        self.norm, self.qkv, self.proj = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        parts = self.qkv(self.norm(x)).reshape(batch, tokens, 3, self.num_heads, self.head_dim)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, self.attn_dim)
+        x = x + self.proj(mixed)
+        return x + self.down(F.gelu(self.up(x)))
+
+
+def test_heads_go_and_the_module_is_told() -> None:
+    torch.manual_seed(0)
+    model = Block().double().eval()
+    zero(model.proj.weight[:, 4:8], model.up.weight[:6], model.up.bias[:6], model.down.weight[3])
+
+    smaller = pruning.shrink(model, torch.randn(2, 5, 12).double())
+
+    assert isinstance(smaller, Block)
+    assert (smaller.num_heads, smaller.head_dim, smaller.attn_dim) == (2, 4, 8)
+    assert shapes(smaller)["qkv.weight"] == (24, 12)
+    assert shapes(smaller)["proj.weight"] == (12, 8)
+    assert shapes(smaller)["up.weight"] == (18, 12)
+    assert list(smaller.shrunk.kept) == ["down.weight"]  # the row is of the residual stream
+    agree(smaller, model, torch.randn(3, 5, 12).double())
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is the head's, too, around torch's own attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 12), nn.Linear(12, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        return self.head(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_an_embedding_is_narrowed_where_it_is_tied_and_a_forward_that_does_not_take_it_becomes_a_graph() -> None:
+    torch.manual_seed(0)
+    model = Tied().double().eval()
+    attention = model.attention
+    zero(model.embed.weight[:, 3], attention.out_proj.weight[3], attention.out_proj.bias[3])
+    zero(attention.in_proj_weight[24:28], attention.in_proj_bias[24:28])
+
+    smaller = pruning.shrink(model, torch.randint(20, (2, 7)))
+
+    assert smaller.shrunk.form == "graph", smaller.shrunk.tried
+    assert isinstance(smaller, torch.fx.GraphModule)
+    assert "embed_dim" in smaller.shrunk.tried[0]
+    assert smaller.get_parameter("attention.in_proj_weight").shape == (24, 11)
+    assert smaller.get_parameter("embed.weight").shape == (20, 11)
+    agree(smaller, model, torch.randint(20, (5, 7)))
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(torch.sort(self.second(self.norm(self.first(x)))).values)
+
+
+def test_what_statistics_count_and_unknown_operations_read_is_kept_and_said() -> None:
+    torch.manual_seed(0)
+    model = Odd().double().eval()
+    zero(model.first.weight[0], model.first.bias[0], model.second.weight[1], model.second.bias[1])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert smaller.shrunk.after == smaller.shrunk.before
+    assert smaller.shrunk.kept == {
+        "first.weight": {"`norm` (layer_norm) counts it in its statistics": 1},
+        "second.weight": {"`sort` is an operation without a rule": 1},
+    }
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+def test_what_the_page_shows_runs() -> None:
+    (shown,) = re.findall(r"^```python shrink\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    namespace: dict[str, Any] = {"print": lambda *_: None}
+
+    exec(shown, namespace)
+
+    assert shapes(namespace["smaller"])["3.weight"] == (25, 8 * 36)
+
+
+class Branching(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_network_that_cannot_be_traced_and_a_wrong_example_are_told() -> None:
+    with pytest.raises(
+        ValueError, match=r"^Branching cannot be traced by torch.export .*take control flow on data out"
+    ):
+        pruning.shrink(Branching(3, 3), torch.randn(2, 3))
+    with pytest.raises(TypeError, match=r"`example` \(a list\) must be what the network is called with"):
+        pruning.shrink(nn.Linear(3, 3), [torch.randn(2, 3)])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_networks_drawn_at_random_compute_what_they_did(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(2, 202, 20))
+def test_many_networks_drawn_at_random_compute_what_they_did(first: int) -> None:
+    for seed in range(first, first + 20):
+        check(seed)
+
+
+def check(seed: int) -> None:
+    model = network(seed)
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 8, 8).double())
+
+    assert smaller.shrunk.form != "unchanged", (seed, smaller.shrunk.tried)
+    agree(smaller, model, torch.randn(3, 3, 8, 8).double())
