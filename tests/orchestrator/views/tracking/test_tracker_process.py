@@ -5,53 +5,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from diary import diary
 from factories import finished, make_plan, make_records, sweep_info
 from tracking_cases import masks
 
 from orchestrator.views.tracking import process
 from orchestrator.views.tracking.process import RESTARTS, TrackerProcess
-from orchestrator.views.tracking.view_writer import Requests, ViewWriter
+from orchestrator.views.tracking.view_writer import ViewWriter
 
 PLAN = make_plan(methods=("l1_unstructured",), seeds=(0,))
 RECORDS = make_records(PLAN)
-
-
-class Diary:
-    """A writer that writes down what it is told, and how it is treated."""
-
-    def __init__(
-        self, path: Path, requests: Requests, say: Callable[[str], None], wrote: Callable[[int], None], slow: float = 0
-    ) -> None:
-        self._path, self._requests, self._say, self._slow = path, requests, say, slow
-
-    def write(self) -> None:
-        self._note(f"pid {os.getpid()}")
-        print("a library prints this")
-        while True:
-            match self._requests.get():
-                case ("start", sweep, plan, records):
-                    time.sleep(self._slow)
-                    self._note(f"start {sweep.name} {len(plan.trials)} {len(records)}")
-                case ("record", event):
-                    self._note(f"record {event.key}")
-                case ("finish", status, report):
-                    self._note(f"finish {status} {sorted(report)}")
-                    self._say("almost done")
-                    return
-
-    def _note(self, line: str) -> None:
-        with self._path.open("a") as file:
-            file.write(line + "\n")
-
-
-def diary(path: Path, **options: Any) -> Callable[..., Diary]:
-    return partial(Diary, path / "diary", **options)
 
 
 def wait_for(path: Path, text: str, times: int = 1) -> str:
@@ -186,7 +153,8 @@ def test_an_error_closes_the_view_as_killed(tmp_path: Path) -> None:
 
 def test_it_dies_with_its_driver(tmp_path: Path) -> None:
     code = (
-        "import time; from pathlib import Path; from test_tracker_process import *\n"
+        "import time; from pathlib import Path; from diary import diary\n"
+        "from orchestrator.views.tracking.process import TrackerProcess\n"
         f"tracker = TrackerProcess(diary(Path({str(tmp_path)!r})), print); time.sleep(60)"
     )
     environment = {
