@@ -18,7 +18,7 @@ from pruning.compact.deciding import Decision, decided
 from pruning.compact.flow import Flow
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.surgery import Fold, folds, smaller_graph, smaller_module
-from pruning.compact.tracing import Example, arguments_of, plain_copy, quiet, traced
+from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
@@ -62,9 +62,8 @@ class Analysis:
     rewrites: list[Rewrite]
 
     @classmethod
-    def of(cls, model: nn.Module, example: Example, *, any_batch: bool = False) -> Analysis:
-        """Trace a network and decide what of it is kept."""
-        trace = traced(model, example, any_batch=any_batch)
+    def of(cls, trace: Traced) -> Analysis:
+        """Decide what of a traced network is kept."""
         flow = Flow(trace, Constants(trace), RULES)
         decision = decided(flow)
         return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
@@ -115,10 +114,13 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     plain = plain_copy(model)
     reference = Reference(plain, example)
     tried: list[str] = []
+    trace = traced(model, example)
     forms: tuple[Form, ...] = ("module", "graph")
     for form in forms:
-        analysis = Analysis.of(model, example, any_batch=form == "graph")
         try:
+            if form == "graph":
+                trace = traced(model, example, any_batch=True)
+            analysis = Analysis.of(trace)
             errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in TOLERANCES})
         except Exception as error:  # whatever its forward says to sizes that it was not made for
             tried.append(f"{form}: {str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__}")
@@ -203,9 +205,15 @@ def _error(outputs: list[Tensor], expected: list[Tensor]) -> float:
         return float("inf")
     worst = 0.0
     for one, other in zip(outputs, expected, strict=True):
-        if one.is_floating_point() and one.numel():
+        if one.is_floating_point():
+            finite = other.isfinite()
+            if not torch.equal(one.isfinite(), finite):
+                return float("inf")
+            if not finite.any():
+                continue
+            one, other = one[finite], other[finite]
             difference = (one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny)
-            worst = max(worst, float(difference.nan_to_num(float("inf"))))
+            worst = max(worst, float(difference))
         elif not torch.equal(one, other):
             return float("inf")
     return worst

@@ -103,8 +103,9 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
         module = program.module(check_guards=False)
     graph = fx.GraphModule(module, module.graph)
     _plain_calls(graph.graph, args, kwargs)
+    _inlined(graph)
     for node in graph.graph.nodes:
-        if node.op == "get_attr" and not node.users:
+        if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     return Traced(plain, graph, args, kwargs)
 
@@ -119,6 +120,30 @@ def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], a
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first[0][:200]}); "
             "check that `example` is what it is called with, and take control flow on data out of its forward."
         ) from error
+
+
+_CONTEXTS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+"""Contexts that hold a part of the graph, and which of their arguments it is; before it, whether they are enabled."""
+
+
+def _inlined(module: fx.GraphModule) -> None:
+    """Put what runs under `no_grad`, or with autocast off, into the graph itself."""
+    for node in list(module.graph.nodes):
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            continue
+        place = _CONTEXTS.get(node.target.__name__)
+        if place is None or (node.target.__name__ == "wrap_with_autocast" and node.args[2]):
+            raise ValueError(
+                f"`model` has a part under {node.target.__name__}, which is not followed; take it out of its forward."
+            )
+        part: Any = module.get_submodule(node.args[place].target).graph
+        given = dict(zip(part.find_nodes(op="placeholder"), node.args[place + 1 :], strict=True))
+        with module.graph.inserting_before(node):
+            results: Any = module.graph.graph_copy(part, given)
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
 
 
 def _plain_calls(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

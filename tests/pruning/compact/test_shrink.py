@@ -211,6 +211,31 @@ def test_what_the_page_shows_runs() -> None:
     assert shapes(namespace["smaller"])["3.weight"] == (25, 8 * 36)
 
 
+class Transposed(nn.Module):
+    """Layers whose weights have inputs first, and positions that are made without gradients, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.shift = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(6))
+        self.down, self.last = nn.Parameter(torch.randn(6, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = torch.arange(3).float().cos().to(x.dtype)
+        return torch.addmm(self.last, torch.addmm(self.shift, x, self.up).relu(), self.down) * scale
+
+
+def test_layers_of_transformers_are_followed() -> None:
+    torch.manual_seed(0)
+    model = Transposed().double()
+    zero(model.up[:, :4])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert shapes(smaller) == {"up": (4, 2), "shift": (2,), "down": (2, 3), "last": (3,)}
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
 class Branching(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x
