@@ -218,7 +218,8 @@ class SweepView:
                     content.masks[f"masks/round_{record.round}.npz"] = record.key
             offset += record.steps
             content.start, content.end = content.start or record.started, record.ended
-        content.points += _curve_points(curve[points if held == len(chain) else 0 :], offset)
+        if held <= len(chain):
+            content.points += _curve_points(curve[points if held == len(chain) else 0 :], offset)
         for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())

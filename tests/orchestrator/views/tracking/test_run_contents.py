@@ -183,3 +183,12 @@ def test_a_stage_that_began_anew_gets_another_run_once_it_has_as_many_points() -
         assert content is not None
         assert content.anew
         assert content.points[: len(view(1).content(0).points)] == view(1).content(0).points  # type: ignore[union-attr]
+
+
+def test_a_run_that_holds_a_stage_keeps_its_curve_while_that_is_made_again() -> None:
+    """The points of the stage that is repeated would be written at every look, among those that the run holds."""
+    content = running(1, 3).content(0, logged_tag(CHAIN[:2]), "RUNNING")
+
+    assert content is not None
+    assert not content.anew
+    assert not content.points
