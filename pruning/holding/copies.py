@@ -35,7 +35,7 @@ def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
         elif name in ("_parameters", "_buffers"):
             state[name] = {key: _copied_tensor(tensor, memo) for key, tensor in value.items()}
         elif type(value) in _CONTAINERS and not value:
-            state[name] = value.copy()  # of hooks, mostly
+            state[name] = memo.setdefault(id(value), value.copy())  # of hooks, mostly; modules may share one to fill it
         else:
             state[name] = copy.deepcopy(value, memo)
     return made

@@ -90,3 +90,37 @@ def test_a_layer_that_is_held_pruned_computes_the_same_and_prunes_itself_alone()
     assert torch.equal(made(torch.ones(1, 3)), model(torch.ones(1, 3)))
     pruning.remove(made[0], "weight")
     assert hasattr(model[0], "weight_orig")
+
+
+class Adding(nn.Linear):
+    """Adds what it computes to a list that it shares with other modules."""
+
+    def __init__(self, terms: list[Tensor]) -> None:
+        super().__init__(3, 3)
+        self.terms = terms
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer = super().forward(x)
+        self.terms.append(answer.square().sum())
+        return answer
+
+
+class Regularised(nn.Module):
+    """Sums what its layers have added to an empty list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms: list[Tensor] = []
+        self.layer = Adding(self.terms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.terms.clear()
+        self.layer(x)
+        return sum(self.terms, torch.zeros(()))
+
+
+def test_an_empty_list_that_modules_share_is_one_in_the_copy() -> None:
+    model = Regularised()
+    made = copied(model, {})
+    assert made.terms is made.layer.terms is not model.terms
+    assert made(torch.ones(1, 3)) == model(torch.ones(1, 3)) > 0
