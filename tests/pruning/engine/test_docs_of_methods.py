@@ -19,6 +19,9 @@ def test_what_the_page_shows_runs():
     exec(shown["own_score"], namespace)
 
     assert abs(pruning.sparsity(namespace["model"]) - 0.8) < 0.005
+    again = {name: namespace[name] for name in ("batches", "loss")}  # the model is a pruned one by now
+    pruning.prune(namespace["model"], namespace["gradient_to_weight"], sparsity=0.9, scope="global", **again)
+    assert abs(pruning.sparsity(namespace["model"]) - 0.9) < 0.005
     body = shown["own_score"].split("\n\n\n")[0].strip().splitlines()
     assert len(body) <= 10
 
