@@ -242,9 +242,9 @@ class _Run:
 
 
 def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
-    """Say whether the repair asks the very Fisher matrix that OBS ranks by."""
+    """Say whether the repair asks the very Fisher matrix that OBS ranks by; entries that returned are not in that."""
     repair = choices.repair
-    same = repair.damping in (None, score.options.get("damping"))
+    same = repair.damping in (None, score.options.get("damping")) and choices.dynamics.kind == "nested"
     return score.kind == "obs" and repair.kind in ("obs", "obs_joint") and choices.schedule.inner == 1 and same
 
 
