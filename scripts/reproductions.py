@@ -224,6 +224,11 @@ def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
     if given.dry_run or changed:
         print(f"Nothing is recorded{f', as {changed[0]} is not of the protocol' if changed else ''}.")
         return status
+    if status and not given.record:
+        print(
+            "Nothing is recorded: a command did not finish. The same goes on from there; --record takes what there is."
+        )
+        return status
     rows = {f"{row['stage']} {row['line']}": row for overrides in asked for row in _rows(given.store, overrides)}
     record = json.dumps(_record(protocol, given.scale, [*rows.values()]), indent=1)
     record_path(protocol.name, given.scale).write_text(f"{record}\n")

@@ -114,8 +114,8 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for place, rows in sorted(groups.items()):
         model, line, restart, number, _ = place
         kept = f"{100 * (1 - _mean(rows, 'sparsity')):.2f}"
-        figures = [f"{_mean(rows, name):.4f}" for name in ("test", "val", "early_val")]
-        steps = f"{_mean(rows, 'early_step'):,.0f} of {_mean(rows, 'steps'):,.0f}"
+        figures = [_known(_mean(rows, name), ".4f") for name in ("test", "val", "early_val")]
+        steps = f"{_known(_mean(rows, 'early_step'), ',.0f')} of {_mean(rows, 'steps'):,.0f}"
         cells = [model, f"{line} {restart}".strip(), str(number), kept, *figures, steps, str(len(rows))]
         yield f"| {' | '.join(cells)} |"
     yield "\n</details>"
@@ -125,6 +125,10 @@ def _mean(rows: Mapping[int, Mapping[str, Any]], column: str) -> float:
     """The mean over seeds; NaN where one has no such figure."""
     values = [row[column] for row in rows.values()]
     return math.nan if None in values else fmean(values)
+
+
+def _known(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)
 
 
 def _circumstances(record: Record) -> str:

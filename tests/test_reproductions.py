@@ -152,6 +152,6 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
     assert "| this (%) | 1 | 0.3 | 2 [-4.353, 8.353] | 2 | **does not**, off by +1 |" in said
     assert "| that (%) | ≥ 1 | 0.3 | 2.5 | 1 | agrees, by one seed |" in said
     assert "**default**: not run." in said
-    assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | nan of 1,000 | 2 |" in said
+    assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | – of 1,000 | 2 |" in said
     assert "| mlp | snip | 2 | 25.00 | 0.5500 | 0.5000 | 0.2500 | 200 of 1,000 | 2 |" in said
     assert "2 minutes of work on abacus with torch 2, 2026-01-02, protocol of commit 01234567" in said
