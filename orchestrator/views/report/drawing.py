@@ -128,6 +128,7 @@ def densities(profiles: Sequence[Profile]) -> Figure:
         least = min((y for series in profile.series for y in series.y if y), default=1.0)
         if least < SPARSE:
             axes.set_yscale("symlog", linthresh=100 * least)
+            axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g}")  # powers of ten would be formulas
         axes.set_xticks(
             range(len(profile.layers)),
             [*map(_shortened, profile.layers)],

@@ -121,6 +121,15 @@ def test_densities_are_those_of_each_method_at_the_sparsity_that_most_reach() ->
     assert drawing.render(lambda: drawing.densities([profile]))["svg"]
 
 
+def test_densities_far_apart_have_plain_numbers_at_their_axis() -> None:
+    profile = by_method.Profile("p", ("a", "b"), (figure_data.Series("m", (0.0, 1.0), (0.002, 0.9)),) * 2)
+    figure = drawing.densities([profile])
+    figure.draw_without_rendering()
+
+    assert "10" in (said := [label.get_text() for label in figure.axes[0].get_yticklabels()])
+    assert not any("$" in text for text in said)
+
+
 def test_what_one_method_cannot_show_is_not_drawn() -> None:
     plan = make_plan(methods=("l1_unstructured",))
     records = make_records(plan)
