@@ -17,11 +17,12 @@ import torch
 
 from orchestrator.training.stages import Stage
 from pruning.engine import plans
+from pruning.scores.flow import Flow
 
 _within = ""
 """What the stage does now, that of a preflight left out: `scoring`, `training`, or neither."""
 _calls: Counter[str] = Counter()
-_scored, _prune_now, _fit = plans.scored, Stage._prune_now, Stage._fit
+_scored, _flow, _prune_now, _fit = plans.scored, Flow.scores, Stage._prune_now, Stage._fit
 
 
 class CrossEntropy(torch.nn.CrossEntropyLoss):
@@ -45,9 +46,16 @@ def _passes(name: str) -> None:
 
 
 def _holding_scored(model: Any, score: Any, *arguments: Any, **options: Any) -> Any:
-    if _within == "scoring":
+    if _within == "scoring" and score.kind != "synflow":
         _passes(score.kind)
     return _scored(model, score, *arguments, **options)
+
+
+def _holding_flow(flow: Flow, *arguments: Any, **options: Any) -> Any:
+    """SynFlow's network is made once for all re-scorings of a round."""
+    if _within == "scoring":
+        _passes("synflow")
+    return _flow(flow, *arguments, **options)
 
 
 def _during(what: str, method: Any) -> Any:
@@ -63,5 +71,5 @@ def _during(what: str, method: Any) -> Any:
 
 
 if "HOLD" in os.environ:
-    plans.scored = _holding_scored
+    plans.scored, Flow.scores = _holding_scored, _holding_flow  # type: ignore[method-assign]
     Stage._prune_now, Stage._fit = _during("scoring", _prune_now), _during("training", _fit)  # type: ignore[method-assign]
