@@ -14,7 +14,7 @@ _HOW_COPIED = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "_
 
 
 def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
-    """Return what `copy.deepcopy(module, memo)` would, but for buffers, which share no storage.
+    """Return what `copy.deepcopy(module, memo)` would, but for buffers of torch's own layers, which share no storage.
 
     Args:
         module: with all modules in it; one that has a way of its own to be copied is copied by that.
@@ -26,13 +26,13 @@ def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
     if not _is_ordinary(kind):
         return copy.deepcopy(module, memo)
     made = memo[id(module)] = kind.__new__(kind)
-    state = vars(made)
+    state, of_torch = vars(made), _is_of_torch(kind)
     for name, value in vars(module).items():
         if type(value) in _PLAIN or (type(value) is tuple and all(type(each) in _PLAIN for each in value)):
             state[name] = value
         elif name == "_modules":
             state[name] = {key: None if child is None else copied(child, memo) for key, child in value.items()}
-        elif name in ("_parameters", "_buffers"):
+        elif name in ("_parameters", "_buffers") and of_torch:
             state[name] = {key: _copied_tensor(tensor, memo) for key, tensor in value.items()}
         elif type(value) in _CONTAINERS and not value:
             state[name] = memo.setdefault(id(value), value.copy())  # of hooks, mostly; modules may share one to fill it
@@ -54,5 +54,9 @@ def _is_ordinary(kind: type[nn.Module]) -> bool:
     """Say whether modules of a class are copied attribute by attribute, without a word of their own on it."""
     if any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _HOW_COPIED):
         return False
-    of_torch = kind.__setstate__.__module__.startswith("torch.nn.modules.")  # these only mend states of old versions
-    return of_torch and not issubclass(kind, nn.RNNBase) and not any("__slots__" in vars(each) for each in kind.__mro__)
+    mends = _is_of_torch(kind.__setstate__)  # these only mend states of old versions
+    return mends and not issubclass(kind, nn.RNNBase) and not any("__slots__" in vars(each) for each in kind.__mro__)
+
+
+def _is_of_torch(defined: Any) -> bool:
+    return str(defined.__module__).startswith("torch.nn.modules.")

@@ -124,3 +124,24 @@ def test_an_empty_list_that_modules_share_is_one_in_the_copy() -> None:
     made = copied(model, {})
     assert made.terms is made.layer.terms is not model.terms
     assert made(torch.ones(1, 3)) == model(torch.ones(1, 3)) > 0
+
+
+class Caching(nn.Module):
+    """Reads by a view what it writes to a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("cache", torch.zeros(2, 3))
+        self.first = self.cache[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.copy_(x.detach().mean(0))
+        return self.layer(x) + self.first
+
+
+def test_buffers_of_own_modules_share_storage_as_they_did() -> None:
+    model = Caching()
+    made = copied(model, {})
+    assert made.first.data_ptr() == made.cache.data_ptr() != model.cache.data_ptr()
+    assert torch.equal(made(torch.ones(1, 3)), model(torch.ones(1, 3)))
