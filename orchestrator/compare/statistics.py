@@ -59,6 +59,17 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     return Estimate(n, mean, std, mean - half, mean + half)
 
 
+def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:
+    """Return the geometric mean of ratios with its interval, from their logarithms; its `std` is that of these.
+
+    exp(mean +- t(level, n - 1) * std / sqrt(n))
+    """
+    found = estimate(log_ratios, level)
+    if found is None or found.low is None or found.high is None:
+        return None if found is None else Estimate(found.n, math.exp(found.mean))
+    return Estimate(found.n, math.exp(found.mean), found.std, math.exp(found.low), math.exp(found.high))
+
+
 def paired_difference(values: Mapping[K, float], reference: Mapping[K, float], level: float = LEVEL) -> Estimate | None:
     """Return the estimate of `values[seed] - reference[seed]` over the seeds that both have."""
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference], level)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from orchestrator.compare.statistics import estimate, matches, paired_difference
+from orchestrator.compare.statistics import estimate, matches, paired_difference, ratio
 from orchestrator.core.metrics import Metric
 
 accuracies = st.lists(st.floats(0, 1), min_size=2, max_size=12)
@@ -25,6 +25,19 @@ def test_golden_by_hand() -> None:
     assert found.std == pytest.approx(0.01)
     # t(0.975, 2) = 4.30265, times 0.01 / sqrt(3)
     assert (found.low, found.high) == pytest.approx((0.97 - 0.0248414, 0.97 + 0.0248414), abs=1e-6)
+
+
+def test_a_ratio_is_the_geometric_mean_with_an_interval_on_the_logarithms() -> None:
+    found, one = ratio([math.log(2), math.log(8)]), ratio([math.log(3)])
+
+    assert found is not None
+    assert one is not None
+    assert found.mean == pytest.approx(4)
+    # t(0.975, 1) = 12.7062, times std = log(4) / sqrt(2), by sqrt(2): log(4) / 2
+    factor = math.exp(12.7062 * math.log(4) / 2)
+    assert (found.low, found.high) == pytest.approx((4 / factor, 4 * factor), rel=1e-4)
+    assert (one.mean, one.low, one.high) == (pytest.approx(3), None, None)
+    assert ratio([]) is None
 
 
 @given(accuracies)
