@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.comparison import Comparison, LineKey, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -22,6 +22,9 @@ Verdict = Literal["pass", "fail", "n/a"]
 LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
 TOLERANCE = 0.005
 """Largest distance of achieved from requested sparsity where no more is due to rounding to whole channels."""
+
+EQUAL_COST = 0.05
+"""Fraction of the training by which what is compared may differ in it: what most scores read is less."""
 
 _EXAMPLES = 3
 
@@ -51,6 +54,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "the dense network's figures": _dense(comparison),
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
         "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
+        "compared after equal training": _equally_trained(comparison),
         "matching is a test against a stated margin": _matching(comparison),
         "achieved sparsity is the requested one": _achieved(plan, known),
         "no dead layer": _dead(plan, known),
@@ -155,6 +159,19 @@ def _paired(comparison: Comparison) -> Answer:
         usual = Counter(point.seeds for point in here).most_common(1)
         odd += [f"{_at(point)} has seeds {list(point.seeds)}" for point in here if point.seeds != usual[0][0]]
     return _held(points, odd, "each pruned network starts from the dense network of its own seed")
+
+
+def _equally_trained(comparison: Comparison) -> Answer:
+    """Hold the points at each sparsity to the least of their costs; of each line its largest excess is told."""
+    levels = Counter(point.level for point in comparison.operating_points)
+    compared = [point for point in comparison.operating_points if levels[point.level] > 1]
+    excess: dict[LineKey, tuple[float, str]] = {}
+    for point, other in comparison.costlier:
+        times = point.total_cost / max(other.total_cost, 1.0)
+        if times > max(1 + EQUAL_COST, excess.get(point.line_key, (0.0, ""))[0]):
+            excess[point.line_key] = times, f"{_at(point)} had {times:.3g} times the steps of {other.line}"
+    reason = f"at each sparsity, steps from initialisation with scoring differ by {EQUAL_COST:.0%} at most"
+    return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
 
 
 def _matching(comparison: Comparison) -> Answer:

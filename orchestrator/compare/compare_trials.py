@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from orchestrator.compare.chosen import chosen, scoring_steps
-from orchestrator.compare.comparison import Comparison, Cost, Point, Row, TrialStatus
+from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row, TrialStatus
 from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
 from orchestrator.compare.statistics import estimate, matches, paired_difference
@@ -199,14 +199,14 @@ def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]
 def _marked(points: Iterable[Point]) -> tuple[Point, ...]:
     """Mark the best mean where several lines of a panel end at one sparsity."""
     points = tuple(points)
-    levels: dict[tuple[str, str, str, float], dict[str, float]] = {}
+    levels: dict[Level, dict[str, float]] = {}
     pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
     for point in points:
         if (value := _mean(point)) is not None:
-            levels.setdefault(_level(point), {})[point.line] = value
+            levels.setdefault(point.level, {})[point.line] = value
     best = {level: pick[level[2]](of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
     return tuple(
-        replace(point, best=_mean(point) is not None and _mean(point) == best.get(_level(point))) for point in points
+        replace(point, best=_mean(point) is not None and _mean(point) == best.get(point.level)) for point in points
     )
 
 
@@ -235,11 +235,6 @@ def _with_margins(plan: Plan, records: Mapping[str, StageRecord], margin: float 
         key: replace(metric, margin=least.get(metric.name, metric.margin) if margin is None else margin)
         for key, metric in found.items()
     }
-
-
-def _level(point: Point) -> tuple[str, str, str, float]:
-    sparsity = point.sparsity if point.requested_sparsity is None else point.requested_sparsity
-    return point.model, point.data, point.metric.name, round(sparsity, 4)
 
 
 def _mean(point: Point) -> float | None:

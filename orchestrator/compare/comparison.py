@@ -71,6 +71,8 @@ class Row:
 
 LineKey = tuple[str, str, str]
 """Model, data set and label of the line, which is unique within these."""
+Level = tuple[str, str, str, float]
+"""Model, data set, primary metric and sparsity, at which lines are compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,12 @@ class Point:
         """Model, data set and line."""
         return self.model, self.data, self.line
 
+    @property
+    def level(self) -> Level:
+        """What it is compared at: the sparsity is what was asked for, else what was achieved."""
+        sparsity = self.sparsity if self.requested_sparsity is None else self.requested_sparsity
+        return self.model, self.data, self.metric.name, round(sparsity, 4)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -162,6 +170,18 @@ class Comparison:
         for point in self.operating_points:
             lines[point.line_key] = (*lines.get(point.line_key, ()), point)
         return lines
+
+    @cached_property
+    def costlier(self) -> tuple[tuple[Point, Point], ...]:
+        """Pairs of an operating point and the least trained one of its level, where it took more steps than that.
+
+        Steps are `total_cost`, from the initialisation and with scoring.
+        """
+        least: dict[Level, Point] = {}
+        for point in self.operating_points:
+            least[point.level] = min(least.get(point.level, point), point, key=lambda p: p.total_cost)
+        pairs = ((point, least[point.level]) for point in self.operating_points)
+        return tuple((point, other) for point, other in pairs if point.total_cost > other.total_cost)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

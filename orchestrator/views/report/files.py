@@ -166,14 +166,15 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     failed = sum(finding.verdict == "fail" for finding in findings)
     lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
     for title, points in tables.sections(comparison):
+        columns = tables.narrow(comparison, points)
         lines += [
             f"**{markdown(title)}**",
             "",
-            "| method | " + " | ".join(column.heading(points[0].metric) for column in tables.NARROW) + " |",
-            "|---" * (1 + len(tables.NARROW)) + "|",
+            "| method | " + " | ".join(column.heading(points[0].metric) for column in columns) + " |",
+            "|---" * (1 + len(columns)) + "|",
         ]
         for point in points[:30]:
-            lines.append(f"| {markdown(point.line)} | " + " | ".join(each.cell(point) for each in tables.NARROW) + " |")
+            lines.append(f"| {markdown(point.line)} | " + " | ".join(each.cell(point) for each in columns) + " |")
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)

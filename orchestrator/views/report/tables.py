@@ -37,6 +37,11 @@ class Column:
         return self.name.format(metric=metric.heading)
 
 
+COST = Column(
+    "cost",
+    lambda p: f"{p.total_cost:,.0f}",
+    hint="optimizer steps from initialisation, and the examples that scores read, in steps",
+)
 COLUMNS = (
     Column(
         "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
@@ -69,9 +74,7 @@ COLUMNS = (
     Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
     Column("seeds", lambda p: str(len(p.seeds)), 5),
     Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
-    Column(
-        "with scoring", lambda p: f"{p.total_cost:,.0f}", hint="the same, and the examples that scores read, in steps"
-    ),
+    COST,
     Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
     Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
 )
@@ -81,6 +84,12 @@ HARM = Column(
     hint="classes that lose most against dense, in percentage points, mean over seeds",
 )
 NARROW = tuple(column for column in COLUMNS if column.width)
+
+
+def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
+    """Return the columns of a table of text: with the cost where what is compared among these points differs in it."""
+    unequal = {id(point) for point, _ in comparison.costlier}
+    return (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
 
 
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
@@ -161,7 +170,7 @@ def text_table(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the table, 79 characters wide where figures are short, panel by panel."""
     for title, points in sections(comparison):
         yield title
-        yield from _block(NARROW, points)
+        yield from _block(narrow(comparison, points), points)
         for name in names_of_further(points):
             yield f"{title}: {name}"
             yield from _block((COLUMNS[0], *_on_further(name)), points)
@@ -207,10 +216,11 @@ def notes(comparison: Comparison) -> Iterator[str]:
         return
     best = " *: the best mean at this sparsity." if any(point.best for point in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
+    steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
     yield (
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best} "
-        f"vs dense: {points}paired by seed. size, MACs: dense / remaining."
+        f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{steps}"
     )
     yield match_note(comparison)
     largest = comparison.largest_matching

@@ -98,6 +98,35 @@ def test_a_round_that_scored_other_weights_than_its_start_s_is_named() -> None:
         assert f"{plan.trials[0].name}, round 1 scored other weights" in found.reason
 
 
+def unequal(steps: int) -> tuple[Plan, dict[str, StageRecord]]:
+    """Return random and l1 at two sparsities, of which l1's last rounds train `steps` more."""
+    plan = make_plan(rounds=1)
+    records = make_records(plan)
+    longer = {trial.stages[-1] for trial in plan.trials if trial.name.startswith("l1")}
+    return plan, {
+        key: replace(record, steps=record.steps + steps) if key in longer else record for key, record in records.items()
+    }
+
+
+def test_lines_that_trained_longer_are_named_with_how_many_times() -> None:
+    found = one(*unequal(200), "equal training")  # 300 + 100 + 200 against 300 + 100
+
+    assert found.verdict == "fail"
+    assert found.reason == "l1_unstructured at 50.0% had 1.5 times the steps of random_unstructured"
+
+
+def test_what_a_score_reads_makes_no_unequal_training() -> None:
+    assert one(*unequal(20), "equal training").verdict == "pass"  # 5% of 400
+    assert one(*unequal(21), "equal training").verdict == "fail"
+    assert one(*unequal(0), "equal training").verdict == "pass"
+
+
+def test_one_line_alone_is_compared_with_none() -> None:
+    plan = make_plan(methods=("l1_unstructured",), rounds=1)
+
+    assert one(plan, make_records(plan), "equal training").verdict == "n/a"
+
+
 def test_three_networks_pass() -> None:
     models = [{"name": name} for name in ("cnn", "mlp", "lenet5")]
     plan = plan_of([config("l1_unstructured", 0.5, 0, model=model) for model in models])

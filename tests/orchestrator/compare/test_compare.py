@@ -107,6 +107,21 @@ def test_fewer_seeds_do_not_match_more_often() -> None:
     assert [verdicts(line_of([noisy[:seeds]]))[0] for seeds in (2, 3, 6)] == ["no", "no", "yes"]
 
 
+def test_the_cost_stands_in_the_table_where_lines_differ_in_it() -> None:
+    plan = make_plan(("random_unstructured", "l1_unstructured"), (0.5,), (0,), rounds=1)
+    records = make_records(plan)
+    alike = "\n".join(text_table(compare_trials(plan, records)))
+    longer = plan.trials[1].stages[-1]
+    found = compare_trials(plan, {**records, longer: replace(records[longer], steps=1000)})
+    heading, *rows = [line.split() for line in text_table(found) if line.startswith(("sparsity", " "))]
+
+    assert "cost" not in alike
+    assert heading[-1] == "cost"
+    assert [row[-1] for row in rows] == ["300", "400", "1,300"]
+    assert [(point.line, other.line) for point, other in found.costlier] == [("l1_unstructured", "random_unstructured")]
+    assert any("cost: optimizer steps" in line for line in notes(found))
+
+
 def test_one_seed_is_untested() -> None:
     comparison = line_of([(0.0,), (0.5,)])
 
