@@ -94,10 +94,8 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
     """
     args, kwargs = arguments_of(example)
     plain = plain_copy(model)
-    for parameter in plain.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused path of its own
     with quiet():
-        program = _exported(plain, args, kwargs, any_batch)
+        program = exported(plain, args, kwargs, any_batch=any_batch)
         if _writes_to_views(program.graph):
             program = program.run_decompositions({})
         module = program.module(check_guards=False)
@@ -110,7 +108,16 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
     return Traced(plain, graph, args, kwargs)
 
 
-def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_batch: bool) -> ExportedProgram:
+def exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, any_batch: bool = False
+) -> ExportedProgram:
+    """Return the program of a plain network in evaluation; its parameters are told to take gradients.
+
+    Raises:
+        ValueError: it cannot be traced.
+    """
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused path of its own
     shapes = tree_map(_batches, args or kwargs) if any_batch and not (args and kwargs) else None
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)

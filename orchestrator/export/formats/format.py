@@ -1,0 +1,154 @@
+"""What a format is: how a network is written and loaded, by which packages, and how near its outputs must be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.workloads.tasks.batch import arguments, outputs_of
+from pruning.compact.tracing import Example, plain_copy, quiet
+
+Run: TypeAlias = Callable[[Example], Tensor]
+"""Takes what the network is called with, as `called_with` gives it, and returns its outputs."""
+
+
+class ExportError(OrchestratorError):
+    """A network that cannot be written in a format, or does not give there what it should."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write a network.
+
+    Args:
+        name: as in `--to`.
+        title: what people are told that it is.
+        writer: writes a network that returns a tensor into a folder.
+        loader: (folder, threads) -> what runs it.
+        files: what `writer` writes.
+        needs: packages, of the extra `export`, that `writer` or `loader` import.
+        tolerance: how far outputs may differ from PyTorch's, relative to the largest.
+        snippet: Python code that loads it from the working directory, without this project, and leaves `outputs`;
+            `{call}` and `{feed}` stand for its inputs, see `code`.
+    """
+
+    name: str
+    title: str
+    writer: Callable[[nn.Module, Example, Path], None]
+    loader: Callable[[Path, int], Run]
+    files: tuple[str, ...]
+    needs: tuple[str, ...]
+    tolerance: float
+    snippet: str
+
+    def write(self, network: nn.Module, example: Example, folder: Path) -> None:
+        """Write a network's `files` into a folder, for batches of any size; masks are zeros there.
+
+        Args:
+            network: in evaluation; it is not changed. Of what it returns the outputs are kept, as logits of an object.
+            example: what it is called with, see `called_with`: a batch of 2 or more.
+            folder: is made where it is not there.
+
+        Raises:
+            ExportError: a package is missing, or the network cannot be traced or written
+        """
+        self.check_packages()
+        if not all(isinstance(each, Tensor) for each in _values(example)):
+            raise ExportError(
+                f"{type(network).__name__} cannot be exported, since it is called with more than tensors; let its "
+                "forward take each by a name of its own."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        self.writer(with_outputs_alone(plain_copy(network), example), example, folder)
+
+    def load(self, folder: Path, threads: int = 1) -> Run:
+        """Return what runs the network in a folder on the CPU, on so many threads; raise ExportError as `write`."""
+        self.check_packages()
+        return self.loader(folder, threads)
+
+    def code(self, network: nn.Module, example: Example) -> str:
+        """Return the snippet for inputs that are variables of the names that the network's forward has."""
+        names = input_names(network, example)
+        call = [f"{name}={name}" for name in names] if isinstance(example, Mapping) else names
+        feed = ", ".join(f'"{name}": {name}.numpy()' for name in names)
+        return self.snippet.format(call=", ".join(call), feed=f"{{{feed}}}")
+
+    def check_packages(self) -> None:
+        """Raise ExportError where a package is missing."""
+        missing = [name for name in self.needs if find_spec(name) is None]
+        if missing:
+            raise ExportError(
+                f"the format {self.name} needs {' and '.join(missing)}; install the extra `export`, as by "
+                "pip install 'pruning-orchestrator[export]'."
+            )
+
+
+def called_with(network: nn.Module, batch: Any) -> Example:
+    """Return what a network is called with for a batch of a task, without labels: a tuple, or a dict by name."""
+    given, named = arguments(network, batch, labels=False)
+    return named or tuple(given)
+
+
+def call(network: Callable[..., Any], example: Example) -> Any:
+    """Return what a network returns for an example."""
+    if isinstance(example, Mapping):
+        return network(**example)
+    return network(*example) if isinstance(example, tuple) else network(example)
+
+
+def input_names(network: nn.Module, example: Example) -> list[str]:
+    """Return what the network's forward calls each input of an example."""
+    if isinstance(example, Mapping):
+        return list(example)
+    bound = inspect.signature(network.forward).bind(*_values(example))
+    found = []
+    for name, value in bound.arguments.items():
+        found += [f"{name}_{place}" for place in range(len(value))] if isinstance(value, tuple) else [name]
+    return found
+
+
+def _values(example: Example) -> list[Any]:
+    if isinstance(example, Mapping):
+        return list(example.values())
+    return list(example) if isinstance(example, tuple) else [example]
+
+
+def difference(outputs: Tensor, expected: Tensor) -> float:
+    """Return the largest difference of outputs, relative to the largest expected one; infinite for other shapes."""
+    if outputs.shape != expected.shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
+        return float("inf")
+    finite = expected.isfinite()
+    one, other = outputs[finite].double(), expected[finite].double()
+    if not other.numel():
+        return 0.0
+    return float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+class _OutputsAlone(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+
+def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
+    """Return a network that returns the tensor of outputs alone: itself, or one around it with the same signature."""
+    with torch.no_grad(), quiet():
+        if isinstance(call(network, example), Tensor):
+            return network
+
+    def forward(self: _OutputsAlone, *args: Any, **kwargs: Any) -> Tensor:
+        return outputs_of(self.network(*args, **kwargs))
+
+    own = inspect.signature(type(network).forward)
+    forward.__signature__ = own  # type: ignore[attr-defined]  # torch.export goes by it
+    return type("OutputsAlone", (_OutputsAlone,), {"forward": forward})(network)  # type: ignore[no-any-return]

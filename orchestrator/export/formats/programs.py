@@ -1,0 +1,51 @@
+"""The format `torch`: a program of `torch.export` in a .pt2 file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from orchestrator.export.formats.format import ExportError, Run, call
+from pruning.compact.tracing import Example, arguments_of, exported, quiet
+
+FILE = "network.pt2"
+SNIPPET = """\
+import torch
+
+network = torch.export.load("network.pt2").module()
+outputs = network({call})
+"""
+
+
+def program_of(network: nn.Module, example: Example) -> ExportedProgram:
+    """Return the program of a plain network for batches of any size; raise ExportError where it cannot be traced."""
+    try:
+        with quiet():
+            return exported(network, *arguments_of(example), any_batch=True)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write the program, without the example that it was traced with."""
+    program = program_of(network, example)
+    program.example_inputs = None
+    with quiet():
+        torch.export.save(program, folder / FILE)
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return what runs the program."""
+    torch.set_num_threads(threads)
+    with quiet():
+        network = torch.export.load(folder / FILE).module()
+
+    def run(example: Example) -> Tensor:
+        with torch.no_grad():
+            outputs: Tensor = call(network, example)
+            return outputs
+
+    return run

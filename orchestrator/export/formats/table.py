@@ -1,0 +1,34 @@
+"""The formats by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orchestrator.export.formats import generated, programs
+from orchestrator.export.formats.format import Format
+
+FORMATS: Mapping[str, Format] = {
+    each.name: each
+    for each in (
+        Format(
+            "safetensors",
+            "weights in safetensors, and a module of plain PyTorch that loads them",
+            generated.write,
+            generated.load,
+            files=(generated.MODULE, generated.WEIGHTS),
+            needs=(),
+            tolerance=1e-4,
+            snippet=generated.SNIPPET,
+        ),
+        Format(
+            "torch",
+            "a program of torch.export",
+            programs.write,
+            programs.load,
+            files=(programs.FILE,),
+            needs=(),
+            tolerance=1e-5,
+            snippet=programs.SNIPPET,
+        ),
+    )
+}

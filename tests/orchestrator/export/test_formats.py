@@ -1,0 +1,158 @@
+"""Each format gives the masked network's outputs, here and where this project is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import pruning
+from orchestrator.export.formats.format import ExportError, called_with, difference
+from orchestrator.export.formats.table import FORMATS
+from orchestrator.workloads import models
+
+LINEAR = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+WITHOUT_THE_PROJECT = """
+import sys
+sys.path.insert(0, "")
+sys.modules.update(orchestrator=None, pruning=None)
+from safetensors.torch import load_file, save_file
+globals().update(load_file("inputs"))
+"""
+
+
+def built(kind: str, shape: tuple[int, ...], **keys: Any) -> nn.Module:
+    """Return a network of the project with half of the units of all layers but the last masked."""
+    node = {"kind": kind, "input_shape": None, "classes": None, **keys}
+    model = models.build(node, input_shape=shape, classes=5, seed=0).eval()
+    for each in models.prunable(model, LINEAR)[:-1]:
+        pruning.ln_structured(each.module, each.parameter, 0.5, n=2, dim=0)
+    return model
+
+
+NETWORKS = {
+    "mlp": ((1, 6, 6), {"hidden": [12], "batch_norm": True, "dropout": 0.5}),
+    "cnn": ((1, 8, 8), {"channels": [4, 6]}),
+    "lenet5": ((1, 16, 16), {}),
+    "resnet20": ((3, 8, 8), {"width": 4}),
+    "gpt": ((6,), {"layers": 1, "heads": 2, "width": 8, "context": None, "dropout": 0.1}),
+}
+QUICK = ("cnn", "gpt")
+
+
+def drawn(shape: tuple[int, ...], batch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    if len(shape) == 1:
+        return torch.randint(0, 5, (batch, *shape), generator=generator)
+    return torch.randn(batch, *shape, generator=generator)
+
+
+@cache
+def shrunk(kind: str) -> tuple[nn.Module, nn.Module]:
+    """Return a pruned network, and its shrunk one."""
+    shape, keys = NETWORKS[kind]
+    model = built(kind, shape, **keys)
+    return model, pruning.shrink(model, drawn(shape, 3))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in NETWORKS if kind not in QUICK)]
+)
+def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(form: str, kind: str, tmp_path: Path) -> None:
+    (model, smaller), chosen, shape = shrunk(kind), FORMATS[form], NETWORKS[kind][0]
+    example = called_with(model, (drawn(shape, 3), None))
+
+    chosen.write(smaller, example, tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(chosen.files)
+    run = chosen.load(tmp_path, threads=1)
+    for batch in (1, 2, 3, 7):
+        images = drawn(shape, batch)
+        with torch.no_grad():
+            assert difference(run((images,)), model(images)) <= chosen.tolerance
+
+
+class Sentences(nn.Module):
+    """Takes a dict by name, of which one is called as a builtin is; returns an object; ties two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+
+    def forward(self, input: Tensor, mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        hidden = self.embedding(input) * self.scale * mask[..., None]
+        return {"logits": self.head(hidden), "hidden": hidden}
+
+
+def sentences() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    batch = {"mask": (torch.rand(2, 5) > 0.3).float(), "input": torch.randint(0, 7, (2, 5)), "labels": torch.zeros(2)}
+    return Sentences().eval(), batch
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_format_loads_in_a_process_without_this_project(form: str, tmp_path: Path) -> None:
+    chosen, (model, batch) = FORMATS[form], sentences()
+    example = called_with(model, batch)
+    assert set(example) == {"mask", "input"}
+
+    chosen.write(model, example, tmp_path)
+    save_file({name: each.contiguous() for name, each in example.items()}, tmp_path / "inputs")
+    code = WITHOUT_THE_PROJECT + chosen.code(model, example)
+    code += "\nsave_file({'outputs': torch.as_tensor(outputs).contiguous()}, 'outputs')"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
+
+    with torch.no_grad():
+        expected = model(**example)["logits"]
+    assert difference(load_file(tmp_path / "outputs")["outputs"], expected) <= chosen.tolerance
+    assert difference(chosen.load(tmp_path)(example), expected) <= chosen.tolerance
+
+
+def test_the_generated_module_can_be_trained_under_the_network_s_names(tmp_path: Path) -> None:
+    model = built("cnn", (1, 8, 8), channels=[4])
+    FORMATS["safetensors"].write(model, (drawn((1, 8, 8), 2),), tmp_path)
+    namespace: dict[str, Any] = {"__file__": str(tmp_path / "network.py"), "__name__": "network"}
+    exec((tmp_path / "network.py").read_text(), namespace)
+    network = namespace["load"]()
+
+    names = {name for name, _ in pruning.shrink(model, drawn((1, 8, 8), 2)).named_parameters()}
+    assert {name for name, _ in network.named_parameters()} == names
+    network(drawn((1, 8, 8), 2)).sum().backward()
+    assert all(each.grad is not None for each in network.parameters())
+
+
+class Branching(nn.Module):
+    """Control flow on data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_cannot_be_exported_is_told_in_a_sentence(form: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ExportError, match=r"Branching cannot be traced by torch.export .*take control flow on data out"
+    ):
+        FORMATS[form].write(Branching(), (torch.ones(2, 3),), tmp_path)
+    with pytest.raises(ExportError, match="Branching cannot be exported, since it is called with more than tensors"):
+        FORMATS[form].write(Branching(), (3,), tmp_path)
+
+
+def test_a_difference_is_relative_to_the_largest_output() -> None:
+    expected = torch.tensor([0.0, -4.0, float("inf")])
+
+    assert difference(torch.tensor([0.0, -4.0, float("inf")]), expected) == 0
+    assert difference(torch.tensor([1.0, -4.0, float("inf")]), expected) == 0.25
+    assert difference(torch.tensor([0.0, -4.0, 1.0]), expected) == float("inf")
+    assert difference(expected[:2], expected) == float("inf")
