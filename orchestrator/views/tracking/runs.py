@@ -47,6 +47,8 @@ class MlflowRuns:
         self._parent: Run | None = None
         self._children: dict[str, Run] = {}
         self._statuses: dict[str, str] = {}
+        self._created = False
+        """Whether a run was created here since all were last looked at."""
         self._offered = False
         """Whether the views of this sweep are saved, which takes a stage that has finished."""
 
@@ -103,6 +105,8 @@ class MlflowRuns:
             if held.get(point.key) != point.value
         ]
         self._update(parent, content)
+        if self._created:
+            self._find(view)  # another driver may have created runs of the same trials at the same moment
         return True
 
     def _open_experiment(self, uri: str, name: str) -> str:
@@ -128,7 +132,7 @@ class MlflowRuns:
 
     def _find(self, view: SweepView) -> Run:
         """Find the sweep's runs again; return the parent, which is created if there is none."""
-        self._parent, self._children = None, {}
+        self._parent, self._children, self._created = None, {}, False
         for run in search(self._client, self._experiment, of_sweep(view.sweep.name)):
             identity = run.data.tags.get(runs_hold.TRIAL_TAG)
             self._statuses[run.info.run_id] = run.info.status
@@ -156,6 +160,7 @@ class MlflowRuns:
         tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), USER_TAG: user, **tags}
         run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, name)
         self._statuses[run.info.run_id] = run.info.status
+        self._created = True
         return run
 
     def _update(self, run: Run, content: Content) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,27 @@ def test_drivers_that_both_write_settle_on_one_run_a_trial(uri: str, order: tupl
     for which in order:
         views[which].close("finished", {})
         drivers[which].close(views[which])
+
+    assert_whole(uri)
+
+
+def test_drivers_that_both_create_runs_as_they_end_settle_on_one_a_trial(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track(uri, PLAN, {key: replace(record, started=record.started - 100) for key, record in RECORDS.items()})
+    views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]  # made anew, so new runs take these ones' place
+    one, other = (MlflowRuns(uri, "pruning", masks, print) for _ in views)
+    create = MlflowRuns._create
+
+    def create_later(self: MlflowRuns, *arguments: Any) -> Any:
+        monkeypatch.setattr(MlflowRuns, "_create", create)
+        other.close(views[1])  # finds no run of the trial, and creates one
+        return create(self, *arguments)
+
+    for view in views:
+        view.close("finished", {})
+    monkeypatch.setattr(MlflowRuns, "_create", create_later)
+    one.close(views[0])
 
     assert_whole(uri)
 
