@@ -127,14 +127,14 @@ def of_scores(seconds: float, only: str) -> Iterator[Row]:
             what = f"{score}{options} {name}, {count // share} examples by {at_once // share}"
             if only not in what:
                 continue
-            model, batches = network(name), examples(count // share, at_once // share)
+            model, batches, given = network(name), examples(count // share, at_once // share), dict(own)
             passes = forward if score == "wanda" else forward_backward
             if (norm := scores.SCORES[score].batch_norm) is not None:  # the passes and the score in one mode
                 norm = "train" if count == at_once else "eval"
                 model.train(norm == "train")
-                own = {**own, "batch_norm": norm}
+                given["batch_norm"] = norm
             bar = linear_bar if name == "lenet_300_100" else conv_bar
-            call = partial(scores.SCORES[score].function, model, batches, loss, **own)
+            call = partial(scores.SCORES[score].function, model, batches, loss, **given)
             yield compared(what, partial(passes, model, batches), call, bar, seconds)
 
 

@@ -205,12 +205,17 @@ def death() -> str | None:
     for name, process in () if node is None else node.dead_processes():
         if name in VITAL:
             status = process.returncode
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
             return (
                 f"the sweep's own Ray has died: its {name} {how}, as where memory runs out or someone kills it; what "
                 "finished is kept, and the same command starts another Ray and runs the rest."
             )
     return None
+
+
+def _signal(number: int) -> str:
+    """Return the name of a signal, or its number where it has none, as real-time ones between their ends."""
+    return signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
 
 
 def _preloaded(work: Work | str) -> list[str]:

@@ -79,11 +79,12 @@ def timm(
     """
     try:
         from timm import create_model
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise ModelError(_of_vision(error)) from error
+        raise ModelError("`model.kind` (=timm) needs timm, which is not installed here; pip install timm.") from error
     except (ImportError, RuntimeError) as error:  # it imports torchvision, which loads beside its own torch alone
-        raise ModelError(
-            f"`model.kind` (=timm) needs a torchvision that belongs to this torch {torch.__version__}, as timm imports "
-            f"it ({type(error).__name__}: {str(error).rstrip('.')}); install that release of torchvision."
-        ) from error
+        raise ModelError(_of_vision(error)) from error
     if len(input_shape) != 3:
         raise ModelError(
             f"`model.input_shape` (={list(input_shape)}) must be [channels, height, width] for timm; choose another "
@@ -96,6 +97,13 @@ def timm(
     except Exception as error:  # of many kinds
         raise ModelError(_refusal("architecture", architecture, "timm.create_model", error)) from error
     return model
+
+
+def _of_vision(error: Exception) -> str:
+    return (
+        f"`model.kind` (=timm) needs a torchvision that belongs to this torch {torch.__version__}, as timm imports it "
+        f"({type(error).__name__}: {str(error).rstrip('.')}); install that release of torchvision."
+    )
 
 
 def _refusal(key: str, value: str, builder: str, error: Exception) -> str:

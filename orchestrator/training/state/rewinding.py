@@ -40,12 +40,12 @@ def state_of(store: StageStore, key: str) -> TrainState:
 def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
     """Return the state of that start of a training which has come furthest; None where none can be read.
 
-    It would only save work: what is damaged is done without.
+    It would only save work: what is damaged is done without, by the next.
     """
     found = store.finished(keys)
-    with suppress(StageMissing):
-        if found:
-            return state_of(store, max(found, key=lambda key: found[key].steps))
+    for key in sorted(found, key=lambda key: found[key].steps, reverse=True):
+        with suppress(StageMissing):
+            return state_of(store, key)
     return None
 
 

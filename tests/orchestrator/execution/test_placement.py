@@ -149,3 +149,13 @@ def test_the_death_of_a_ray_of_our_own_is_told_as_that_and_at_once(monkeypatch: 
     assert watch.hopeless is not None
     assert watch.hopeless.startswith("the sweep's own Ray has died: its raylet was killed by SIGKILL")
     assert watch.hopeless.endswith("the same command starts another Ray and runs the rest.")
+
+
+@pytest.mark.parametrize(("status", "how"), [(-40, "was killed by signal 40"), (3, "ended with status 3")])
+def test_how_a_process_ended_is_told_where_that_has_no_name(
+    monkeypatch: pytest.MonkeyPatch, status: int, how: str
+) -> None:
+    node = SimpleNamespace(dead_processes=lambda: [("raylet", SimpleNamespace(returncode=status))])
+    monkeypatch.setattr("ray._private.worker._global_node", node)
+
+    assert f"its raylet {how}, " in str(embedded_ray.death())

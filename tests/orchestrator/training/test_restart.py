@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import schema
 from orchestrator.config.compose import plain
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError, StageMissing
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import WorkOrder
@@ -367,3 +368,22 @@ def test_a_sweep_compares_what_was_never_dense_with_the_dense_training(
     assert found.cost.steps == 2 * (sum(steps) - 2 * STEPS)
     assert [finding.verdict for finding in audit(outcome.plan, outcome.records, found)].count("fail") <= 6
     assert run([Job(("again",), configs[0])]).ran
+
+
+def test_a_training_goes_on_from_the_next_start_where_the_furthest_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged: set[str] = set()
+
+    def state_of(_store: object, key: str) -> str:
+        if key in damaged:
+            raise StageMissing("damaged", key)
+        return f"state of {key}"
+
+    monkeypatch.setattr(rewinding, "state_of", state_of)
+    steps = {"near": 10, "far": 30, "between": 20}
+    store: Any = SimpleNamespace(finished=lambda keys: {key: SimpleNamespace(steps=steps[key]) for key in keys})
+    found = []
+    for key in (None, "far", "between", "near"):
+        damaged |= {key} if key else set()
+        found.append(rewinding.furthest(store, [*steps]))
+
+    assert found == ["state of far", "state of between", "state of near", None]

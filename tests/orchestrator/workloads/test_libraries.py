@@ -109,6 +109,12 @@ def test_timm_without_torchvision_is_told_in_a_sentence(monkeypatch: pytest.Monk
     assert str(caught.value).endswith("No module named 'torchvision'); install that release of torchvision.")
 
 
+def test_timm_that_is_not_installed_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(OrchestratorError, match=r"needs timm, which is not installed here; pip install timm"):
+        build("timm", (1, 8, 8), 10, architecture="test_resnet")
+
+
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     """timm, with something in torchvision's place: wheels of that fit one build of torch, and no network uses it."""
