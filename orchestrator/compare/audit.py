@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, LineKey, Point
+from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -55,6 +56,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
         "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
         "compared after equal training": _equally_trained(comparison),
+        "methods prune when their papers do": _when_published(plan),
         "matching is a test against a stated margin": _matching(comparison),
         "achieved sparsity is the requested one": _achieved(plan, known),
         "no dead layer": _dead(plan, known),
@@ -158,7 +160,7 @@ def _paired(comparison: Comparison) -> Answer:
         here = [point for point in points if (point.model, point.data) == panel]
         usual = Counter(point.seeds for point in here).most_common(1)
         odd += [f"{_at(point)} has seeds {list(point.seeds)}" for point in here if point.seeds != usual[0][0]]
-    return _held(points, odd, "each pruned network starts from the dense network of its own seed")
+    return _held(points, odd, "each pruned network is compared with the dense network of its own seed")
 
 
 def _equally_trained(comparison: Comparison) -> Answer:
@@ -172,6 +174,16 @@ def _equally_trained(comparison: Comparison) -> Answer:
             excess[point.line_key] = times, f"{_at(point)} had {times:.3g} times the steps of {other.line}"
     reason = f"at each sparsity, steps from initialisation with scoring differ by {EQUAL_COST:.0%} at most"
     return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
+
+
+def _when_published(plan: Plan) -> Answer:
+    """Hold methods that are published for the network as it is initialised to that."""
+    early = [trial.config for trial in plan.trials if published_at_start(trial.config)]
+    names = dict.fromkeys(config["method"]["name"] for config in early)
+    late = dict.fromkeys(config["method"]["name"] for config in early if config["schedule"].get("at") != "start")
+    faults = (f"{name} ranks the trained network (schedule.at=trained), and its paper the initial one" for name in late)
+    none = "no method here is published for networks before training"
+    return _held(names, faults, f"{', '.join(names)} before training (schedule.at=start)", none)
 
 
 def _matching(comparison: Comparison) -> Answer:

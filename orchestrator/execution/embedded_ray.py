@@ -215,7 +215,7 @@ def death() -> str | None:
 
 def _signal(number: int) -> str:
     """Return the name of a signal, or its number where it has none, as real-time ones between their ends."""
-    return signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 def _preloaded(work: Work | str) -> list[str]:

@@ -210,7 +210,7 @@ def _names(jobs: Sequence[Job]) -> list[str]:
 
 def _word(override: str) -> str:
     key, _, value = override.lstrip("+").partition("=")
-    return value if "." not in key and key != "seed" else f"{key.rpartition('.')[2]}={value}"
+    return value if "." not in key and key != "seed" else f"{key.removesuffix('.kind').rpartition('.')[2]}={value}"
 
 
 def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:

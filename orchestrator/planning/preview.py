@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
@@ -34,6 +35,7 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
+        *_when(plan),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
         "",
@@ -50,6 +52,17 @@ def _failed(plan: Plan, failed: Collection[str]) -> Iterator[str]:
         yield f"failed    {count} before, to be tried again"
     elif count:
         yield f"failed    {count} before, not to be repeated by such a worker; pass retry_failed=true to try again"
+
+
+def _when(plan: Plan) -> Iterator[str]:
+    """Yield what of the trials prunes networks when, where it is not all as the methods' papers do."""
+    each = [(trial.config["schedule"]["at"], trial.config) for trial in plan.trials]
+    late = dict.fromkeys(c["method"]["name"] for at, c in each if at == "trained" and published_at_start(c))
+    if late:
+        yield (
+            f"prunes    the trained network by {', '.join(late)} (schedule.at=trained), published for the network as "
+            "initialised; pass schedule.at=start schedule.rounds=1 for that"
+        )
 
 
 def _resources(config: Mapping[str, Any]) -> str:

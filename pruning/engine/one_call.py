@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -19,6 +20,8 @@ from pruning.engine.plans import Plan, plan
 from pruning.engine.scoring import function_of, is_named
 from pruning.scores.data import Batches, Loss, Size
 
+NOT_HEEDED = {"schedule": ("rounds", "at"), "restart": ("kind", "step", "rates_from")}
+"""What of the choices a training goes by, and one pruning does not."""
 AXES = {each.name: each for each in fields(Choices) if each.name not in ("select", "arguments")}
 
 
@@ -42,7 +45,8 @@ def prune(
         pruning.prune(model, "n_m", n=1, m=4)
 
     Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity. Pruned is what
-    masks hold: weights that are 0 without one, as after `remove_all`, rank as any other and are not counted as dead.
+    masks hold: weights that are 0 without one, as after `remove_all`, rank as any other and are not counted as dead. A
+    tensor that has no entry left is warned of.
 
     Args:
         model: plain, or pruned before. Its parameters are held as by `torch.nn.utils.prune` afterwards; `remove_all`
@@ -55,14 +59,34 @@ def prune(
             score (or the class) takes, as `temperature`; for scores, a field of one choice alone, as `inner`.
 
     Raises:
-        ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity; nothing is changed.
+        ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity, or `options` say what a
+            training goes by, as `rounds`; nothing is changed.
     """
     choices = chosen(method, options)
+    _refuse_not_heeded(choices, chosen(method))
     if sparsity is not None:
         choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
     decided = plan(model, choices, batches=batches, loss=loss, size=size, generator=generator, parameters=parameters)
     commit(model, decided)
+    if dead := decided.details["dead"]:
+        warnings.warn(
+            f"every entry of {', '.join(dead)} is pruned: nothing passes through it; pass a smaller `sparsity`, or "
+            "`min_kept`.",
+            stacklevel=2,
+        )
     return decided
+
+
+def _refuse_not_heeded(choices: Choices, unchanged: Choices) -> None:
+    """Refuse choices beside those of the method that say how a training goes on."""
+    for axis, names in NOT_HEEDED.items():
+        for name in names:
+            value = getattr(getattr(choices, axis), name)
+            if value != getattr(getattr(unchanged, axis), name):
+                raise ValueError(
+                    f"`{axis}.{name}` (={value!r}) says how training and pruning take turns, and `prune` prunes once "
+                    "and trains nothing; leave it out, train as you like, and call again with the next `sparsity`."
+                )
 
 
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:

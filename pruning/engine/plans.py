@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.scoring import check_channels, drawn_from, names_to_score, scored, share
+from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
@@ -228,6 +228,10 @@ class _Run:
         score = _of_blocks(score, cut.unit)
         if score.kind == "synflow" and self.flow is not None:
             return self.flow.scores(masks)
+        if score.kind == "synflow" and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
+            check_options(score)
+            self.flow = Flow(self.model, batches, masks=masks, parameters=names, **score.options)
+            return self.flow.scores()
         if _repairs_by_matrix_of(score, choices):
             own = {name: score.options[name] for name in ("damping", "block") if name in score.options}
             read = {"size": data.size, "masks": masks, "parameters": names, **own}
@@ -235,10 +239,7 @@ class _Run:
             score = replace(score, options={**score.options, "matrix": self.matrix})
         read = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator, "masks": masks}
         dim = cut.unit.dim if cut.unit.kind == "channel" else None
-        scores = scored(self.model, score, names, **read, dim=dim)
-        if score.kind == "synflow" and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
-            self.flow = Flow(self.model, batches, masks=masks, parameters=names, **score.options)
-        return scores
+        return scored(self.model, score, names, **read, dim=dim)
 
 
 def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
@@ -288,5 +289,5 @@ def _opened(model: nn.Module) -> nn.Module:
 
 def _details(cut: Groups, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
     units = {name: int(alive.sum()) for name, alive in cut.alive(kept).items()}
-    dead = [name for name, count in units.items() if not count]
+    dead = [name for name, count in units.items() if cut.sizes[name] and not count]
     return {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}

@@ -55,12 +55,17 @@ def scored(
         given["dim"] = dim
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         given = {name: value for name, value in given.items() if name in taken}
-        if unknown := [name for name in score.options if name not in taken]:
-            raise ValueError(
-                f"`score.options` has {unknown[0]!r}, which the score {_name(score)} does not take; it takes "
-                f"{', '.join(name for name in taken if name not in _COMMON) or 'none'}."
-            )
-    scores = function(model, batches, loss, **{**given, **score.options})
+        check_options(score)
+    try:
+        scores = function(model, batches, loss, **{**given, **score.options})
+    except (TypeError, AttributeError) as error:
+        missing = [name for name, value in (("batches", batches), ("loss", loss)) if value is None]
+        if is_named(score) or not missing:
+            raise
+        raise ValueError(
+            f"`{missing[0]}` (=None) was given to the score {_name(score)}, which failed by {type(error).__name__}: "
+            f"{error}; pass `{'` and `'.join(missing)}` if it reads them."
+        ) from error
     if not isinstance(scores, Mapping):
         raise ValueError(
             f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
@@ -74,6 +79,16 @@ def scored(
 
 
 _COMMON = frozenset({"model", "batches", "loss", "size", "generator", "masks", "parameters"})
+
+
+def check_options(score: Score) -> None:
+    """Refuse options that a score does not take; `ValueError` names the first."""
+    taken = inspect.signature(function_of(score)).parameters
+    if unknown := [name for name in score.options if name not in taken]:
+        raise ValueError(
+            f"`score.options` has {unknown[0]!r}, which the score {_name(score)} does not take; it takes "
+            f"{', '.join(name for name in taken if name not in _COMMON) or 'none'}."
+        )
 
 
 def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:

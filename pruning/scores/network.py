@@ -234,8 +234,7 @@ def _plain_copy(
 
 
 def _set_modes(model: nn.Module, batch_norm: BatchNormMode) -> None:
-    if any(module.training for module in model.modules()):
-        model.eval()
+    model.eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.train(batch_norm == "train")

@@ -116,6 +116,9 @@ class Groups:
         return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
 
 
+_WITHOUT = "leave it out by `parameters`, in a sweep by `prune.exclude=[{}]`"
+
+
 def groups_of(
     shapes: Mapping[str, Sequence[int]],
     unit: Unit | None = None,
@@ -155,7 +158,8 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
         if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
             raise ValueError(
                 f"`unit.dim` (={unit.dim}) must be a dimension of every tensor that is pruned, but {name!r} has the "
-                f"shape {tuple(shape)}; pass 0 for output channels, 1 for input channels, or leave the tensor out."
+                f"shape {tuple(shape)}; pass 0 for output channels, 1 for input channels, or "
+                f"{_WITHOUT.format(name)}."
             )
         dim = unit.dim % len(shape)
         size = shape.numel() // max(shape[dim], 1)
@@ -165,7 +169,7 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
     if row % size:
         raise ValueError(
             f"`unit.size` (={size}) must divide the weights of one output, but {name!r} of shape {tuple(shape)} has "
-            f"{row}; choose a divisor, or leave the tensor out."
+            f"{row}; choose a divisor, or {_WITHOUT.format(name)}."
         )
     if scope.kind == "row":
         return Layout(name, shape, by_output, size, row // size)
@@ -178,7 +182,7 @@ def _windows(name: str, shape: torch.Size, scope: Scope, by_output: tuple[int, .
     if inputs % scope.m:
         raise ValueError(
             f"`scope.m` (={scope.m}) must divide the input dimension, but {name!r} of shape {tuple(shape)} has "
-            f"{inputs} inputs; choose a divisor, or leave the tensor out."
+            f"{inputs} inputs; choose a divisor, or {_WITHOUT.format(name)}."
         )
     order = (by_output[0], *by_output[2:], by_output[1]) if len(shape) > 1 else (0,)
     return Layout(name, shape, order, 1, scope.m)

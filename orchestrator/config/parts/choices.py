@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pruning.choices import axes
+from pruning.choices.published import PUBLISHED
 
 RANKING = "l1_unstructured"
 """The method that ranks by `score`, as one without a kind does; those of any other kind decide by themselves."""
@@ -77,6 +78,12 @@ def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
 def decides_itself(method: Mapping[str, Any]) -> bool:
     """Whether a method is a class that chooses entries by itself, and not by the choices."""
     return method.get("_target_") is not None or method.get("kind") not in (None, RANKING)
+
+
+def published_at_start(config: Mapping[str, Any]) -> bool:
+    """Whether the paper of a trial's method prunes the network as it is initialised."""
+    published = PUBLISHED.get(str(config["method"].get("name")))
+    return published is not None and published.schedule.at == "start"
 
 
 def choices_of(

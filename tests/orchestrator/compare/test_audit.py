@@ -33,6 +33,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
         "scores read no test data": "n/a",
+        "methods prune when their papers do": "n/a",
     }
     assert all(each.reason for each in found.values())
 
@@ -119,6 +120,17 @@ def test_what_a_score_reads_makes_no_unequal_training() -> None:
     assert one(*unequal(20), "equal training").verdict == "pass"  # 5% of 400
     assert one(*unequal(21), "equal training").verdict == "fail"
     assert one(*unequal(0), "equal training").verdict == "pass"
+
+
+@pytest.mark.parametrize(("at", "verdict"), [("start", "pass"), ("trained", "fail")])
+def test_scores_of_networks_before_training_are_held_to_that(at: str, verdict: str) -> None:
+    plan = make_plan(("snip", "l1_unstructured"), (0.5,), (0,))
+    trials = [replace(t, config={**t.config, "schedule": {**t.config["schedule"], "at": at}}) for t in plan.trials]
+    found = one(Plan(plan.stages, tuple(trials)), {}, "papers")
+
+    assert found.verdict == verdict
+    assert found.reason.startswith("snip ")
+    assert f"schedule.at={at}" in found.reason
 
 
 def test_one_line_alone_is_compared_with_none() -> None:

@@ -176,6 +176,14 @@ def test_methods_that_restart_give_way_to_what_is_typed(settings: Settings) -> N
     assert same[0].stages == same[1].stages
 
 
+def test_the_preview_says_where_a_score_of_untrained_networks_ranks_trained_ones(settings: Settings) -> None:
+    late = planned(settings("method=snip", "schedule=geometric"), settings("score=grasp"), settings())
+    usual = planned(settings("method=snip"), settings())
+
+    assert preview("late", late, ()).count("prunes    the trained network by snip, grasp (schedule.at=trained)") == 1
+    assert "prunes " not in preview("usual", usual, ())
+
+
 def test_the_longer_control_takes_the_rounds_of_a_trial_and_prunes_nothing(settings: Settings) -> None:
     longer, pruned = (planned(settings(each)) for each in ("+control=longer", "method=l1_unstructured"))
     targets = [longer.stages[key].fields["target"] for key in longer.trials[0].stages[1:]]

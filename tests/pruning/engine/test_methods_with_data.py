@@ -139,7 +139,9 @@ def test_entries_on_dead_paths_count_as_pruned():
 
 def test_a_collapsed_network_is_pruned_whole():
     model = Golden()
-    decided = pruning.prune(model, "magnitude", scope=Scope("layer", "given", densities={"fc1*": 0, "fc2*": 1}))
+    with pytest.warns(UserWarning, match=r"every entry of fc1.weight is pruned: nothing passes through it") as warned:
+        decided = pruning.prune(model, "magnitude", scope=Scope("layer", "given", densities={"fc1*": 0, "fc2*": 1}))
 
+    assert warned[0].filename == __file__
     assert decided.details["dead"] == ["fc1.weight"]
     assert pruning.effective_sparsity(model) == 1.0

@@ -93,6 +93,7 @@ def test_one_round_is_snip(method):
     assert found.masks == pruning.prune(Golden(), "snip", sparsity=0.6, **DATA).masks
 
 
+@pytest.mark.filterwarnings("ignore:every entry of 2.weight is pruned")  # by global_l1_unstructured
 @pytest.mark.parametrize("method", ["magnitude", "lamp", "global_l1_unstructured", "erk"])
 def test_rounds_on_frozen_weights_are_one(method):
     torch.manual_seed(0)
@@ -464,7 +465,7 @@ def test_inverted_scores_keep_the_lowest():
         ("snap", {"sparsity": 0.5}, "`method` \\(='snap'\\) must be one of magnitude"),
         ("magnitude", {}, r"`sparsity` \(=None\) must be a fraction"),
         ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
-        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide the input dimension"),
+        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by `prune.exclude=.fc1.weight.`"),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
         ("n_m", {"schedule": {"inner": 2}}, "which windows have not"),
         ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature', which the score magnitude does not take"),
@@ -489,6 +490,36 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
     with pytest.raises(ValueError, match=said):
         pruning.prune(model, method, **given)
     assert not pruning.is_pruned(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rounds": 3}, r"`schedule.rounds` \(=3\) says how training and pruning take turns"),
+        ({"at": "start"}, r"`schedule.at` \(='start'\)"),
+        ({"schedule": Schedule(rounds=2)}, r"`schedule.rounds` \(=2\)"),
+        ({"restart": "reinit"}, r"`restart.kind` \(='reinit'\)"),
+        ({"rates_from": 0}, r"`restart.rates_from` \(=0\)"),
+    ],
+)
+def test_what_a_training_goes_by_is_not_taken_without_a_word(given, said):
+    model = Golden()
+    with pytest.raises(ValueError, match=said):
+        pruning.prune(model, "magnitude", sparsity=0.5, **given)
+    assert not pruning.is_pruned(model)
+    pruning.prune(model, "lottery_ticket", sparsity=0.5, rounds=1, step=0)
+
+
+def test_a_score_of_your_own_that_lacks_its_batches_is_told_of():
+    def of_batches(model, batches, loss):
+        return {"fc1.weight": torch.zeros(4, 4) * len([*batches]), "fc2.weight": torch.zeros(3, 4)}
+
+    with pytest.raises(
+        ValueError, match=r"`batches` \(=None\) was given to the score of_batches.* `batches` and `loss`"
+    ):
+        pruning.prune(Golden(), of_batches, sparsity=0.5)
+    with pytest.raises(TypeError, match="not iterable"):
+        pruning.prune(Golden(), lambda *_: iter(3), sparsity=0.5, batches=BATCHES, loss=loss)
 
 
 def test_what_is_no_generator_and_no_batches_is_told():
