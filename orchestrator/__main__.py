@@ -1,6 +1,6 @@
 """`python -m orchestrator`, or `pruning-orchestrator`: compose with Hydra, hand over, say every mistake in a sentence.
 
-`compare`, `sync` and `store` as first argument call those commands instead.
+`compare`, `gate`, `sync` and `store` as first argument call those commands instead.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
 130 interrupted.
 """
@@ -29,6 +29,7 @@ CONF = next(
 
 COMMANDS = {
     "compare": "orchestrator.compare.__main__",
+    "gate": "orchestrator.gate",
     "sync": "orchestrator.sync",
     "store": "orchestrator.store.__main__",
 }

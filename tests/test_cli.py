@@ -171,7 +171,7 @@ def test_a_terminal_without_our_signs_sees_all_the_rest(run: Run, monkeypatch: p
     assert "?" in again.stdout
 
 
-@pytest.mark.parametrize("arguments", [["compare"], ["sync"], ["store", "list"]])
+@pytest.mark.parametrize("arguments", [["compare"], ["gate", "x.json"], ["sync"], ["store", "list"]])
 def test_the_other_commands_are_arguments_of_the_console_script(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

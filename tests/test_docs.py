@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+from orchestrator.compare.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data
 
 ROOT = Path(__file__).parent.parent
@@ -86,3 +88,22 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
 
     assert sorted(int(inputs[0]) // 10 for inputs in train) == list(range(8))
     assert [int(value) for inputs in test for value in inputs] == [90, 91, 92]
+
+
+def test_the_workflow_of_the_gate_can_be_copied() -> None:
+    page = (ROOT / "docs" / "gate.md").read_text()
+    (workflow,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (shown,) = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+    steps = yaml.safe_load(workflow)["jobs"]["gate"]["steps"]
+    assert "python -m orchestrator.gate baseline.json --junit gate.xml" in [step.get("run") for step in steps]
+    assert read_baseline(shown.encode()).points[0].margins == {"test/accuracy": 0.05}
+
+
+def test_the_gate_gives_as_many_false_alarms_as_its_page_says() -> None:
+    rows = re.findall(r"^\| ([\d.]+) \| (\d.*%) \|$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
+
+    assert len(rows) == 5
+    for margin, cells in rows:
+        for seeds, told in zip((2, 3, 5, 8, 12), cells.split("% | "), strict=True):
+            assert 100 * false_alarms(seeds, 1 / float(margin), 1) == pytest.approx(float(told.strip("%")), abs=0.6)

@@ -25,7 +25,7 @@ FLOORS = (
     *("views.report", "views.tracking", "views.terminal", "sweep"),
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
-DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.sync", "orchestrator.views")
+DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")
 ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 16, 12, 300
 NOT_COUNTED = {"__init__.py", "py.typed", "conf", "__pycache__"}
 NOUNS = (

@@ -93,20 +93,22 @@ def matches(differences: Iterable[Estimate | None], metric: Metric) -> Iterator[
     for difference in differences:
         if failed:
             yield "not tested"
-        elif difference is not None and not _has_spread(difference):
+        elif difference is not None and not has_spread(difference):
             yield "untested"
         else:
-            failed = difference is None or not _least_gain(difference, metric) > -metric.margin
+            failed = difference is None or not least_gain(difference, metric) > -metric.margin
             yield "no" if failed else "yes"
 
 
-def _has_spread(difference: Estimate) -> bool:
+def has_spread(difference: Estimate) -> bool:
+    """Say whether differences differ by more than rounding, so that there is something to test with."""
     return (
         difference.low is not None and difference.high is not None and difference.high - difference.low > LEAST_SPREAD
     )
 
 
-def _least_gain(difference: Estimate, metric: Metric) -> float:
+def least_gain(difference: Estimate, metric: Metric) -> float:
+    """Return the one-sided 97.5% limit of a difference with an interval: the least gain, negative for a loss."""
     limit = difference.low if metric.better == "higher" else difference.high
     assert limit is not None
     return limit if metric.better == "higher" else -limit

@@ -106,6 +106,14 @@ def readable(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def latest_sweep(store: Store) -> str:
+    """Return the name of the sweep that was saved last."""
+    found = summaries(store)
+    if not found:
+        raise OrchestratorError(f"{store} holds no sweeps; run one, or name its store with --store")
+    return found[0].name
+
+
 def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str) -> list[str]:
     """Return the full names of the sweeps asked for, by how they begin."""
     chosen = []

@@ -181,13 +181,13 @@ def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
     rows = [[column.heading(points[0].metric) for column in shown]]
     rows += [[column.cell(point) for column in shown] for point in points]
     widths = [max(column.width, *map(len, cells)) for column, cells in zip(shown, zip(*rows, strict=True), strict=True)]
-    yield _aligned(rows[0], widths)
+    yield aligned(rows[0], widths)
     before = "dense"
     for point, row in zip(points, rows[1:], strict=True):
         if point.line != before:
             yield point.line
             before = point.line
-        yield _aligned(row, widths)
+        yield aligned(row, widths)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -272,5 +272,6 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
         yield f"  and {len(reasons) - FAILURES_LISTED} more reasons"
 
 
-def _aligned(row: Iterable[str], widths: Iterable[int]) -> str:
+def aligned(row: Iterable[str], widths: Iterable[int]) -> str:
+    """Return the cells of a line of a table, each at the right of its column."""
     return " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -1,0 +1,90 @@
+"""`python -m orchestrator.gate BASELINE [SWEEP]`: whether a sweep is as good as a baseline, for CI."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.compare.baseline import Baseline, hardware, make_baseline, read_baseline, text_of
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.comparison import Comparison
+from orchestrator.compare.gate import alarms, passes, verdicts
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.store import saved_sweep
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweeps, latest_sweep, open_store
+from orchestrator.views.report.verdicts import gate_table, junit
+from orchestrator.views.terminal.streams import say, show_what_can_be_shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hold a sweep to a baseline, or write one: 0 where it passes, 1 where it does not, 2 for a mistake or no data."""
+    show_what_can_be_shown()
+    options = _parser().parse_args(arguments)
+    try:
+        store = open_store(options)
+        known = store.sweeps()
+        (name,) = chosen_sweeps(known, [options.sweep], str(store)) if options.sweep else [latest_sweep(store)]
+        sweep = saved_sweep.load(store, name)
+        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+        if options.write_baseline:
+            return _write(Path(options.baseline), sweep, comparison)
+        return _judge(_read(Path(options.baseline)), sweep, comparison, options)
+    except OrchestratorError as error:
+        say(error, amiss=True)
+    except OSError as error:
+        say(f"`{error.filename}` cannot be read or written: {error.strerror}", amiss=True)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="python -m orchestrator.gate", description="Say whether a finished sweep is as good as a baseline."
+    )
+    parser.add_argument("baseline", metavar="BASELINE", help="a JSON file that --write-baseline wrote")
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="or how its name begins (default: saved last)")
+    add_store(parser)
+    parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit here, as JUnit XML")
+    parser.add_argument("--allow-undecided", action="store_true", help="pass where a limit cannot be decided")
+    parser.add_argument(
+        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE; margins there are kept"
+    )
+    return parser
+
+
+def _read(path: Path) -> Baseline:
+    try:
+        return read_baseline(path.read_bytes())
+    except FileNotFoundError:
+        raise OrchestratorError(f"`BASELINE` (={path}) is not there; --write-baseline writes it.") from None
+    except ValueError as error:
+        raise OrchestratorError(
+            f"`BASELINE` (={path}) is damaged or mistyped: {error}; mend it, or remove it and write it anew with "
+            "--write-baseline."
+        ) from None
+
+
+def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
+    baseline = make_baseline(sweep.info, comparison, sweep.records, _read(path) if path.exists() else None)
+    path.write_text(text_of(baseline), encoding="utf-8")
+    for line in alarms(comparison, baseline):
+        say(line)
+    say(f"{path}: {len(baseline.points)} points of {sweep.info.name}")
+    return 0
+
+
+def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:
+    found = verdicts(baseline, comparison)
+    for line in gate_table(found):
+        say(line)
+    if (here := hardware(sweep.records.values())) != baseline.hardware:
+        say(f"The baseline ran on {', '.join(baseline.hardware)}, {sweep.info.name} on {', '.join(here)}.")
+    if options.junit:
+        Path(options.junit).write_bytes(junit(found, options.allow_undecided, f"gate of {sweep.info.name}"))
+    return 0 if passes(found, options.allow_undecided) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a gate found: a table for the terminal, and JUnit XML for a CI service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from xml.etree import ElementTree
+
+from orchestrator.compare.gate import Verdict, counted
+from orchestrator.core.metrics import percent
+from orchestrator.core.redact import shown
+from orchestrator.views.report.tables import aligned, difference
+
+HEADINGS = ("sparsity %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
+WIDTHS = (10, 20, 9, 9, 22, 7, 9)
+NOTE = (
+    "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes where a loss "
+    "of its limit is ruled out (one-sided 97.5% limit), a size where no seed's has grown by more."
+)
+
+
+def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield the lines of the table, why what does not pass does not, and a count."""
+    of_points = [each for each in found if each.point is not None]
+    rows = [_cells(each) for each in of_points]
+    widths = [
+        max(least, *map(len, cells)) for least, cells in zip(WIDTHS, zip(HEADINGS, *rows, strict=True), strict=True)
+    ]
+    for title, panel in groupby(
+        zip(of_points, rows, strict=True), key=lambda pair: pair[0].point and pair[0].point.panel
+    ):
+        yield str(title)
+        yield aligned(HEADINGS, widths)
+        for line, of_line in groupby(panel, key=lambda pair: pair[0].point and pair[0].point.line):
+            yield str(line)
+            for _, cells in of_line:
+                yield aligned(cells, widths)
+        yield ""
+    for each in found:
+        if each.reason:
+            yield f"{each.status}: {title_of(each)}: {each.reason}"
+    yield NOTE
+    yield f"{counted(found)}."
+
+
+def title_of(verdict: Verdict) -> str:
+    """Return what a verdict is on, as a sentence names it."""
+    name = verdict.point
+    if name is None:
+        return f"trial {verdict.figure}"
+    at = "" if name.round == 0 else f" at {percent(name.sparsity)}%"
+    return f"{name.line}{at}, {verdict.figure}"
+
+
+def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
+    """Return JUnit XML of a test case for each limit; skipped where undecided is allowed.
+
+    Args:
+        name: of the suite, such as the sweep's
+    """
+    cases = []
+    for each in found:
+        of = "trials" if each.point is None else f"{each.point.panel}.{each.point.line}"
+        case = ElementTree.Element("testcase", classname=shown(of), name=shown(title_of(each)), time="0")
+        if each.status != "pass":
+            allowed = each.status == "undecided" and allow_undecided
+            kind: dict[str, str] = {} if allowed else {"type": each.status}
+            ElementTree.SubElement(case, "skipped" if allowed else "failure", kind, message=shown(each.reason))
+        cases.append(case)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": "0",
+        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+    }
+    suites = ElementTree.Element("testsuites", counts)
+    ElementTree.SubElement(suites, "testsuite", counts, name=shown(name)).extend(cases)
+    ElementTree.indent(suites)
+    content: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    metric, name = verdict.metric, verdict.point
+    assert name is not None
+    sparsity = percent(name.sparsity) if name.round else "dense"
+    figure = verdict.figure if metric is None else f"{verdict.figure} {metric.unit}".rstrip()
+    if verdict.now is None or verdict.baseline is None:
+        return sparsity, figure, "", "", "", "", verdict.status
+    if metric is None:
+        change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
+        values = f"{verdict.baseline:,.0f}", f"{verdict.now:,.0f}", change, f"{verdict.margin:+.1%}"
+    else:
+        sign = -1 if metric.better == "higher" else 1
+        values = (
+            *(metric.written(verdict.baseline), metric.written(verdict.now)),
+            *(difference(verdict.change, metric), metric.written(sign * verdict.margin, "+")),
+        )
+    return sparsity, figure, *values, verdict.status

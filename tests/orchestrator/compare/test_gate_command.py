@@ -1,0 +1,141 @@
+"""`python -m orchestrator.gate`, as it is typed: exit statuses, files, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from factories import make_plan, make_records, sweep_info
+
+from orchestrator.gate import main
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.store import Store
+
+Said = tuple[int, str, str]
+Gate = Callable[..., Said]
+
+
+def save(name: str, loss: float = 0.0, seeds: int = 3, processor: str = "one") -> None:
+    """Save a sweep, of whose pruned networks each seed loses `loss`, and a little more the higher it is."""
+    plan = make_plan(("l1_unstructured",), (0.5 if seeds else 0.9,), range(seeds or 3), rounds=1)
+    info = sweep_info(name)
+    store = Store("store")
+    for key, record in make_records(plan).items():
+        test = record.after["test/accuracy"] - loss * record.round * (1 + 0.01 * plan.stages[key].fields["seed"])
+        after = {**record.after, "test/accuracy": test}
+        changed = replace(record, after=after, environment={"processor": processor}, files={})
+        store.commit(changed, {})
+    store.save_sweep(name, manifest(info, plan))
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gate:
+    """Run the command beside a store with a sweep; return its exit status and what it said."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        try:
+            status = main(arguments)
+        except SystemExit as error:
+            status = int(error.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def another_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    other.mkdir(exist_ok=True)
+    monkeypatch.chdir(other)
+
+
+def test_a_sweep_passes_its_own_baseline_and_one_that_loses_does_not(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("first")
+    status, out, err = gate("../base.json".removeprefix("../"), "--write-baseline")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "base.json: 2 points of first"
+    base = str(tmp_path / "base.json")
+
+    status, out, err = gate(base, "fir", "--junit", "junit.xml")
+    assert (status, err) == (0, "")
+    assert "4 limits: 4 pass, 0 fail, 0 undecided." in out
+    assert len(ElementTree.parse("junit.xml").findall(".//testcase")) == 4
+
+    another_store(tmp_path, monkeypatch)
+    save("second", loss=0.05, processor="two")
+    status, out, err = gate(base, "--junit", "junit.xml", "--allow-undecided")
+    assert (status, err) == (1, "")
+    assert "fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 5.05%" in out
+    assert "The baseline ran on one, second on two." in out
+    assert len(ElementTree.parse("junit.xml").findall(".//failure")) == 1
+
+
+def test_what_is_undecided_fails_unless_it_is_allowed(
+    gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("first")
+    base = str(tmp_path / "base.json")
+    gate(base, "--write-baseline")
+    another_store(tmp_path, monkeypatch)
+    save("second", seeds=2)
+
+    assert gate(base)[0] == 1
+    status, out, _ = gate(base, "--allow-undecided")
+    assert status == 0
+    assert "4 limits: 0 pass, 0 fail, 4 undecided." in out
+
+
+def test_a_baseline_that_is_written_anew_keeps_its_margins(gate: Gate, tmp_path: Path) -> None:
+    save("first")
+    gate("base.json", "--write-baseline")
+    data = json.loads(Path("base.json").read_text())
+    data["margins"]["test/accuracy"] = 0.07
+    Path("base.json").write_text(json.dumps(data))
+
+    assert gate("base.json", "--write-baseline")[0] == 0
+    assert json.loads(Path("base.json").read_text())["margins"]["test/accuracy"] == 0.07
+
+
+def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        status, out, err = gate(*arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        return err
+
+    assert "is not there, or empty" in refused("base.json")
+    save("first")
+    assert "`BASELINE` (=base.json) is not there; --write-baseline writes it." in refused("base.json")
+    assert "`SWEEP` (='none') is not there" in refused("base.json", "none")
+    assert "--junitt" in refused("base.json", "--junitt", "x")
+    gate("base.json", "--write-baseline")
+    whole = Path("base.json").read_text()
+    Path("base.json").write_text(whole[:100])
+    assert "`BASELINE` (=base.json) is damaged or mistyped: " in refused("base.json")
+    assert "`BASELINE` (=base.json) is damaged or mistyped: " in refused("base.json", "--write-baseline")
+    Path("base.json").write_text(whole.replace('"test/accuracy": 0.01', '"test/accuracy": "little"'))
+    assert "Expected `float`, got `str` - at `$.margins[...]`" in refused("base.json")
+    Path("base.json").write_text(whole)
+    assert "`none/x.xml` cannot be read or written" in gate("base.json", "--junit", "none/x.xml")[2]
+    assert "`.` cannot be read or written" in refused(".")
+
+
+def test_an_empty_store_and_a_sweep_without_results_are_no_data(gate: Gate) -> None:
+    plan = make_plan(("l1_unstructured",), (0.5,), range(3), rounds=1)
+    save("first")
+    gate("base.json", "--write-baseline")
+    store = Store("store")
+    for key in plan.stages:
+        store.discard(key)
+
+    status, out, err = gate("base.json")
+    assert (status, out) == (2, "")
+    assert "the sweep has none of the points of the baseline, which is of 'first'; it has none" in err
+    assert "3 of 3 trials of first have not finished" in gate("base.json", "--write-baseline")[2]
+    store.remove_sweep("first")
+    assert gate("base.json")[2] == f"{store} holds no sweeps; run one, or name its store with --store\n"
