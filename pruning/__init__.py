@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
     from pruning.compact.shrinking import shrink as shrink
+    from pruning.dependencies.grouping import dependency_groups as dependency_groups
+    from pruning.dependencies.groups import DependencyGroup as DependencyGroup
+    from pruning.dependencies.groups import DependencyGroups as DependencyGroups
     from pruning.engine.committing import commit as commit
-    from pruning.engine.committing import remove_all as remove_all
     from pruning.engine.committing import sparsity as sparsity
     from pruning.engine.controls import inverted as inverted
     from pruning.engine.controls import shuffle as shuffle
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from pruning.methods.functions import random_structured as random_structured
     from pruning.methods.functions import random_unstructured as random_unstructured
     from pruning.methods.functions import remove as remove
+    from pruning.methods.functions import remove_all as remove_all
     from pruning.methods.structured import LnStructured as LnStructured
     from pruning.methods.structured import RandomStructured as RandomStructured
     from pruning.methods.table import METHODS as METHODS
@@ -75,7 +78,9 @@ _HOMES = {
         "choices.axes": "Choices",
         "choices.published": "PUBLISHED",
         "compact.shrinking": "Shrunk shrink",
-        "engine.committing": "commit remove_all sparsity",
+        "dependencies.grouping": "dependency_groups",
+        "dependencies.groups": "DependencyGroup DependencyGroups",
+        "engine.committing": "commit sparsity",
         "engine.controls": "inverted shuffle",
         "engine.dead_paths": "effective_sparsity",
         "engine.one_call": "prune",
@@ -87,7 +92,7 @@ _HOMES = {
         "methods.across_modules": "global_structured global_unstructured",
         "methods.base": "BasePruningMethod PruningContainer",
         "methods.functions": "custom_from_mask identity is_pruned l1_unstructured ln_structured random_structured "
-        "random_unstructured remove",
+        "random_unstructured remove remove_all",
         "methods.structured": "LnStructured RandomStructured",
         "methods.table": "METHODS",
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",

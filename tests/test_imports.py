@@ -192,8 +192,8 @@ def test_imports_have_no_cycle() -> None:
 
 
 PRUNING_FLOORS = (
-    *("amount", "schedule", "choices", "selection", "holding", "methods", "masks", "measure"),
-    *("scores", "repair", "engine", "compact", "integrations"),
+    *("amount", "schedule", "choices", "selection", "holding", "methods", "masks", "measure", "compact"),
+    *("dependencies", "scores", "repair", "engine", "integrations"),
 )
 """The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pruning.choices.arguments import at_least, number, one_of
+from pruning.choices.combining import check_combination
 from pruning.schedule import targets
 
-UnitKind: TypeAlias = Literal["entry", "block", "channel"]
+UnitKind: TypeAlias = Literal["entry", "block", "channel", "group"]
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
 Allocation: TypeAlias = Literal["each", "uniform", "uniform_plus", "er", "erk", "lamp", "given"]
+Normalisation: TypeAlias = Literal["size", "group"]
+Budget: TypeAlias = Literal["channels", "parameters", "macs", "bytes"]
 When: TypeAlias = Literal["trained", "start"]
 DynamicsKind: TypeAlias = Literal["nested", "free"]
 RepairKind: TypeAlias = Literal["none", "obs", "obs_joint", "least_squares", "absorb_bias", "bn_stats"]
@@ -44,7 +47,8 @@ class Unit:
     """What goes at once.
 
     Args:
-        kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`.
+        kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`;
+            "group": a channel with all that must go with it (`pruning.dependency_groups`).
         size: entries of a block; must divide the weights of one output.
         dim: of a channel; 0 are the outputs of a layer, 1 its inputs.
         reduce: a unit's score from its entries': "sum", "l1" (of magnitudes), "l2", or "square_of_sum".
@@ -78,20 +82,26 @@ class Scope:
             tensor; "er" and "erk" by shapes; "lamp" as LAMP's scores of the weights would; "given" by `densities`.
         power: of ER and ERK; 0 is uniform.
         densities: name of a parameter, or a pattern of fnmatch -> the density it ends at; for "given".
-        normalise: "size" divides a unit's score by its entries: channels of wide and narrow layers rank as one.
+        normalise: "size" divides a unit's score by its entries: channels of wide and narrow layers rank as one;
+            "group", of dependency groups, by the mean of its group.
         min_kept: so many units are kept of every tensor at least (all, where there are fewer).
         n: how many a window keeps.
         m: how many entries a window has; must divide the input dimension.
+        budget: what the sparsity is a fraction of, for dependency groups: their "channels", or of the whole network the
+            "parameters", "bytes", or "macs" (multiply-accumulates).
+        round_to: dependency groups that lose channels keep a multiple of this width.
     """
 
     kind: ScopeKind = "layer"
     allocation: Allocation = "each"
     power: float = 1.0
     densities: Mapping[str, float] = field(default_factory=dict)
-    normalise: Literal["size"] | None = None
+    normalise: Normalisation | None = None
     min_kept: int = 0
     n: int = 2
     m: int = 4
+    budget: Budget = "channels"
+    round_to: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -99,8 +109,12 @@ class Scope:
         one_of("scope.allocation", self.allocation, Allocation)
         at_least("scope.min_kept", self.min_kept, 0)
         at_least("scope.m", self.m, 1)
-        if self.normalise not in (None, "size"):
-            raise ValueError(f"`scope.normalise` (={self.normalise!r}) must be 'size', or None for scores as they are.")
+        at_least("scope.round_to", self.round_to, 1)
+        one_of("scope.budget", self.budget, Budget)
+        if self.normalise not in (None, *get_args(Normalisation)):
+            raise ValueError(
+                f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for scores as they are."
+            )
         at_least("scope.n", self.n, 0)
         if self.n > self.m:
             raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
@@ -250,39 +264,4 @@ class Choices:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be combined."""
-        if self.scope.kind == "window" and self.unit.kind != "entry":
-            raise ValueError(
-                f"`scope.kind` (='window') ranks entries along the input dimension, not units of kind "
-                f"{self.unit.kind!r}; use unit.kind='entry'."
-            )
-        if self.scope.kind == "row" and self.unit.kind == "channel":
-            raise ValueError("`scope.kind` (='row') ranks within an output, which a channel fills; use kind='layer'.")
-        if self.score.kind == "fpgm" and self.scope.kind == "global":
-            raise ValueError(
-                "`scope.kind` (='global') ranks filters of all tensors as one, and `score.kind` (='fpgm') sums their "
-                "distances within a tensor, which say nothing across; use kind='layer'."
-            )
-        if self.scope.allocation == "lamp" and self.unit.kind != "entry":
-            raise ValueError(
-                f"`scope.allocation` (='lamp') counts single weights, not units of kind {self.unit.kind!r}; use 'erk'."
-            )
-        if self.select is not None and self.restart.control == "invert":
-            raise ValueError(
-                f"`restart.control` (='invert') turns scores round, which `select` (={self._select!r}) need not "
-                "rank by as they are; use a score."
-            )
-        if self.select is not None and self.scope.kind == "global" and self.scope.min_kept:
-            raise ValueError(
-                f"`scope.min_kept` (={self.scope.min_kept}) cannot be held where `select` (={self._select!r}) ranks "
-                "all tensors as one by itself; use a score, or scope.kind='layer'."
-            )
-        if self.select is not None and (self.scope.kind in ("row", "window") or self.dynamics.kind == "free"):
-            raise ValueError(
-                f"`select` (={self._select!r}) prunes whole tensors further, so that "
-                f"scope.kind (={self.scope.kind!r}) and dynamics.kind (={self.dynamics.kind!r}) cannot be combined "
-                "with it; use a score."
-            )
-
-    @property
-    def _select(self) -> str | None:
-        return self.select if isinstance(self.select, str | None) else self.select.__name__
+        check_combination(self)

@@ -64,7 +64,7 @@ class Analysis:
     @classmethod
     def of(cls, trace: Traced) -> Analysis:
         """Decide what of a traced network is kept."""
-        flow = Flow(trace, Constants(trace), RULES)
+        flow = flow_of(trace)
         decision = decided(flow)
         return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
 
@@ -85,6 +85,11 @@ class Analysis:
             if reasons:
                 found[str(site.weight.target)] = dict(reasons)
         return found
+
+
+def flow_of(trace: Traced) -> Flow:
+    """Return the labels of a traced network."""
+    return Flow(trace, Constants(trace), RULES)
 
 
 def shrink(model: nn.Module, example: Example) -> nn.Module:

@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
-from pruning.engine.committing import remove_all
 from pruning.holding.parameter import unwrapped
+from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """What a network is called with: one tensor, a tuple of arguments, or a mapping of them by name."""

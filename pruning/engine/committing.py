@@ -1,4 +1,4 @@
-"""A plan put in force; and what holds of a whole network: its sparsity, and an end to its pruning."""
+"""A plan put in force; and what holds of a whole network: its sparsity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pruning.engine.plans import Plan
 from pruning.holding.parameter import plain_modules, pruned_names
 from pruning.holding.reparam import held, stored
 from pruning.masks.mask_set import MaskSet
-from pruning.methods.functions import remove
 from pruning.scores.network import plain_parameters, weights_of
 
 
@@ -59,13 +58,6 @@ def sparsity(model: nn.Module) -> float:
     kept = {id(w.parameter): (w.parameter != 0) if w.kept is None else w.kept for w in weights}
     total = sum(mask.numel() for mask in kept.values())
     return (total - sum(int(mask.sum()) for mask in kept.values())) / max(1, total)
-
-
-def remove_all(model: nn.Module) -> None:
-    """Make the pruning of a network permanent: plain parameters with zeros, the same objects, and no hooks."""
-    for _, module in plain_modules(model):
-        for name in pruned_names(module):
-            remove(module, name)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

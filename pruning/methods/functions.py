@@ -1,4 +1,4 @@
-"""Functions that apply, remove and detect pruning; each returns the module that it was given.
+"""Functions that apply, remove and detect pruning; those of one parameter return the module that they were given.
 
 All take the keywords of `BasePruningMethod.apply`: `importance_scores` (the parameter's shape; None takes the
 parameter) and `generator` (None is torch's default), and raise what it raises: the module is then as it was.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.amount import Amount
-from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook
+from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook, plain_modules, pruned_names
 from pruning.methods.structured import LnStructured, RandomStructured
 from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
 from pruning.selection.channels import Norm
@@ -112,6 +112,13 @@ def remove(module: ModuleT, name: str) -> ModuleT:
     parameter.release()
     drop_vacated(module)
     return module
+
+
+def remove_all(model: nn.Module) -> None:
+    """Make the pruning of a network permanent: plain parameters with zeros, the same objects, and no hooks."""
+    for _, module in plain_modules(model):
+        for name in pruned_names(module):
+            remove(module, name)
 
 
 def is_pruned(module: nn.Module) -> bool:

@@ -137,6 +137,10 @@ def groups_of(
         ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
     """
     unit, scope = unit or Unit(), scope or Scope()
+    if unit.kind == "group":
+        raise ValueError(
+            "`unit.kind` (='group') spans tensors, by the flow of data; call pruning.dependency_groups(model, example)."
+        )
     cut = {name: torch.Size(shape) for name, shape in shapes.items()}
     if unit.kind == "channel" and unit.spare_last:
         if len(cut) < 2:

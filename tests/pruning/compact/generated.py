@@ -76,8 +76,8 @@ def block(draw: random.Random, channels: int) -> tuple[nn.Module, int]:
     return kinds[draw.choice(list(kinds))]()
 
 
-def network(seed: int) -> nn.Module:
-    """Return a network for images (3, 8, 8) of 5 classes, in float64 and evaluation, of which parts are empty."""
+def network(seed: int, *, emptied: bool = True) -> nn.Module:
+    """Return a network for images (3, 8, 8) of 5 classes, in float64 and evaluation, of which parts may be empty."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     blocks: list[nn.Module] = [layer(draw, 3, 8)]
@@ -97,24 +97,24 @@ def network(seed: int) -> nn.Module:
         nn.Linear(12, 5),
     ]
     model = nn.Sequential(*blocks, *head).double().eval()
-    empty(model, draw)
+    empty(model, draw, emptied)
     return model
 
 
-def empty(model: nn.Module, draw: random.Random) -> None:
-    """Give BatchNorm statistics, and set outputs of layers to zero, some with what is added to them."""
+def empty(model: nn.Module, draw: random.Random, emptied: bool) -> None:
+    """Give BatchNorm statistics; where asked for, set outputs of layers to zero, some with what is added to them."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.running_mean.normal_(0, 0.3)
                 module.running_var.uniform_(0.5, 1.5)
                 module.bias.normal_(0, 0.3)
-                clean = torch.tensor([draw.random() < 0.3 for _ in range(module.num_features)])
+                clean = torch.tensor([draw.random() < 0.3 * emptied for _ in range(module.num_features)])
                 module.bias[clean] = 0.0
                 module.weight[clean] = 0.0
             elif isinstance(module, nn.Conv2d | nn.Linear | nn.ConvTranspose2d):
                 outputs = module.weight.transpose(0, 1) if isinstance(module, nn.ConvTranspose2d) else module.weight
-                dead = torch.tensor([draw.random() < 0.4 for _ in range(len(outputs))])
+                dead = torch.tensor([draw.random() < 0.4 * emptied for _ in range(len(outputs))])
                 outputs[dead] = 0.0
                 if module.bias is not None and draw.random() < 0.6:
                     module.bias[dead] = 0.0
