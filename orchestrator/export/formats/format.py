@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +104,13 @@ def call(network: Callable[..., Any], example: Example) -> Any:
     if isinstance(example, Mapping):
         return network(**example)
     return network(*example) if isinstance(example, tuple) else network(example)
+
+
+def fed(example: Example, names: Sequence[str]) -> dict[str, Any]:
+    """Return the arrays of an example under the names that a graph has for its inputs."""
+    if isinstance(example, Mapping):
+        return {name: example[name].numpy() for name in names}
+    return {name: value.numpy() for name, value in zip(names, _values(example), strict=True)}
 
 
 def input_names(network: nn.Module, example: Example) -> list[str]:

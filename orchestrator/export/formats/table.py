@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orchestrator.export.formats import generated, programs
+from orchestrator.export.formats import generated, onnx, openvino, programs
 from orchestrator.export.formats.format import Format
 
 FORMATS: Mapping[str, Format] = {
@@ -29,6 +29,26 @@ FORMATS: Mapping[str, Format] = {
             needs=(),
             tolerance=1e-5,
             snippet=programs.SNIPPET,
+        ),
+        Format(
+            "onnx",
+            "a graph of ONNX, for ONNX Runtime",
+            onnx.write,
+            onnx.load,
+            files=(onnx.FILE,),
+            needs=("onnx", "onnxscript", "onnxruntime"),
+            tolerance=1e-4,
+            snippet=onnx.SNIPPET,
+        ),
+        Format(
+            "openvino",
+            "a graph of OpenVINO",
+            openvino.write,
+            openvino.load,
+            files=(openvino.FILE, openvino.WEIGHTS),
+            needs=("onnx", "onnxscript", "openvino"),
+            tolerance=1e-4,
+            snippet=openvino.SNIPPET,
         ),
     )
 }

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.export.formats import format
 from orchestrator.export.formats.format import ExportError, called_with, difference
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.workloads import models
@@ -23,6 +24,7 @@ WITHOUT_THE_PROJECT = """
 import sys
 sys.path.insert(0, "")
 sys.modules.update(orchestrator=None, pruning=None)
+import torch
 from safetensors.torch import load_file, save_file
 globals().update(load_file("inputs"))
 """
@@ -44,7 +46,8 @@ NETWORKS = {
     "resnet20": ((3, 8, 8), {"width": 4}),
     "gpt": ((6,), {"layers": 1, "heads": 2, "width": 8, "context": None, "dropout": 0.1}),
 }
-QUICK = ("cnn", "gpt")
+QUICK = [("cnn", form) for form in FORMATS] + [("gpt", "safetensors")]
+SLOW = [(kind, form) for kind in NETWORKS for form in FORMATS if (kind, form) not in QUICK]
 
 
 def drawn(shape: tuple[int, ...], batch: int) -> Tensor:
@@ -62,11 +65,8 @@ def shrunk(kind: str) -> tuple[nn.Module, nn.Module]:
     return model, pruning.shrink(model, drawn(shape, 3))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(
-    "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in NETWORKS if kind not in QUICK)]
-)
-def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(form: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "form"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(kind: str, form: str, tmp_path: Path) -> None:
     (model, smaller), chosen, shape = shrunk(kind), FORMATS[form], NETWORKS[kind][0]
     example = called_with(model, (drawn(shape, 3), None))
 
@@ -110,7 +110,7 @@ def test_a_format_loads_in_a_process_without_this_project(form: str, tmp_path: P
     chosen.write(model, example, tmp_path)
     save_file({name: each.contiguous() for name, each in example.items()}, tmp_path / "inputs")
     code = WITHOUT_THE_PROJECT + chosen.code(model, example)
-    code += "\nsave_file({'outputs': torch.as_tensor(outputs).contiguous()}, 'outputs')"
+    code += "\nsave_file({'outputs': torch.as_tensor(outputs).detach().contiguous()}, 'outputs')"
     subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
 
     with torch.no_grad():
@@ -137,6 +137,25 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
+
+
+class Airy(nn.Module):
+    """Uses a function that ONNX does not know."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.airy_ai(x)
+
+
+def test_an_operation_that_onnx_lacks_and_a_missing_package_are_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ExportError, match=r"ONNX has no operation for aten\.special_airy_ai.*; take the format torch or"
+    ):
+        FORMATS["onnx"].write(Airy(), (torch.ones(2, 3),), tmp_path)
+    monkeypatch.setattr(format, "find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"needs onnx and onnxscript and openvino; install the extra `export`"):
+        FORMATS["openvino"].load(tmp_path)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,0 +1,65 @@
+"""The format `onnx`: a graph of ONNX for batches of any size, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.export.formats.format import ExportError, Run, fed
+from orchestrator.export.formats.programs import program_of
+from pruning.compact.tracing import Example, quiet
+
+FILE = "network.onnx"
+SNIPPET = """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("network.onnx")
+(outputs,) = session.run(None, {feed})
+"""
+UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
+LARGEST = 2**31 - 2**24
+"""Bytes of weights that a file of ONNX can hold; larger ones lie beside it."""
+
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write the graph; raise ExportError where ONNX has no such operation."""
+    program = program_of(network, example)
+    size = sum(tensor.nbytes for tensor in program.state_dict.values())
+    try:
+        with quiet(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=size > LARGEST)
+            assert written is not None
+            written.save(folder / FILE, external_data=size > LARGEST)
+    except Exception as error:  # of many kinds, with the whole program in their text
+        unknown = UNKNOWN.search(str(error)) or UNKNOWN.search(str(error.__cause__))
+        if unknown:
+            raise ExportError(
+                f"ONNX has no operation for {unknown[1]}, which the network uses; take the format torch or safetensors."
+            ) from error
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ExportError(
+            f"{type(network).__name__} cannot be written in ONNX ({type(error).__name__}: {said}); take the format "
+            "torch or safetensors."
+        ) from error
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return what runs the graph in ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(example: Example) -> Tensor:
+        (outputs,) = session.run(None, fed(example, names))
+        return torch.from_numpy(outputs)
+
+    return run

@@ -1,0 +1,53 @@
+"""The format `openvino`: OpenVINO's own graph, converted from that of ONNX."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.export.formats import onnx
+from orchestrator.export.formats.format import ExportError, Run, fed
+from pruning.compact.tracing import Example
+
+FILE, WEIGHTS = "network.xml", "network.bin"
+SNIPPET = """\
+import openvino
+
+precision = {{"INFERENCE_PRECISION_HINT": "f32"}}  # else bfloat16 where the processor has it
+compiled = openvino.Core().compile_model("network.xml", "CPU", precision)
+outputs = compiled({feed})[0]
+"""
+
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write the graph and its weights, all in float32; raise ExportError as ONNX does."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as made:
+        onnx.write(network, example, Path(made))
+        try:
+            model = openvino.convert_model(Path(made, onnx.FILE))
+        except Exception as error:  # of many kinds
+            said = (str(error).strip().splitlines() or [""])[0][:200]
+            raise ExportError(
+                f"{type(network).__name__} cannot be converted to OpenVINO ({type(error).__name__}: {said}); take the "
+                "format onnx."
+            ) from error
+        openvino.save_model(model, folder / FILE, compress_to_fp16=False)
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return what runs the graph in OpenVINO, in float32."""
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.Core().compile_model(folder / FILE, "CPU", settings)
+    names = [each.get_any_name() for each in compiled.inputs]
+
+    def run(example: Example) -> Tensor:
+        return torch.from_numpy(compiled(fed(example, names))[0])
+
+    return run
