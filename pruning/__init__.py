@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pruning.engine.committing import sparsity as sparsity
     from pruning.engine.controls import inverted as inverted
     from pruning.engine.controls import shuffle as shuffle
+    from pruning.engine.cutting import groups as groups
     from pruning.engine.dead_paths import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
     from pruning.engine.plans import Plan as Plan
-    from pruning.engine.plans import groups as groups
     from pruning.engine.plans import plan as plan
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
@@ -82,9 +82,10 @@ _HOMES = {
         "dependencies.groups": "DependencyGroup DependencyGroups",
         "engine.committing": "commit sparsity",
         "engine.controls": "inverted shuffle",
+        "engine.cutting": "groups",
         "engine.dead_paths": "effective_sparsity",
         "engine.one_call": "prune",
-        "engine.plans": "Plan groups plan",
+        "engine.plans": "Plan plan",
         "holding.keeper": "MaskKeeper",
         "holding.reparam": "mask_gradients",
         "masks.mask_set": "MaskSet",

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from pruning.dependencies.groups import DependencyGroups
 from pruning.selection.groups import Groups
 
 
 def shuffle(
     kept: Mapping[str, Tensor],
-    groups: Groups,
+    groups: Groups | DependencyGroups,
     generator: torch.Generator | None = None,
     alive: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:

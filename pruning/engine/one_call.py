@@ -35,6 +35,7 @@ def prune(
     size: Size = None,
     generator: torch.Generator | None = None,
     parameters: Iterable[str] | None = None,
+    example: Any = None,
     **options: Any,
 ) -> Plan:
     """Prune a network by a method, in place, and return what was decided.
@@ -43,6 +44,7 @@ def prune(
         pruning.prune(model, "grasp", sparsity=0.9, batches=batches, loss=loss, temperature=1)
         pruning.prune(model, "magnitude", sparsity=0.9, scope="global", min_kept=10)
         pruning.prune(model, "n_m", n=1, m=4)
+        pruning.prune(model, "magnitude", sparsity=0.5, unit="group", budget="macs", example=images)
 
     Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity. Pruned is what
     masks hold: weights that are 0 without one, as after `remove_all`, rank as any other and are not counted as dead. A
@@ -54,7 +56,7 @@ def prune(
         method: a name of `pruning.PUBLISHED`; `Choices`; a class derived from `BasePruningMethod`; or a score of your
             own, a function `(model, batches, loss, **_) -> {name: tensor}`.
         sparsity: the fraction of all units to be pruned in the end, dead ones counted; None where the method says it.
-        batches, loss, size, generator, parameters: see `plan`.
+        batches, loss, size, generator, parameters, example: see `plan`.
         options: any of the seven choices, as an object, its kind, or a dict of what differs from the method's; what the
             score (or the class) takes, as `temperature`; for scores, a field of one choice alone, as `inner`.
 
@@ -66,7 +68,8 @@ def prune(
     _refuse_not_heeded(choices, chosen(method))
     if sparsity is not None:
         choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
-    decided = plan(model, choices, batches=batches, loss=loss, size=size, generator=generator, parameters=parameters)
+    data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
+    decided = plan(model, choices, **data, parameters=parameters, example=example)
     commit(model, decided)
     if dead := decided.details["dead"]:
         warnings.warn(

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
+from pruning.choices.axes import Choices, Schedule, Score, Unit
+from pruning.dependencies.budgets import gone, kept_channels
+from pruning.dependencies.groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
+from pruning.engine.cutting import Cut, cut_of, dependent, inputs_first, scored_names
 from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
@@ -24,9 +26,9 @@ from pruning.schedule import targets
 from pruning.scores.data import Batches, Loss, Size
 from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.flow import Flow
-from pruning.scores.network import Masks, Weight, weights_of
+from pruning.scores.network import Masks, weights_of
 from pruning.selection.allocation import allocate
-from pruning.selection.groups import Groups, groups_of
+from pruning.selection.groups import Groups
 from pruning.selection.select import select
 
 
@@ -57,41 +59,6 @@ class _Data:
     generator: torch.Generator | None
 
 
-def groups(
-    model: nn.Module,
-    unit: Unit | None = None,
-    scope: Scope | None = None,
-    parameters: Iterable[str] | None = None,
-) -> Groups:
-    """Cut the parameters of a network into units.
-
-    Args:
-        model: pruned or not.
-        unit: what goes at once; None is single entries.
-        scope: among which units is ranked; None is whole tensors.
-        parameters: names of what is pruned; None takes weights of linear and convolutional layers and of attention's
-            projections.
-
-    Raises:
-        ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
-    """
-    return _cut(weights_of(model, None, parameters), unit, scope)
-
-
-def _cut(weights: Mapping[str, Weight], unit: Unit | None, scope: Scope | None) -> Groups:
-    shapes = {name: weight.parameter.shape for name, weight in weights.items()}
-    return groups_of(shapes, unit, scope, _inputs_first(weights))
-
-
-def _inputs_first(weights: Mapping[str, Weight]) -> set[str]:
-    """Return the names of those whose first dimension are inputs, and whose second are outputs."""
-    return {
-        name
-        for name, weight in weights.items()
-        if isinstance(weight.module, _ConvTransposeNd) or type(weight.module).__name__ == "Conv1D"
-    }
-
-
 def plan(
     model: nn.Module,
     choices: Choices,
@@ -102,6 +69,7 @@ def plan(
     generator: torch.Generator | None = None,
     parameters: Iterable[str] | None = None,
     masks: Masks | None = None,
+    example: Any = None,
 ) -> Plan:
     """Decide what is pruned of a network, to `choices.schedule.sparsity`, and leave it as it is.
 
@@ -116,22 +84,21 @@ def plan(
         loss: (model, batch) -> the batch's mean loss; None where it is unused.
         size: (batch) -> its weight; None takes the length of the batch's first tensor.
         generator: source of random draws; None is torch's default one.
-        parameters: names of what is pruned; None is as in `groups`.
+        parameters: names of what is pruned; None is as in `groups`. Of dependency groups, the weights of which outputs
+            may go.
         masks: name -> tensor, nonzero where an entry is kept so far, on top of what the model holds pruned.
+        example: what the network is called with, a batch of 2 or more, for dependency groups.
 
     Raises:
         ValueError: a score lacks what it needs, a unit does not divide, or a target cannot be reached.
         TypeError: `batches` or `generator` is no such thing.
     """
     choices = with_unit_of_class(choices)
-    weights = weights_of(model, masks, names_to_score(model, choices.score, parameters))
-    cut = _cut(weights, choices.unit, choices.scope)
-    check_channels(choices.score, cut, _inputs_first(weights))
-    before = {n: kept.cpu() for n in cut.sizes if (kept := weights[n].kept) is not None}
+    cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _opened(model)
     data = _Data(_listed(batches), loss, size, drawn_from(choices.score, generator))
-    run = _Run(model, choices, data, dict(masks or {}))
+    run = _Run(model, choices, data, dict(masks or {}), scored_names(cut, model))
     now: dict[str, Tensor] = before
     steps = list(_steps(choices.schedule, cut, before))
     for step, (sparsity, step_cut) in enumerate(steps):
@@ -140,6 +107,22 @@ def plan(
         drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
         now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
     return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
+
+
+def _cut(
+    model: nn.Module, choices: Choices, masks: Masks | None, parameters: Iterable[str] | None, example: Any
+) -> tuple[Cut, dict[str, Tensor]]:
+    """Return the units, and name -> what is kept so far of each tensor that has any and is pruned."""
+    cut: Cut
+    if choices.unit.kind == "group":
+        cut = dependent(model, choices, example, parameters)
+        weights = weights_of(model, masks, cut.parameters)
+    else:
+        weights = weights_of(model, masks, parameters)
+        cut = cut_of(weights, choices.unit, choices.scope)
+        check_channels(choices.score, cut, inputs_first(weights))
+    names = cut.sizes if isinstance(cut, Groups) else cut.parameters
+    return cut, {n: kept.cpu() for n in names if (kept := weights[n].kept) is not None}
 
 
 def _listed(batches: Batches) -> list[Any] | None:
@@ -163,13 +146,14 @@ class _Run:
     choices: Choices
     data: _Data
     masks: dict[str, Tensor]
+    names: list[str]
     flow: Flow | None = None
     matrix: FisherMatrix | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"scoring": 0.0, "selection": 0.0})
 
     def step(
         self,
-        cut: Groups,
+        cut: Cut,
         sparsity: float | None,
         before: Mapping[str, Tensor],
         batches: Sequence[Any] | None,
@@ -189,13 +173,18 @@ class _Run:
             scores = self._scores(choices.score, cut, masks, batches)
         ranking = self._scores(Score("lamp"), cut, masks, None) if choices.scope.allocation == "lamp" else scores
         scored_at = time.perf_counter()
-        if choices.select is not None:
+        alive = cut.alive(before) if nested else None
+        if isinstance(cut, DependencyGroups):
+            assert scores is not None
+            assert sparsity is not None
+            units = _reduced(cut, scores, invert=choices.restart.control == "invert")
+            kept = cut.expand(kept_channels(cut, sparsity, units, alive))
+        elif choices.select is not None:
             weights = weights_of(self.model, masks, cut.sizes)
             kept = masks_of_class(choices, cut, sparsity, weights, scores, self.data.generator, capped=not last)
         else:
             assert scores is not None
             assert ranking is not None
-            alive = cut.alive(before) if nested else None
             units = _reduced(cut, scores, invert=choices.restart.control == "invert")
             counts = allocate(
                 cut, sparsity, units if ranking is scores else _reduced(cut, ranking), alive, capped=not last
@@ -223,8 +212,8 @@ class _Run:
         self.seconds["repair"] = time.perf_counter() - begin
         return values
 
-    def _scores(self, score: Score, cut: Groups, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
-        data, choices, names = self.data, self.choices, list(cut.sizes)
+    def _scores(self, score: Score, cut: Cut, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
+        data, choices, names = self.data, self.choices, self.names
         score = _of_blocks(score, cut.unit)
         if score.kind == "synflow" and self.flow is not None:
             return self.flow.scores(masks)
@@ -256,13 +245,19 @@ def _of_blocks(score: Score, unit: Unit) -> Score:
     return replace(score, options={"form": "block", **score.options})
 
 
-def _reduced(cut: Groups, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:
+def _reduced(cut: Cut, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:
     units = {name: values.cpu() for name, values in cut.reduce(scores).items()}
     return inverted(units) if invert else units
 
 
-def _steps(schedule: Schedule, cut: Groups, before: Masks) -> Iterator[tuple[float | None, Groups]]:
+def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float | None, Cut]]:
     """Yield the sparsity, in units, of each inner re-scoring, and the groups with the densities that are given."""
+    if isinstance(cut, DependencyGroups):
+        if schedule.sparsity is None:
+            raise ValueError(f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}.")
+        start = min(gone(cut, cut.alive(before)), schedule.sparsity)
+        yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
+        return
     if schedule.sparsity is None:
         if cut.scope.kind == "window" and schedule.inner > 1:
             raise ValueError(
@@ -287,7 +282,9 @@ def _opened(model: nn.Module) -> nn.Module:
     return opened
 
 
-def _details(cut: Groups, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
-    units = {name: int(alive.sum()) for name, alive in cut.alive(kept).items()}
+def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:
+    alive = cut.alive(kept)
+    units = {name: int(each.sum()) for name, each in alive.items()}
     dead = [name for name, count in units.items() if cut.sizes[name] and not count]
-    return {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
+    details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
+    return details | ({"removed": gone(cut, alive)} if isinstance(cut, DependencyGroups) else {})

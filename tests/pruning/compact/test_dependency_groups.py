@@ -217,6 +217,63 @@ def test_what_cannot_be_reached_is_told_and_what_was_pruned_stays_so() -> None:
     assert groups.alive(groups.expand(kept))["hidden.weight"].tolist() == kept["hidden.weight"].tolist()
 
 
+def test_one_call_prunes_groups_further_and_shrink_takes_them_out() -> None:
+    torch.manual_seed(2)
+    model = Mixed().eval()
+    options: dict[str, Any] = {"unit": "group", "budget": "parameters", "example": IMAGES, "min_kept": 2}
+    first = pruning.prune(model, "magnitude", sparsity=0.3, scope="global", **options)
+
+    second = pruning.prune(model, "taylor", sparsity=0.6, inner=2, **options, **classes(5))
+
+    assert second.masks.nested_in(first.masks)
+    assert min(second.details["kept"].values()) >= 2
+    smaller = pruning.shrink(model, IMAGES)
+    assert 1 - smaller.shrunk.after / smaller.shrunk.before == pytest.approx(second.details["removed"])
+    assert second.details["removed"] >= 0.6
+
+
+def classes(count: int) -> dict[str, Any]:
+    """Return batches of images and labels of so many classes, and their loss."""
+    labels = torch.arange(2) % count
+    return {
+        "batches": [(IMAGES, labels), (IMAGES + 1, labels)],
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+    }
+
+
+def test_controls_free_entries_and_named_weights_hold_for_groups() -> None:
+    torch.manual_seed(3)
+    options: dict[str, Any] = {"sparsity": 0.5, "unit": "group", "example": IMAGES}
+    plain = pruning.prune(Small(), "magnitude", **options, parameters=["hidden.weight", "third.weight"])
+    assert list(plain.details["units"]) == ["third.weight", "hidden.weight"]
+    model = Small()
+    low = pruning.prune(copy.deepcopy(model), "magnitude", **options)
+    high = pruning.prune(copy.deepcopy(model), "magnitude", **options, control="invert")
+    assert all(not (low.masks[n] ^ ~high.masks[n]).any() for n in ("norm.weight", "hidden.bias"))
+    drawn = pruning.prune(copy.deepcopy(model), "magnitude", **options, control="shuffle")
+    assert drawn.details["kept"] == low.details["kept"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"example": None},
+            r"^`example` \(=None\) must be what the network is called with, where `unit.kind` is 'group'",
+        ),
+        ({"sparsity": None}, r"^`sparsity` \(=None\) must be a fraction"),
+        ({"scope": "row"}, r"^`scope.kind` \(='row'\) cannot be combined with dependency groups"),
+        ({"repair": "least_squares"}, r"^`repair.kind` \(='least_squares'\) cannot be combined"),
+        ({"unit": "channel", "budget": "macs"}, r"^`scope.budget` \(='macs'\) holds for dependency groups"),
+        ({"normalise": "mean"}, r"^`scope.normalise` \(='mean'\) must be 'size' or 'group'"),
+        ({"parameters": ["first.weight"]}, r"^`parameters` \(of 3 groups\) must name all weights"),
+    ],
+)
+def test_what_groups_do_not_take_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pruning.prune(Small(), "magnitude", **{"sparsity": 0.5, "unit": "group", "example": IMAGES, **options})
+
+
 def check(seed: int) -> None:
     scope = Scope(("layer", "global")[seed % 2], budget=BUDGETS[seed % 4])  # type: ignore[arg-type]
     hold(network(seed, emptied=False).float(), torch.randn(2, 3, 8, 8), scope, 0.2)

@@ -203,12 +203,15 @@ def test_what_statistics_count_and_unknown_operations_read_is_kept_and_said() ->
 
 
 def test_what_the_page_shows_runs() -> None:
-    (shown,) = re.findall(r"^```python shrink\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    shown = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
     namespace: dict[str, Any] = {"print": lambda *_: None}
 
-    exec(shown, namespace)
+    exec(shown["shrink"], namespace)
 
     assert shapes(namespace["smaller"])["3.weight"] == (25, 8 * 36)
+    exec(shown["groups"], namespace)
+    shrunk = namespace["smaller"].shrunk
+    assert 1 - shrunk.after / shrunk.before == namespace["decided"].details["removed"] >= 0.6
 
 
 class Transposed(nn.Module):
