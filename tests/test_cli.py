@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from orchestrator.__main__ import main
 from orchestrator.execution import interrupts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Here = Callable[..., None]
 QUICK = ("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[16]", "train.epochs=1", "finetune.epochs=1")
 
 
@@ -38,6 +40,22 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return start
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    """Type a command line in this process; figures, which take longer than all else, are left out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
+    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+
+    def typed(*arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
+        main()
+
+    yield typed
+    GlobalHydra.instance().clear()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -51,19 +69,10 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     ],
 )
 def test_a_mistake_is_said_in_a_sentence_and_ends_with_2(
-    arguments: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], said: str, here: Here, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
-    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
-
     with pytest.raises(SystemExit, match="2"):
-        main()
-    GlobalHydra.instance().clear()
+        here(*arguments)
 
     told = capsys.readouterr().err
     assert said in told
@@ -123,7 +132,7 @@ def table(text: str) -> list[str]:
     return lines[start : lines.index("", start)]
 
 
-def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
+def test_a_users_own_preset_model_and_method(here: Here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine" / "sweep").mkdir(parents=True)
     (tmp_path / "mine" / "model").mkdir()
     (tmp_path / "mine" / "sweep" / "my_sweep.yaml").write_text(
@@ -145,11 +154,11 @@ def test_a_users_own_preset_model_and_method(run: Run, tmp_path: Path) -> None:
         "        return super().compute_mask(-scores.abs().add(1).reciprocal(), default_mask)\n"
     )
     method = ("method._target_=their_code.Largest", "method.kind=null", "method.name=largest")
-    result = run("--config-dir", "mine", "+sweep=my_sweep", *QUICK[:2], *QUICK[4:], *method)
+    here("--config-dir", "mine", "+sweep=my_sweep", *QUICK[:2], *QUICK[4:], *method)
 
-    assert result.returncode == 0, result.stderr
-    assert "2 of 2 trials done" in result.stdout
-    assert "largest" in result.stdout
+    told = capsys.readouterr().out
+    assert "2 of 2 trials done" in told
+    assert "largest" in told
 
 
 def test_a_failing_target_is_refused_and_says_where(run: Run, tmp_path: Path) -> None:
@@ -161,14 +170,14 @@ def test_a_failing_target_is_refused_and_says_where(run: Run, tmp_path: Path) ->
     assert "Traceback" not in result.stderr
 
 
-def test_a_terminal_without_our_signs_sees_all_the_rest(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    result = run(*QUICK)
-    assert result.returncode == 0, result.stderr
-    assert "1 of 1 trials done" in result.stdout
-    again = run("trial", code="import sys; from orchestrator.compare.__main__ import main; sys.exit(main())")
-    assert again.returncode == 0, again.stderr
-    assert "?" in again.stdout
+def test_a_terminal_without_our_signs_sees_all_the_rest(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    here(*QUICK)
+    assert b"1 of 1 trials done" in terminal.buffer.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit, match="0"):
+        here("compare", "trial")
+    assert b"?" in terminal.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("arguments", [["compare"], ["gate", "x.json"], ["sync"], ["store", "list"]])
@@ -186,9 +195,10 @@ def test_the_other_commands_are_arguments_of_the_console_script(
     assert sys.path == before, "a file of the working directory can stand in for no package"
 
 
-def test_help_reads_well(run: Run) -> None:
-    result = run("--help")
+def test_help_reads_well(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        here("--help")
 
-    assert result.returncode == 0
-    assert "python -m orchestrator +sweep=random_amounts" in result.stdout
-    assert "schema" not in result.stdout
+    told = capsys.readouterr().out
+    assert "python -m orchestrator +sweep=random_amounts" in told
+    assert "schema" not in told
