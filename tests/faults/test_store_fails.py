@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
     monkeypatch.setattr(
         "orchestrator.views.report.files.report", lambda *_: {}
     )  # its figures take longer than all else
+    config = configured(*more)
+    return conductor.run([Job((f"seed={n}",), {**config, "seed": n}) for n in range(4)])
+
+
+@cache
+def configured(*more: str) -> dict[str, Any]:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        line = [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1"]
-        return conductor.run(
-            [Job((f"seed={n}",), plain(compose("config", [*line, *more, f"seed={n}"]))) for n in range(4)]
-        )
+        return plain(compose("config", [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1", *more]))
 
 
 @pytest.mark.parametrize(
