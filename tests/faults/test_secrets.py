@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from commands import SWEEP, Command
+from hydra.core.global_hydra import GlobalHydra
+
+from orchestrator.__main__ import main
+from orchestrator.execution import interrupts
 
 SECRET = "hunter2-zx81"
 LINE = (*SWEEP, "cluster=inline", "seed=0", "schedule.sparsity=0.5", "schedule.rounds=1", "train.epochs=1")
@@ -84,10 +89,16 @@ def test_nor_do_the_view_and_the_commands_after_it(start: Callable[..., Command]
     ],
 )
 def test_secrets_are_not_quoted_in_refusals(
-    start: Callable[..., Command], tmp_path: Path, argument: str, shown: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argument: str, shown: str
 ) -> None:
-    refused = start(tmp_path / "sweep", *LINE, argument, "tracking=none")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *LINE, argument, "tracking=none"])
+    monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
 
-    assert refused.wait() == 2
-    assert shown in refused.stderr
-    assert SECRET not in refused.stdout + refused.stderr
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    GlobalHydra.instance().clear()
+
+    told = capsys.readouterr()
+    assert shown in told.err
+    assert SECRET not in told.out + told.err
