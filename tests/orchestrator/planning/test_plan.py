@@ -393,12 +393,12 @@ def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]
 
 def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
     made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
-    ratios = []
-    for _ in range(3):  # each beside as many copies of a configuration: what else the machine does slows both down
+    ratios: list[float] = []
+    while min(ratios, default=12) >= 12 and len(ratios) < 3:  # once, where nothing else was at work
         start = time.process_time()
         plan = make_plan(jobs(*made))
         planned = time.process_time()
-        for _ in made:
+        for _ in made:  # as many copies of a configuration: what else the machine does slows both down
             copy.deepcopy(made[0])
         ratios.append((planned - start) / (time.process_time() - planned))
 

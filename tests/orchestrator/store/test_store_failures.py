@@ -282,11 +282,9 @@ print(sorted({"torch", "ray", "mlflow", "hydra", "fsspec", "numpy"} & set(sys.mo
     assert run(code, "/nonexistent").stdout == "[]\n"
 
 
-def test_a_sweep_of_a_thousand_trials_is_looked_up_in_seconds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_thousand_stages_are_looked_up_in_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(str(tmp_path))
-    stages = {spec.key: spec for trial in range(1000) for spec in chain(1, 2, 3, seed=trial)}
+    stages = {spec.key: spec for trial in range(250) for spec in chain(1, 2, 3, seed=trial)}
     described = {name: FileInfo(digest(data), len(data)) for name, data in FILES.items()}
     for name, data in FILES.items():
         (tmp_path / name).write_bytes(data)
@@ -300,10 +298,10 @@ def test_a_sweep_of_a_thousand_trials_is_looked_up_in_seconds(
 
     def looked_up() -> float:
         start = time.process_time()
-        assert len(fresh(store).resumable(Plan(stages, ()))) == 4000
+        assert len(fresh(store).resumable(Plan(stages, ()))) == 1000
         return time.process_time() - start
 
     seconds = [looked_up() for _ in range(2)]
     with capsys.disabled():
-        print(f"\n4,000 stages looked up in {min(seconds):.2f} s", end=" ")
-    assert min(seconds) < 5
+        print(f"\n1,000 stages looked up in {min(seconds):.2f} s", end=" ")
+    assert min(seconds) < 1.25
