@@ -133,11 +133,11 @@ def test_a_resumed_sweep_gives_the_same_bits(inline: Path, on_ray: Path, capsys:
     assert results(inline) == results(on_ray)
 
 
-def test_the_same_command_again_trains_nothing(on_ray: Path, start: Start) -> None:
+def test_the_same_command_again_trains_nothing(on_ray: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = records(on_ray)
-    again = start(on_ray, "cluster.num_cpus=2")
+    run_here(on_ray)
 
-    assert "; 0 stages to run." in again.stdout
+    assert "; 0 stages to run." in capsys.readouterr().out
     assert records(on_ray) == before
 
 
