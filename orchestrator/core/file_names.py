@@ -8,13 +8,16 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.plain_data import quoted
 
 WEIGHTS = "weights.safetensors"
-"""The one file that may be dropped from a finished stage; masks and records stay."""
+"""The parameters and buffers that a stage has ended with."""
 
 MASKS = "masks.npz"
 """The bit-packed masks of a round."""
 
 STATE, STATE_VALUES = "state.safetensors", "state.json"
 """Where a training is: the result of a stage that ends at a step of it."""
+
+DROPPABLE = (WEIGHTS, STATE)
+"""What may be dropped from a finished stage, all at once; masks and records stay."""
 
 RECORD = "record.json"
 """The commit of a stage."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,21 @@ class StageKind:
     """Whether it runs in a task of its own, and not in that of the stage whose network it goes on from."""
     reads_test: bool = True
     """Whether it reads the test split."""
+    keeps: Literal["always", "at_branches", "while_needed"] = "always"
+    """How long a store holds its weights: while a stage that needs them is unfinished; besides where none or several
+    need them, for sweeps to come; or always."""
 
 
 KINDS: Mapping[str, StageKind] = {
     "start": StageKind(
-        "orchestrator.training.stages:train_start", "start of the training", prunes=False, reads_test=False
+        "orchestrator.training.stages:train_start",
+        "start of the training",
+        prunes=False,
+        reads_test=False,
+        keeps="while_needed",
     ),
     "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", prunes=False),
-    "round": StageKind("orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True),
+    "round": StageKind(
+        "orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
+    ),
 }

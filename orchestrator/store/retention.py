@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.config.cluster import to_bytes
 from orchestrator.core.errors import OrchestratorError, StoreError
-from orchestrator.core.file_names import RECORD, WEIGHTS
+from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -52,8 +52,8 @@ def sizes(store: Store) -> dict[str, tuple[int, int]]:
 def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) -> set[str]:
     """Return the finished stages from whose weights something starts, or which are results.
 
-    They are dense stages, the ends of trials, stages with no stage or several below them, and those whose one stage
-    below is not finished. Branches are counted over everything in the store and in the plans.
+    They are dense stages, the ends of trials, rounds with no stage or several below them, and all that an unfinished
+    stage starts from, or may go on from to save work. Branches are counted over everything in the store and the plans.
     """
     children: dict[str, set[str]] = defaultdict(set)
     for key, record in records.items():
@@ -63,14 +63,15 @@ def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) ->
     for plan in plans:
         ends.update(trial.stages[-1] for trial in plan.trials)
         for key, spec in plan.stages.items():
-            for needed in spec.inputs.values():
+            for needed in (*spec.inputs.values(), *spec.starts_from):
                 children[needed].add(key)
+    branches = {key for key, record in records.items() if KINDS[record.kind].keeps == "at_branches"}
     return {
         key
         for key, record in records.items()
-        if not KINDS[record.kind].prunes
+        if KINDS[record.kind].keeps == "always"
         or key in ends
-        or len(children[key]) != 1
+        or (key in branches and len(children[key]) != 1)
         or not children[key] <= records.keys()
     }
 
@@ -119,13 +120,18 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
             if excess <= 0:
                 idle = idle[:position]
                 break
-            excess -= records[key].files[WEIGHTS].bytes
+            excess -= _droppable(records[key])
     if not dry_run:
         store.drop_weights(idle)
         for path in leftovers:
             _remove(store, path)
-    freed = sum(records[key].files[WEIGHTS].bytes for key in idle) + sum(leftovers.values())
+    freed = sum(_droppable(records[key]) for key in idle) + sum(leftovers.values())
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
+
+
+def _droppable(record: StageRecord) -> int:
+    """Return the bytes of what `drop_weights` takes from a stage."""
+    return sum(record.files[name].bytes for name in DROPPABLE if name in record.files)
 
 
 def _idle(
@@ -219,4 +225,4 @@ def _category(path: str) -> str:
             return "running or leftover"
         return top if top in ("checkpoints", "failures", "sweeps", "quarantine", "preflights") else "other"
     name = path.rpartition("/")[2]
-    return {RECORD: "records", WEIGHTS: "weights"}.get(name, "masks and others")
+    return {RECORD: "records", **dict.fromkeys(DROPPABLE, "weights")}.get(name, "masks and others")

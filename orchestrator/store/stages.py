@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
-from orchestrator.core.file_names import RECORD, WEIGHTS, component, is_component
+from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS, component, is_component
 from orchestrator.core.plain_data import quoted, read_as
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.work_order import FileWriter
@@ -94,7 +94,7 @@ class Stages:
             elif WEIGHTS in standing.record.files or WEIGHTS not in files:
                 return standing.record
             elif canonical_json(standing.record.result()) == canonical_json(record.result()):
-                return self._put_back(standing, files[WEIGHTS])
+                return self._put_back(standing, files)
             else:
                 self._set_aside(record.key, "its weights had been dropped, and repeating it gave another result")
         raise StoreError(f"{self._name}: {folder_of(record.key)} kept changing while it was written; run again")
@@ -128,7 +128,7 @@ class Stages:
             raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again", key)
         if name not in commit.record.files:
             remedy = (
-                "its weights were dropped; a run that needs them repeats it" if name == WEIGHTS else "there is none"
+                "its weights were dropped; a run that needs them repeats it" if name in DROPPABLE else "there is none"
             )
             raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}", key)
         expected = commit.record.files[name]
@@ -144,15 +144,16 @@ class Stages:
         raise self._damaged(key, name, f"expected {_described(expected)}, found {found}")
 
     def drop_weights(self, keys: Iterable[str]) -> None:
-        """Delete the weights of finished stages, once they are struck from the record; all else stays."""
+        """Delete weights (and states) of finished stages, once they are struck from the record; all else stays."""
         self._each(self._drop_weights, keys)
 
     def _drop_weights(self, key: str) -> None:
         commit = self._examine(key)
         if commit is not None and WEIGHTS in commit.record.files:
-            files = {name: info for name, info in commit.record.files.items() if name != WEIGHTS}
+            files = {name: info for name, info in commit.record.files.items() if name not in DROPPABLE}
             self._rewrite(Commit(replace(commit.record, files=files), commit.attempt))
-            self._backend.remove(commit.path(WEIGHTS))
+            for name in commit.record.files.keys() - files.keys():
+                self._backend.remove(commit.path(name))
 
     def _each(self, act: Callable[[str], _T], keys: Iterable[str]) -> list[_T]:
         """Do one thing for many stages: side by side where each costs requests."""
@@ -182,9 +183,10 @@ class Stages:
             self._backend.remove_folder(f"{folder}/{attempt}")
         return None
 
-    def _put_back(self, commit: Commit, weights: FileWriter) -> StageRecord:
-        info = self._backend.put(commit.path(WEIGHTS), weights)
-        record = replace(commit.record, files={**commit.record.files, WEIGHTS: info})
+    def _put_back(self, commit: Commit, files: Mapping[str, FileWriter]) -> StageRecord:
+        dropped = [name for name in DROPPABLE if name in files and name not in commit.record.files]
+        put = {name: self._backend.put(commit.path(name), files[name]) for name in dropped}
+        record = replace(commit.record, files={**commit.record.files, **put})
         self._rewrite(Commit(record, commit.attempt))
         return record
 

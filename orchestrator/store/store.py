@@ -202,7 +202,7 @@ class Store:
         return self.stages.fetch(key, name)
 
     def drop_weights(self, keys: Iterable[str]) -> None:
-        """Delete the weights of finished stages and strike them from their records; all else stays."""
+        """Delete weights, and states of trainings, of finished stages and strike them from their records."""
         self.stages.drop_weights(keys)
 
     def discard(self, key: str) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import trial_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import FILES, altered, chain, fresh, key_of, record_for, record_of
+from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of
 
 from orchestrator.core.errors import StoreError
-from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.file_names import STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Plan, StageSpec
+from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
 from orchestrator.core.work_order import PastFailure
 from orchestrator.store import retention
 from orchestrator.store.retention import needed_weights, prune, sizes, verify
@@ -63,6 +64,29 @@ def test_weights_of_dense_stages_branch_points_and_ends_stay(store: Store) -> No
         assert store.read(spec.key, "masks.safetensors") == FILES["masks.safetensors"]
     assert prune(store).stages == ()
     assert len(store.resumable(plan)) == len(plan.stages)
+
+
+def test_a_start_s_weights_and_state_go_once_all_that_need_them_are_finished_and_come_back(store: Store) -> None:
+    start, plain = StageSpec("start", {"until": 2}), StageSpec("dense", {})
+    dense = replace(plain, starts_from=(start.key,))
+    rewound = [StageSpec("round", {"round": 1, "n": n}, {NETWORK: dense.key, REWIND: start.key}) for n in range(3)]
+    plan = plan_of(*([start, dense, each] for each in rewound[:2]))
+    files = {WEIGHTS: FILES[WEIGHTS], STATE: Content(b"momentum"), STATE_VALUES: Content(b"{}")}
+    for spec in (start, dense, *rewound[:2]):
+        assert prune(store, [plan]).stages == (), "something needs it, or could go on from it"
+        store.commit(record_for(spec), files)
+
+    assert prune(store, [plan], dry_run=True).bytes == len(FILES[WEIGHTS]) + len(b"momentum")
+    assert prune(store, [plan]).stages == (start.key,)
+    assert set(store.finished([start.key])[start.key].files) == {STATE_VALUES}
+    with pytest.raises(StoreError, match="its weights were dropped"):
+        store.fetch(start.key, STATE)
+    later = plan_of([start, dense, rewound[0]], [start, dense, rewound[2]])
+    assert start.key not in store.resumable(later)
+    assert len(store.resumable(plan)) == 4
+    store.commit(record_for(start), files)
+    assert store.read(start.key, STATE) == b"momentum"
+    assert start.key in store.resumable(later)
 
 
 def test_the_newest_stage_of_an_unfinished_trial_stays(store: Store) -> None:
