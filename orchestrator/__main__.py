@@ -1,6 +1,6 @@
 """`python -m orchestrator`, or `pruning-orchestrator`: compose with Hydra, hand over, say every mistake in a sentence.
 
-`compare`, `gate`, `sync` and `store` as first argument call those commands instead.
+`compare`, `export`, `gate`, `sync` and `store` as first argument call those commands instead.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
 130 interrupted.
 """
@@ -32,6 +32,7 @@ COMMANDS = {
     "gate": "orchestrator.gate",
     "sync": "orchestrator.sync",
     "store": "orchestrator.store.__main__",
+    "export": "orchestrator.export.__main__",
 }
 """First argument -> the module whose `main` it calls."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,9 @@ class Format:
         files: what `writer` writes.
         needs: packages, of the extra `export`, that `writer` or `loader` import.
         tolerance: how far outputs may differ from PyTorch's, relative to the largest.
-        snippet: Python code that loads it from the working directory, without this project, and leaves `outputs`;
-            `{call}` and `{feed}` stand for its inputs, see `code`.
+        arrays: what it is called with: those of torch or of numpy.
+        snippet: Python code that loads it from the working directory, without this project, once `arrays` is
+            imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `code`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Format:
     files: tuple[str, ...]
     needs: tuple[str, ...]
     tolerance: float
+    arrays: Literal["torch", "numpy"]
     snippet: str
 
     def write(self, network: nn.Module, example: Example, folder: Path) -> None:
@@ -63,7 +65,7 @@ class Format:
             ExportError: a package is missing, or the network cannot be traced or written
         """
         self.check_packages()
-        if not all(isinstance(each, Tensor) for each in _values(example)):
+        if not all(isinstance(each, Tensor) for each in call_values(example)):
             raise ExportError(
                 f"{type(network).__name__} cannot be exported, since it is called with more than tensors; let its "
                 "forward take each by a name of its own."
@@ -77,11 +79,19 @@ class Format:
         return self.loader(folder, threads)
 
     def code(self, network: nn.Module, example: Example) -> str:
-        """Return the snippet for inputs that are variables of the names that the network's forward has."""
+        """Return the snippet for inputs that are variables of the names that the network's forward has, see `zeros`."""
         names = input_names(network, example)
         call = [f"{name}={name}" for name in names] if isinstance(example, Mapping) else names
-        feed = ", ".join(f'"{name}": {name}.numpy()' for name in names)
+        feed = ", ".join(f'"{name}": {name}' for name in names)
         return self.snippet.format(call=", ".join(call), feed=f"{{{feed}}}")
+
+    def zeros(self, network: nn.Module, example: Example) -> str:
+        """Return code that makes inputs for `code`: a batch of two, all zero."""
+        lines = []
+        for name, value in zip(input_names(network, example), call_values(example), strict=True):
+            kind = str(value.dtype).replace("torch.", f"{self.arrays}.")
+            lines.append(f"{name} = {self.arrays}.zeros({(2, *value.shape[1:])}, dtype={kind})\n")
+        return "".join(lines)
 
     def check_packages(self) -> None:
         """Raise ExportError where a package is missing."""
@@ -110,21 +120,22 @@ def fed(example: Example, names: Sequence[str]) -> dict[str, Any]:
     """Return the arrays of an example under the names that a graph has for its inputs."""
     if isinstance(example, Mapping):
         return {name: example[name].numpy() for name in names}
-    return {name: value.numpy() for name, value in zip(names, _values(example), strict=True)}
+    return {name: value.numpy() for name, value in zip(names, call_values(example), strict=True)}
 
 
 def input_names(network: nn.Module, example: Example) -> list[str]:
     """Return what the network's forward calls each input of an example."""
     if isinstance(example, Mapping):
         return list(example)
-    bound = inspect.signature(network.forward).bind(*_values(example))
+    bound = inspect.signature(network.forward).bind(*call_values(example))
     found = []
     for name, value in bound.arguments.items():
         found += [f"{name}_{place}" for place in range(len(value))] if isinstance(value, tuple) else [name]
     return found
 
 
-def _values(example: Example) -> list[Any]:
+def call_values(example: Example) -> list[Any]:
+    """Return what a network is called with, one after another."""
     if isinstance(example, Mapping):
         return list(example.values())
     return list(example) if isinstance(example, tuple) else [example]

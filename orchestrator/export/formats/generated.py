@@ -17,8 +17,6 @@ from pruning.compact.tracing import Example, Traced, traced
 
 MODULE, WEIGHTS = "network.py", "network.safetensors"
 SNIPPET = """\
-import torch
-
 import network
 
 module = network.load()

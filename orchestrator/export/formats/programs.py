@@ -13,8 +13,6 @@ from pruning.compact.tracing import Example, arguments_of, exported, quiet
 
 FILE = "network.pt2"
 SNIPPET = """\
-import torch
-
 network = torch.export.load("network.pt2").module()
 outputs = network({call})
 """

@@ -18,6 +18,7 @@ FORMATS: Mapping[str, Format] = {
             files=(generated.MODULE, generated.WEIGHTS),
             needs=(),
             tolerance=1e-4,
+            arrays="torch",
             snippet=generated.SNIPPET,
         ),
         Format(
@@ -28,6 +29,7 @@ FORMATS: Mapping[str, Format] = {
             files=(programs.FILE,),
             needs=(),
             tolerance=1e-5,
+            arrays="torch",
             snippet=programs.SNIPPET,
         ),
         Format(
@@ -38,6 +40,7 @@ FORMATS: Mapping[str, Format] = {
             files=(onnx.FILE,),
             needs=("onnx", "onnxscript", "onnxruntime"),
             tolerance=1e-4,
+            arrays="numpy",
             snippet=onnx.SNIPPET,
         ),
         Format(
@@ -48,6 +51,7 @@ FORMATS: Mapping[str, Format] = {
             files=(openvino.FILE, openvino.WEIGHTS),
             needs=("onnx", "onnxscript", "openvino"),
             tolerance=1e-4,
+            arrays="numpy",
             snippet=openvino.SNIPPET,
         ),
     )

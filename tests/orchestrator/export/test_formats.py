@@ -24,9 +24,7 @@ WITHOUT_THE_PROJECT = """
 import sys
 sys.path.insert(0, "")
 sys.modules.update(orchestrator=None, pruning=None)
-import torch
-from safetensors.torch import load_file, save_file
-globals().update(load_file("inputs"))
+import torch, safetensors.torch, safetensors.numpy
 """
 
 
@@ -109,8 +107,9 @@ def test_a_format_loads_in_a_process_without_this_project(form: str, tmp_path: P
 
     chosen.write(model, example, tmp_path)
     save_file({name: each.contiguous() for name, each in example.items()}, tmp_path / "inputs")
-    code = WITHOUT_THE_PROJECT + chosen.code(model, example)
-    code += "\nsave_file({'outputs': torch.as_tensor(outputs).detach().contiguous()}, 'outputs')"
+    code = f"{WITHOUT_THE_PROJECT}import {chosen.arrays}\n{chosen.zeros(model, example)}"
+    code += f"globals().update(safetensors.{chosen.arrays}.load_file('inputs'))\n{chosen.code(model, example)}"
+    code += "safetensors.torch.save_file({'outputs': torch.as_tensor(outputs).detach().contiguous()}, 'outputs')"
     subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
 
     with torch.no_grad():

@@ -1,0 +1,184 @@
+"""Which trial leaves: the conditions of `--best`, and the operating point of a comparison that they choose. Pure."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.core.metrics import Metric
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.export.formats.format import ExportError
+
+RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_NUMBER = r"\d+(?:\.\d*)?|\.\d+"
+CONDITION = re.compile(
+    rf"\s*(?P<split>\w+)/(?P<metric>\w+)\s*(?P<relation>>=|<=|>|<)\s*"
+    rf"(?:(?P<dense>dense)\s*(?:(?P<sign>[+-])\s*(?P<offset>{_NUMBER}))?|(?P<bound>-?(?:{_NUMBER})))\s*"
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the mean of a metric on validation must be, in units as they are displayed.
+
+    Args:
+        metric: its name.
+        relation: a key of `RELATIONS`.
+        dense: whether `bound` is added to the mean of the dense networks.
+        bound: such as -0.5, half a point less.
+    """
+
+    metric: str
+    relation: str
+    dense: bool
+    bound: float
+
+    def margin(self, value: float, dense: float) -> float:
+        """Return by how much a mean lies on the right side of the bound, negative on the wrong one."""
+        bound = self.bound + (dense if self.dense else 0.0)
+        return value - bound if self.relation.startswith(">") else bound - value
+
+    def holds(self, value: float, dense: float) -> bool:
+        """Say whether a mean meets the condition; what floats lose in sums is forgiven where equal is enough."""
+        margin = self.margin(value, dense)
+        return margin >= -1e-9 if self.relation.endswith("=") else margin > 1e-9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A stage to export, and the trial that ends with it."""
+
+    stage: str
+    trial: TrialSpec
+
+
+def conditions(text: str) -> tuple[Condition, ...]:
+    """Read `val/loss<=dense+0.1 and ...`.
+
+    Raises:
+        ExportError: it is no such thing, or asks for another split than validation
+    """
+    found = []
+    for part in text.split(" and "):
+        match = CONDITION.fullmatch(part)
+        if match is None:
+            raise ExportError(
+                f"`--best` (={text!r}) must be conditions such as 'val/loss<=dense+0.1' or 'val/loss<0.5', joined by "
+                f"and; {part.strip()!r} is none."
+            )
+        if match["split"] != "val":
+            raise ExportError(
+                f"`--best` (={text!r}) must ask for figures on validation, as in val/{match['metric']}: what is chosen "
+                "by another split has no honest figure there."
+            )
+        bound = float(match["bound"] or f"{match['sign'] or ''}{match['offset'] or 0}")
+        found.append(Condition(match["metric"], match["relation"], bool(match["dense"]), bound))
+    return tuple(found)
+
+
+def meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]) -> list[Point]:
+    """Return the pruned points, at which trials end, whose means over seeds meet the conditions.
+
+    Raises:
+        ExportError: none does, and says the closest; or the text is no condition, or of a metric that is not measured
+    """
+    asked, points = conditions(text), [point for point in comparison.points if point.final]
+    if not points:
+        raise ExportError(
+            f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished; run the rest."
+        )
+    dense_of = {key: trial.dense for trial in plan.trials for key in trial.stages}
+    closest: tuple[float, str] | None = None
+    found = []
+    for point in points:
+        dense = list(dict.fromkeys(dense_of[stage] for stage in point.stages))
+        pairs = [(one, _mean(one, point.stages, records), _mean(one, dense, records)) for one in asked]
+        if all(one.holds(value, reference) for one, value, reference in pairs):
+            found.append(point)
+        short, told = min(
+            (one.margin(value, reference), _told(one, value, reference)) for one, value, reference in pairs
+        )
+        if closest is None or short > closest[0]:
+            closest = short, f"{point.line} at {100 * point.sparsity:.2f}% with {told}"
+    if not found and closest:
+        raise ExportError(f"`--best` (={text!r}) is met by no trial: the closest is {closest[1]}; ask for less.")
+    return found
+
+
+def fewest(points: Sequence[Point], size: Callable[[str], float], records: Mapping[str, StageRecord]) -> str:
+    """Return the best-validated stage of the point of the fewest bytes, the faster one where they are equal.
+
+    Args:
+        size: stage -> bytes of its network without what is empty; asked only where there are several points.
+    """
+    best = {id(point): best_validated(point, records) for point in points}
+    if len(points) == 1:
+        return best[id(points[0])]
+    return best[id(min(points, key=lambda point: (size(best[id(point)]), -point.speedup)))]
+
+
+def best_validated(point: Point, records: Mapping[str, StageRecord]) -> str:
+    """Return the stage of the seed with the best primary metric on validation, the first of equal ones."""
+    metric = point.metric
+    return max(point.stages, key=lambda stage: metric.gain(records[stage].figure("val"), 0.0))
+
+
+def named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> Choice:
+    """Return the trial that is called so, or whose name begins so; without a name, the only one.
+
+    Raises:
+        ExportError: there is none, or several, or it is not finished
+    """
+    names = [trial.name for trial in plan.trials]
+    trials = [trial for trial in plan.trials if text is None or trial.name == text]
+    trials = trials or [trial for trial in plan.trials if text is not None and trial.name.startswith(text)]
+    if not trials:
+        raise ExportError(f"`--trial` (={text!r}) is not in the sweep, which has {_listing(names)}.")
+    if len(trials) > 1:
+        what = "`--trial` must be given, or `--best`" if text is None else f"`--trial` (={text!r}) fits several"
+        raise ExportError(f"{what}: the sweep has {_listing([trial.name for trial in trials])}.")
+    stage = trials[0].stages[-1]
+    if stage not in records:
+        raise ExportError(f"`--trial` (={trials[0].name!r}) is not finished; run the sweep again.")
+    return Choice(stage, trials[0])
+
+
+def ending_with(stage: str, plan: Plan) -> Choice:
+    """Return the choice of a stage with which a trial ends."""
+    return next(Choice(stage, trial) for trial in plan.trials if trial.stages[-1] == stage)
+
+
+def metric_named(name: str, record: StageRecord) -> Metric:
+    """Return a metric of a record, the loss among them."""
+    return {each.name: each for each in record.metrics}.get(name, Metric(name, "", "lower", margin=0.0))
+
+
+def _mean(condition: Condition, stages: Sequence[str], records: Mapping[str, StageRecord]) -> float:
+    """Return the mean of a condition's metric on validation over stages, as it is displayed."""
+    figure = f"val/{condition.metric}"
+    for stage in stages:
+        if stage in records and figure not in records[stage].after:
+            known = ", ".join(sorted(name for name in records[stage].after if name.startswith("val/")))
+            raise ExportError(f"`--best` asks for {figure}, which is not measured; there are {known}.")
+    held = [records[stage] for stage in stages if stage in records]
+    return fmean(record.after[figure] * metric_named(condition.metric, record).scale for record in held)
+
+
+def _told(condition: Condition, value: float, dense: float) -> str:
+    beside = f", dense {dense:.4g}" if condition.dense else ""
+    return f"val/{condition.metric} {value:.4g}{beside}"
+
+
+def _listing(names: Sequence[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(map(repr, names[:most]))}{more}"

@@ -1,0 +1,108 @@
+"""The masked network that a trial left in the store, as it is to be exported, and batches to hold it to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pruning
+from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.own_modules import hold_planned
+from orchestrator.export.choosing import Choice
+from orchestrator.export.formats.format import ExportError, call, call_values, called_with
+from orchestrator.planning import located
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
+from orchestrator.training.networks import stored
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.tasks.batch import outputs_of
+from pruning.compact.tracing import Example
+
+BATCH, BATCHES = 16, 4
+"""Of the test split, by which an export is held to the outputs of the masked network."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A trial's network with its zeros, in evaluation, its masks, and what it was trained on."""
+
+    model: nn.Module
+    masks: pruning.MaskSet
+    data: Data
+    record: StageRecord
+
+    def inputs(self) -> list[Example]:
+        """Return what the network is called with for some batches of the test split, and for one example alone.
+
+        Raises:
+            ExportError: the split has one example
+        """
+        batches: Iterator[Any] = islice(self.data.test.batches(BATCH, device=torch.device("cpu")), BATCHES)
+        found = [called_with(self.model, batch) for batch in batches]
+        if len(call_values(found[0])[0]) < 2:
+            raise ExportError("`data` must have 2 examples to test on or more, to see that batches may be of any size.")
+        return [*found, cut(found[0], 1)]
+
+    def outputs(self, inputs: Example) -> Tensor:
+        """Return the outputs of the masked network."""
+        with torch.no_grad():
+            return outputs_of(call(self.model, inputs))
+
+
+def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool) -> Kept:
+    """Return what a trial left.
+
+    Raises:
+        ExportError: it takes code of the user's own, which is not to be run; or weights or data are not there
+        OrchestratorError: that code, or the data, are not what the sweep was planned with
+    """
+    spec = sweep.plan.stages[choice.stage]
+    lineage = sweep.plan.lineage(choice.stage)
+    chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
+    own = [part for part in ("model", "data") if dense.fields[part].get("_target_")]
+    if own and not run_own_code:
+        targets = " and ".join(f"`{part}._target_` (={dense.fields[part]['_target_']})" for part in own)
+        raise ExportError(
+            f"{targets} of the sweep is code that would be run to rebuild the network; pass --run-own-code if you "
+            "trust the store."
+        )
+    if own:
+        sys.path[:0] = [""] if "" not in sys.path else []
+        hold_planned(chain)
+    if WEIGHTS not in record.files:
+        raise ExportError(
+            f"`--trial` (={choice.trial.name!r}) has no weights in the store any more; run the sweep again."
+        )
+    config = dict(choice.trial.config)
+    config["model"] = {**config["model"], "weights": None}  # what it began with is not needed
+    try:
+        located.look_again()
+        parts, location = located.pinned(config)
+    except located.Misplaced as error:
+        raise ExportError(f"what the sweep read does not lie where it did: it {error}") from None
+    if any(parts[part].get(key) != dense.fields[part].get(key) for part, key in (("model", "path"), ("data", "root"))):
+        raise ExportError("`model.path` or `data.root` of the sweep holds something else now; put back what it was.")
+    spec = replace(spec, location=location)
+    network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
+    masks = network.masks
+    if KINDS[record.kind].prunes:
+        masks = pruning.MaskSet.from_bytes(store.read(choice.stage, MASKS), network.model)
+    return Kept(network.model.eval(), masks, network.data, record)
+
+
+def cut(example: Example, size: int) -> Example:
+    """Return the first examples of a batch."""
+    if isinstance(example, Tensor):
+        return example[:size]
+    if isinstance(example, tuple):
+        return tuple(each[:size] for each in example)
+    return {name: each[:size] for name, each in example.items()}

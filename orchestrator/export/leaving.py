@@ -1,0 +1,124 @@
+"""Write a network's folder: its formats, each held to the outputs of the masked network, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+import pruning
+from orchestrator.export.formats.format import ExportError, Format, difference
+from orchestrator.export.formats.table import FORMATS
+from orchestrator.export.kept import Kept
+
+
+@dataclass(frozen=True)
+class Written:
+    """One format as it lies in the folder.
+
+    Args:
+        bytes: of its files.
+        difference: the largest of outputs from the masked network's, relative to the largest output.
+        code: what loads it.
+    """
+
+    format: Format
+    bytes: int
+    difference: float
+    code: str
+
+
+def shrunk(kept: Kept) -> nn.Module:
+    """Return the network without what is empty; raise ExportError where it cannot be followed."""
+    try:
+        return pruning.shrink(kept.model, kept.inputs()[0])
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+
+
+def size(network: nn.Module) -> int:
+    """Return the bytes of a network's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in network.state_dict().values())
+
+
+def writable(output: str) -> Path:
+    """Return the folder to write; raise ExportError where something lies there."""
+    folder = Path(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ExportError(f"`--output` (={output!r}) is there already, and not empty; name another folder.")
+    return folder
+
+
+def chosen_formats(names: Sequence[str]) -> list[Format]:
+    """Return the formats of these names, each once; raise ExportError where one is unknown or lacks a package."""
+    for name in names:
+        if name not in FORMATS:
+            raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}.")
+        FORMATS[name].check_packages()
+    return [FORMATS[name] for name in dict.fromkeys(names)]
+
+
+def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Path, head: str) -> list[Written]:
+    """Write a network in some formats into a new folder.
+
+    Args:
+        head: of README.md, which goes on with the formats.
+
+    Raises:
+        ExportError: it cannot be written, or gives other outputs; nothing is left then
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        written = [_written(kept, smaller, each, aside) for each in formats]
+        (aside / "README.md").write_text(_page(written, head), encoding="utf-8")
+        aside.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()  # it is empty
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return written
+
+
+def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
+    inputs = kept.inputs()
+    chosen.write(smaller, inputs[0], folder)
+    run = chosen.load(folder, 1)
+    try:
+        worst = max(difference(run(each), kept.outputs(each)) for each in inputs)
+    except Exception as error:  # whatever a runtime says to what it cannot run
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ExportError(
+            f"the network as {chosen.name} does not run ({type(error).__name__}: {said}); take another format."
+        ) from error
+    if not worst <= chosen.tolerance:
+        raise ExportError(
+            f"the outputs of the network as {chosen.name} differ from those of the masked one by {worst:.2g} of the "
+            f"largest, and must not by more than {chosen.tolerance:g}; take another format."
+        )
+    held = sum((folder / name).stat().st_size for name in chosen.files)
+    code = f"import {chosen.arrays}\n\n{chosen.zeros(smaller, inputs[0])}\n{chosen.code(smaller, inputs[0])}"
+    return Written(chosen, held, worst, code)
+
+
+def _page(written: Sequence[Written], head: str) -> str:
+    rows = "".join(
+        f"| {each.format.name} | {', '.join(each.format.files)} | {each.bytes:,} | {each.difference:.1e} |\n"
+        for each in written
+    )
+    blocks = "".join(
+        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.\n\n"
+        f"```python {each.format.name}\n{each.code}```\n"
+        for each in written
+    )
+    return (
+        f"{head}\n## Files\n\n| format | files | bytes | difference of outputs |\n|---|---|---:|---:|\n{rows}"
+        "\nThe difference is the largest from the masked network's outputs on batches of the test split and on one "
+        "example,\nrelative to the largest output, in float32 on this machine's CPU.\n"
+        f"\n## Loading\n\nIn this folder, by what each imports alone; batches may be of any size.\n{blocks}"
+    )

@@ -1,0 +1,98 @@
+"""What the README of an exported network says of it, from its records: never more than they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+
+from orchestrator.core.metrics import percent
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact
+from orchestrator.export.choosing import Choice, metric_named
+from orchestrator.export.kept import Kept
+from orchestrator.export.leaving import size
+from orchestrator.store.saved_sweep import SavedSweep
+
+
+def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) -> str:
+    """Return the first part of the page, which files and how to load them follow."""
+    record, config = kept.record, choice.trial.config
+    dense = sweep.records.get(choice.trial.dense)
+    name, data, method = (config.get(part, {}).get("name") or "own" for part in ("model", "data", "method"))
+    lines = [
+        f"# {redact(choice.trial.name)}",
+        "",
+        f"{name} on {data}, pruned by {method} to a sparsity of {percent(record.sparsity)}% of its prunable weights; "
+        "what the masks emptied is taken out.",
+        "",
+        f"- sweep {sweep.info.name}, trial `{redact(choice.trial.name)}`, seed {config.get('seed', 0)}, "
+        f"round {record.round}",
+        f"- stage {choice.stage}",
+        f"- trained with torch {record.environment.get('torch', '?')}",
+        "",
+        "| | this network | dense |",
+        "|---|---:|---:|",
+        *_figures(record, dense),
+        f"| parameters | {_count(smaller):,} | {_count(kept.model):,} |",
+        f"| of these not zero | {_alive(smaller):,} | {_count(kept.model):,} |",
+        f"| bytes of parameters and buffers | {size(smaller):,} | {size(kept.model):,} |",
+        *_latency(sweep, choice),
+        "",
+        "Figures are those of this one network, its test figures read once; its sweep says how they vary by seed.",
+        "",
+        *_left(smaller),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
+    for split, title in (("val", "validation"), ("test", "test")):
+        for name in (record.primary.name, "loss"):
+            metric, figure = metric_named(name, record), f"{split}/{name}"
+            if figure in record.after:
+                other = dense.after.get(figure) if dense else None
+                beside = "" if other is None else metric.said(other)
+                yield f"| {metric.title} on {title} | {metric.said(record.after[figure])} | {beside} |"
+
+
+def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
+    """Yield what was measured of the network, deployed, beside the dense one."""
+    for key, record in sweep.records.items():
+        if not any(name.startswith("speedup/") for name in record.measurements):
+            continue
+        if choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
+            continue
+        found: Mapping[str, float] = record.measurements
+        form = sweep.plan.stages[key].fields.get("format")
+        for batch in sorted(int(name.split("/")[1]) for name in found if name.startswith("speedup/")):
+            yield (
+                f"| milliseconds at batch {batch} as {form}, on {record.environment.get('processor', record.host)} | "
+                f"{found[f'latency_ms/{batch}']:.3g} | {found[f'dense_ms/{batch}']:.3g} |"
+            )
+            yield (
+                f"| speed-up at batch {batch} as {form} | {found[f'speedup/{batch}']:.2f}x "
+                f"[{found[f'speedup_low/{batch}']:.2f}, {found[f'speedup_high/{batch}']:.2f}] | 1x |"
+            )
+
+
+def _left(smaller: nn.Module) -> Iterator[str]:
+    """Yield what could not be taken out, and why."""
+    report = getattr(smaller, "shrunk", None)
+    if report is None:
+        return
+    if report.form == "unchanged":
+        yield f"Nothing could be taken out: {'; '.join(report.tried)}."
+    for name, reasons in report.kept.items():
+        told = ", ".join(f"{count} ({reason})" for reason, count in reasons.items())
+        yield f"- empty outputs that `{name}` keeps: {told}"
+    if report.form != "unchanged" and not report.kept:
+        yield "No output that is empty was kept. Zeros in between stay, and are stored as any number is."
+
+
+def _count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _alive(network: nn.Module) -> int:
+    return sum(int(parameter.count_nonzero()) for parameter in network.parameters())

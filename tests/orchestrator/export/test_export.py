@@ -1,0 +1,135 @@
+"""`python -m orchestrator.export`: a trial's network leaves whole or not at all, and says what it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orchestrator.__main__ import main as orchestrate
+from orchestrator.export import leaving
+from orchestrator.export.__main__ import main as export
+from orchestrator.store import saved_sweep
+from orchestrator.store.store import Store
+
+SWEEP = (
+    *("model=mlp", "model.hidden=[12]", "train.epochs=1", "finetune.epochs=0", "schedule.rounds=1", "seed=0"),
+    *("method=ln_structured", "schedule.sparsity=0.25,0.75", "cluster=inline", "tracking=none"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a sweep of two trials has run."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["orchestrator", "-m", *SWEEP])
+        orchestrate()
+    return folder
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return what the command refuses with, in one line, having left nothing."""
+    before = sorted(Path.cwd().iterdir())
+    assert export(arguments) == 2
+    assert sorted(Path.cwd().iterdir()) == before
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path) -> None:
+    made = tmp_path / "new" / "network"
+    assert export(["--best", "val/accuracy>=0", "--to", "safetensors", "--to", "torch", "--output", str(made)]) == 0
+
+    assert sorted(path.name for path in made.iterdir()) == [
+        *("README.md", "network.pt2", "network.py", "network.safetensors"),
+    ]
+    page = (made / "README.md").read_text()
+    assert page.startswith("# sparsity=0.75"), "the fewest bytes"
+    assert "pruned by ln_structured to a sparsity of 75.68%" in page
+    store = Store("store")
+    sweep = saved_sweep.load(store, store.sweeps()[0])
+    trial = next(trial for trial in sweep.plan.trials if trial.config["schedule"]["sparsity"] == 0.75)
+    record = sweep.records[trial.stages[-1]]
+    assert f"| accuracy on test | {100 * record.after['test/accuracy']:.2f}% |" in page
+    assert re.search(r"\| parameters \| [1-9]\d\d \| 910 \|", page)
+    blocks = re.findall(r"```python \w+\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    code = "import sys\nsys.path.insert(0, '')\nsys.modules.update(orchestrator=None, pruning=None)\n"
+    for block in blocks:
+        code += f"{block}\nassert outputs.shape == (2, 10)\n"
+    subprocess.run([sys.executable, "-I", "-c", code], cwd=made, check=True)
+    assert {each.dtype for each in load_file(made / "network.safetensors").values()} == {torch.float32}
+
+
+def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ("--to", "safetensors", "--output", "out")
+    assert "`--to` must be given: one of safetensors, torch, onnx, openvino" in refusal(capsys, "--output", "out")
+    assert "`--to` (='onx') must be one of safetensors" in refusal(capsys, "--to", "onx", "--output", "out")
+    assert "`SWEEP` (='x') is not there" in refusal(capsys, "x", *out)
+    assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
+    assert "`--best` (='z') must be conditions" in refusal(capsys, "--best", "z", *out)
+    assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>100", *out)
+    there = refusal(capsys, "--trial", "sparsity=0.75", "--to", "torch", "--output", "store")
+    assert "`--output` (='store') is there already, and not empty; name another folder." in there
+
+
+def test_an_export_with_other_outputs_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        leaving, "shrunk", lambda kept: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    )
+    monkeypatch.setattr("orchestrator.export.__main__.shrunk", leaving.shrunk)
+    said = refusal(capsys, "--trial", "sparsity=0.75", "--to", "safetensors", "--output", "out")
+    assert re.search(r"as safetensors differ from those of the masked one by .* must not by more than 0.0001", said)
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = self.fc(x.flatten(1))
+        return x if x.sum() > 0 else x + 0
+"""
+
+
+def test_own_code_runs_only_if_asked_to_and_what_cannot_be_traced_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "exported_own.py").write_text(OWN)
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: exported_own.Net\nclasses: null\n")
+    own = [argument for argument in SWEEP if not argument.startswith(("model", "schedule.sparsity"))]
+    arguments = ["orchestrator", "--config-dir", "mine", "-m", "model=theirs", "schedule.sparsity=0.5", *own]
+    monkeypatch.setattr(sys, "argv", arguments)
+    orchestrate()
+    capsys.readouterr()
+
+    out = ("--to", "torch", "--output", "out")
+    said = refusal(capsys, *out)
+    assert "`model._target_` (=exported_own.Net) of the sweep is code that would be run" in said
+    assert "pass --run-own-code" in said
+    assert "Net cannot be traced by torch.export" in refusal(capsys, *out, "--run-own-code")
