@@ -121,6 +121,8 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     pinned, location = located.pinned(config)
     if config["schedule"]["amount"] is None and not choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # what it is called says the same as the choices
+    if config["unit"]["kind"] != "group":
+        config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in choices.OF_GROUPS}}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     fields = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     fields["sources"] = _sources(config, DENSE_PARTS)

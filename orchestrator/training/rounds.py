@@ -16,7 +16,7 @@ import pruning
 from orchestrator.config.parts.choices import decides_itself
 from orchestrator.config.well_formed import INFINITIES
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.training.scoring.ranking import Read, Scoring, off_target, rank, rounding_of_units
+from orchestrator.training.scoring.ranking import Read, Scoring, off_target, rank, rounding_of_units, short_of
 from orchestrator.workloads.models import Prunable, prunable
 from orchestrator.workloads.targets import NAMING, TargetError, failure, given
 from pruning import BasePruningMethod, MaskSet
@@ -158,13 +158,15 @@ def hold_laws(
     parent: MaskSet,
     masks: MaskSet,
     weights: Mapping[str, Tensor],
-    units: Mapping[str, int] = MappingProxyType({}),
+    scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Raise `LawBroken` unless masks are nested, pruned weights zero, and achieved equals requested; name dead tensors.
 
     The achieved sparsity may differ from the target by what rounding to whole entries (or channels) allows: half of one
-    in every tensor that is ranked by itself. `units` are those that a score has ranked, by tensor.
+    in every tensor that is ranked by itself. `scoring` says what a score has ranked: `units` by tensor, and of
+    dependency groups the fraction `removed` of their budget.
     """
+    units: Mapping[str, int] = scoring.get("units", {})
     ranked, nested = by_choices(fields), fields.get("dynamics", {}).get("kind", "nested") == "nested"
     if len(parent) and nested and not _shuffles(fields) and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
@@ -174,7 +176,11 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
     target = fields.get("target")
     if target is not None and ranked:
-        if said := off_target(chosen, fields, masks, units or [*masks]):
+        if "removed" in scoring:
+            said = short_of(fields, scoring["removed"])
+        else:
+            said = off_target(chosen, fields, masks, units or [*masks])
+        if said:
             raise LawBroken(said)
     elif target is not None:
         total = _entries(chosen)
@@ -197,9 +203,9 @@ def details(
     scoring: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Hold a round to its laws; return what its record says besides figures."""
-    units = scoring.get("units", {})
-    dead = hold_laws(chosen, fields, parent, masks, weights, units)
-    return {"dead_tensors": [*dead], "rounding": rounding(chosen, fields, masks, units), "scoring": scoring}
+    dead = hold_laws(chosen, fields, parent, masks, weights, scoring)
+    slack = rounding(chosen, fields, masks, scoring.get("units", {}))
+    return {"dead_tensors": [*dead], "rounding": slack, "scoring": scoring}
 
 
 def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:

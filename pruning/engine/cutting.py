@@ -72,7 +72,10 @@ def dependent(model: nn.Module, choices: Choices, example: Any, parameters: Iter
         )
     from pruning.dependencies.grouping import dependency_groups  # torch.export takes a second to import
 
-    found = dependency_groups(model, example, choices.unit, choices.scope)
+    try:
+        found = dependency_groups(model, example, choices.unit, choices.scope)
+    except ValueError as error:
+        raise ValueError(f"`unit.kind` (='group') follows the network, and {error}") from error
     if parameters is None:
         return found
     spared = set(weights_of(model)) - set(parameters)

@@ -19,6 +19,8 @@ OF_SCORE = ("name", "kind", "_target_", "depends", "examples", "per_class", "bat
 """Keys of a score that are no arguments of its function."""
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """The groups that say how a round ranks."""
+OF_GROUPS = ("budget", "round_to")
+"""Keys of a scope that dependency groups alone take: those of other units are refused any value but the default."""
 
 
 @dataclass
@@ -44,6 +46,8 @@ class Scope:
     min_kept: int = 0
     n: int = 2
     m: int = 4
+    budget: str = "channels"
+    round_to: int = 1
 
 
 @dataclass

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from hydra.utils import get_object
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.parts.choices import choices_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.scoring.examples import ScoringData, count
-from orchestrator.workloads.data import Data
+from orchestrator.workloads.data import Data, first
 from orchestrator.workloads.models import Prunable
 from orchestrator.workloads.targets import TargetError, failure
+from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import MaskSet
 from pruning.choices.axes import Choices
@@ -62,7 +64,8 @@ def rank(
 ) -> tuple[MaskSet, Scoring]:
     """Prune a plain model by the choices of a round, on top of the masks so far; return its masks and what it took.
 
-    The model is left held by hooks. Of a shuffled control other units of each tensor are kept, drawn from all of them.
+    The model is left held by hooks. Of a shuffled control other units of each tensor are kept, drawn from all of them;
+    of dependency groups, whose masks hold biases and norms too, from those that were left.
 
     Raises:
         OrchestratorError: a score lacks what it needs, a unit does not divide, or the target cannot be reached.
@@ -76,11 +79,16 @@ def rank(
     loss = _Counted(read.task.loss)
     generator = torch.Generator().manual_seed(derive(fields["seed"], f"{fields['round']}/mask"))
     given: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
-    before = {name: mask for name, mask in parent.items() if name in names}
+    spanning = choices.unit.kind == "group"  # biases and norms go with the weights
+    before = {name: mask for name, mask in parent.items() if spanning or name in names}
+    shuffles = fields.get("restart", {}).get("control") == "shuffle"
+    if spanning:
+        given["example"] = _example(model, read)
+        choices = replace(choices, restart=replace(choices.restart, control="shuffle")) if shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):
             plan = pruning.plan(model, choices, **given, parameters=names, masks=before)
-        if fields.get("restart", {}).get("control") == "shuffle":
+        if shuffles and not spanning:
             groups = _cut(chosen, fields, plan.details["units"])
             shuffled = groups.expand(pruning.shuffle(groups.alive(plan.masks), groups, read.order))
             plan = replace(plan, masks=MaskSet(shuffled), values={})
@@ -95,12 +103,29 @@ def rank(
             f"{said}; check its arguments, and the other choices."
         ) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
-    masks = MaskSet({name: plan.masks.get(name, ones[name]) for name in names})
+    masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
     drawn = sum(map(count, batches or ()))
     details = {"score": _name(fields), "examples": drawn, "passes": loss.calls, "rescorings": inner}
     details |= {"split": SPLIT} if drawn else {}
     details |= {"units": dict(plan.details["units"])}
+    details |= {"removed": plan.details["removed"]} if spanning else {}
     return masks, Scoring(details, dict(plan.seconds))
+
+
+def _example(model: nn.Module, read: Read) -> Any:
+    """Return what a network is called with: the first training example, twice."""
+    given, named = arguments(model, first(getattr(read.data, SPLIT)), labels=False)
+    return tree_map(
+        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, named or given
+    )
+
+
+def short_of(fields: Mapping[str, Any], removed: float) -> str | None:
+    """Say how dependency groups fall short of the budget that a round asks for; None where they do not."""
+    if removed >= fields["target"] - 1e-6:
+        return None
+    budget = fields.get("scope", {}).get("budget", "channels")
+    return f"achieved sparsity {removed:.6f} is not the requested {fields['target']:.6f} of the {budget}."
 
 
 def off_target(
@@ -124,11 +149,11 @@ def rounding_of_units(
 
     Of channels, by what it is: so many of them were asked for, and those of layers differ in size.
     """
-    groups, total = _cut(chosen, fields, names), sum(masks.sizes().values())
     if fields["target"] is None:
         return 0.0
-    if groups.unit.kind == "channel":
+    if _choices(fields).unit.kind in ("channel", "group"):
         return abs(masks.sparsity() - float(fields["target"]))
+    groups, total = _cut(chosen, fields, names), sum(masks.sizes().values())
     return _slack(groups) * max(layout.entries for layout in groups) / total
 
 

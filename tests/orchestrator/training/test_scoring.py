@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,11 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run
+from orchestrator.training import rounds
 from orchestrator.training.rounds import prune_round
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import Read
+from orchestrator.workloads.models import prunable
 from orchestrator.workloads.splits import LoaderSplit
 from pruning import MaskSet
 
@@ -72,6 +75,49 @@ def test_examples_are_those_of_the_training_split_in_one_batch_by_a_seed_of_thei
 )
 def test_there_are_as_many_as_asked_for_and_at_most_all(score: dict[str, Any], sizes: list[int]) -> None:
     assert [len(labels) for _, labels in drawn(score)] == sizes
+
+
+def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
+    groups = {
+        "unit": {"kind": "group"},
+        "scope": {"kind": "global", "budget": "parameters"},
+        "score": {"kind": "magnitude"},
+    }
+    model = network()
+    first, scoring = pruned(model, **groups, target=0.2)
+
+    second, later = pruned(copy.deepcopy(model), first, **groups, target=0.5, round=2)
+
+    assert set(first) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight"}
+    assert second.nested_in(first)
+    assert not pruning.is_pruned(model)
+    for masks, details, target in ((first, scoring.details, 0.2), (second, later.details, 0.5)):
+        shrunk = network()
+        masks.apply(shrunk)
+        found = pruning.shrink(shrunk, points(2, 1).images).shrunk
+        assert details["removed"] == pytest.approx(1 - found.after / found.before)
+        assert details["removed"] >= target
+        weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
+        chosen = prunable(network(), PRUNE)
+        said = rounds.details(chosen, fields(**groups, target=target), MaskSet({}), masks, weights, details)
+        assert said["rounding"] == abs(masks.sparsity() - target)
+        with pytest.raises(rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
+            rounds.details(chosen, fields(**groups, target=0.9), MaskSet({}), masks, weights, details)
+    shuffled, control = pruned(network(), **groups, target=0.5, restart={"control": "shuffle"})
+    assert control.details["units"] == later.details["units"]
+    assert shuffled != second
+
+
+class Branching(nn.Sequential):
+    def forward(self, images: torch.Tensor) -> Any:
+        return super().forward(images if images.sum() > 0 else -images)
+
+
+def test_a_network_that_cannot_be_followed_is_told_in_a_sentence() -> None:
+    with pytest.raises(
+        OrchestratorError, match=r"^`unit.kind` \(='group'\) follows the network, and Branching cannot be traced by"
+    ):
+        pruned(Branching(*network()), unit={"kind": "group"}, score={"kind": "magnitude"})
 
 
 def test_each_rescoring_has_other_examples() -> None:
