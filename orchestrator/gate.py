@@ -67,7 +67,7 @@ def _read(path: Path) -> Baseline:
 
 
 def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
-    baseline = make_baseline(sweep.info, comparison, sweep.records, _read(path) if path.exists() else None)
+    baseline = make_baseline(sweep.info, comparison, sweep.plan, sweep.records, _read(path) if path.exists() else None)
     path.write_text(text_of(baseline), encoding="utf-8")
     for line in alarms(comparison, baseline):
         say(line)
@@ -76,7 +76,7 @@ def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
 
 
 def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:
-    found = verdicts(baseline, comparison)
+    found = verdicts(baseline, comparison, sweep.plan, sweep.records)
     for line in gate_table(found):
         say(line)
     if (here := hardware(sweep.records.values())) != baseline.hardware:

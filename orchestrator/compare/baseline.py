@@ -10,16 +10,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, to_builtins
 
-from orchestrator.compare.comparison import Comparison, Point, Row
+from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.statistics import LEVEL, t_quantile
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.plain_data import Count, Fraction, Margin, Number, parse_json, read_as
 from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import NETWORK, Plan
 
 FORMAT: Literal[1] = 1
-SIZES: Mapping[str, float] = {"parameters/remaining": 0.02}
-"""Figures that are counted, not drawn -> the fraction by which they may grow, unless the user says otherwise."""
+SIZE_MARGIN, SPEED_MARGIN = 0.02, 0.1
+"""The fractions by which sizes may grow, and measured speed-ups fall, unless the user says otherwise."""
 FALSE_ALARMS = 0.05
 """More of them than this are told as a baseline is written."""
 
@@ -73,10 +74,13 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
     sweep: str
     command: str
     hardware: tuple[str, ...]
+    """The processors that it ran on."""
     margins: Mapping[str, Margin]
-    """Figure -> by how much it may be worse: of a metric in its own scale (0.01 of a fraction is a point), of a size as
-    a fraction. A figure without a margin is not held."""
+    """Figure -> by how much it may be worse: of a metric in its own scale (0.01 of a fraction is a point), of a size or
+    a speed-up as a fraction. A figure without a margin is not held."""
     points: Annotated[tuple[BaselinePoint, ...], Meta(min_length=1)]
+    measured_on: tuple[str, ...] = ()
+    """Processors, threads and runtimes on which latency was measured."""
 
     def __post_init__(self) -> None:
         """Refuse margins that hold nothing, as a misspelled one."""
@@ -86,13 +90,45 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"`margins` names {unknown[0]!r}, which is none of {', '.join(sorted(known))}")
 
 
-def figures(comparison: Comparison) -> dict[PointName, dict[str, dict[int, float]]]:
+def is_size(figure: str) -> bool:
+    """Say whether a figure is counted, not drawn: less is better, and every seed can be held to it."""
+    return figure == "parameters/remaining" or (figure.startswith("deploy/") and figure.endswith("/bytes"))
+
+
+def is_speedup(figure: str) -> bool:
+    """Say whether a figure is measured beside the dense network: more is better, on one kind of machine."""
+    return figure.startswith("deploy/") and "/speedup/" in figure
+
+
+def figures(
+    comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]
+) -> dict[PointName, dict[str, dict[int, float]]]:
     """Return the figures that can be held of the dense networks and the operating points: figure -> seed -> value."""
-    rows = {row.stage: row for row in comparison.rows}
-    return {
-        name_of(point): _figures(point, [rows[stage] for stage in point.stages])
-        for point in (*comparison.dense, *comparison.operating_points)
-    }
+    rows, deployed = {row.stage: row for row in comparison.rows}, _deployed(plan, records)
+    found: dict[PointName, dict[str, dict[int, float]]] = {}
+    for point in (*comparison.dense, *comparison.operating_points):
+        of_point = found.setdefault(name_of(point), {})
+        for row in (rows[stage] for stage in point.stages):
+            own = {primary_figure(point): row.test, "parameters/remaining": float(row.remaining_parameters)}
+            for figure, value in (own | deployed.get(row.stage, {})).items():
+                of_point.setdefault(figure, {})[row.seed] = value
+    return found
+
+
+def _deployed(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, dict[str, float]]:
+    """Return stage key -> what was measured of its network, deployed: bytes, and speed-ups by batch size."""
+    found: dict[str, dict[str, float]] = {}
+    for record in _measurements(plan, records):
+        spec = plan.stages[record.key]
+        network = plan.stages[spec.inputs[NETWORK]].inputs[NETWORK]
+        for name, value in record.measurements.items():
+            if name == "bytes" or name.startswith("speedup/"):
+                found.setdefault(network, {})[f"deploy/{spec.fields['format']}/{name}"] = value
+    return found
+
+
+def _measurements(plan: Plan, records: Mapping[str, StageRecord]) -> list[StageRecord]:
+    return [records[key] for key, spec in plan.stages.items() if spec.kind == "measure" and key in records]
 
 
 def name_of(point: Point) -> PointName:
@@ -106,21 +142,17 @@ def primary_figure(point: Point) -> str:
     return f"test/{point.metric.name}"
 
 
-def _figures(point: Point, rows: Iterable[Row]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        found.setdefault(primary_figure(point), {})[row.seed] = row.test
-        found.setdefault("parameters/remaining", {})[row.seed] = row.remaining_parameters
-    return found
-
-
 def make_baseline(
-    info: SweepInfo, comparison: Comparison, records: Mapping[str, StageRecord], before: Baseline | None = None
+    info: SweepInfo,
+    comparison: Comparison,
+    plan: Plan,
+    records: Mapping[str, StageRecord],
+    before: Baseline | None = None,
 ) -> Baseline:
     """Return the baseline of a finished sweep.
 
     Args:
-        before: whose margins are kept; by default the margin of each metric, as a match has it, and `SIZES`
+        before: whose margins are kept; else they are those of each metric, as of a match, of sizes and of speed-ups
 
     Raises:
         OrchestratorError: a trial has not finished, or a figure is not finite
@@ -133,22 +165,42 @@ def make_baseline(
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
     kept = {} if before is None else {point.name: point.margins for point in before.points}
     found = []
-    for name, values in figures(comparison).items():
+    for name, values in figures(comparison, plan, records).items():
         seeds = sorted(values[primary_figure(points[name])])
         if not all(math.isfinite(value) for by_seed in values.values() for value in by_seed.values()):
             raise OrchestratorError(f"a figure of {name.line} at a sparsity of {name.sparsity:g} is not finite.")
-        listed = {figure: tuple(by_seed[seed] for seed in seeds) for figure, by_seed in values.items()}
+        listed = {
+            figure: tuple(by_seed[seed] for seed in seeds)
+            for figure, by_seed in values.items()
+            if by_seed.keys() >= set(seeds)
+        }
         margins = {figure: margin for figure, margin in kept.get(name, {}).items() if figure in listed}
         found.append(BaselinePoint(*name, seeds=tuple(seeds), values=listed, margins=margins))
-    margins = {**{primary_figure(point): point.metric.margin for point in points.values()}, **SIZES}
+    margins = {primary_figure(point): point.metric.margin for point in points.values()}
+    for figure in (figure for point in found for figure in point.values if figure not in margins):
+        margins[figure] = SPEED_MARGIN if is_speedup(figure) else SIZE_MARGIN
     if before is not None:
         margins = {figure: margin for figure, margin in before.margins.items() if figure in margins}
-    return Baseline(FORMAT, info.name, info.command, hardware(records.values()), margins, tuple(found))
+    where = hardware(records.values()), measured_on(plan, records)
+    return Baseline(FORMAT, info.name, info.command, where[0], margins, tuple(found), where[1])
 
 
 def hardware(records: Iterable[StageRecord]) -> tuple[str, ...]:
     """Return the processors that a sweep ran on."""
     return tuple(sorted({record.environment.get("processor", "unknown") for record in records}))
+
+
+def measured_on(plan: Plan, records: Mapping[str, StageRecord]) -> tuple[str, ...]:
+    """Return on what latency was measured: processor, threads and runtime."""
+    known = [record.environment for record in _measurements(plan, records)]
+    return tuple(
+        sorted(
+            {
+                ", ".join(f"{name} {each.get(name, '')}" for name in ("processor", "threads", "runtime"))
+                for each in known
+            }
+        )
+    )
 
 
 def read_baseline(content: bytes) -> Baseline:

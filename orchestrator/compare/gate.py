@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,24 +10,30 @@ from typing import Literal
 
 from orchestrator.compare.baseline import (
     FALSE_ALARMS,
-    SIZES,
     Baseline,
     BaselinePoint,
     PointName,
     false_alarms,
     figures,
+    is_size,
+    is_speedup,
     margin_for,
+    measured_on,
     name_of,
     primary_figure,
 )
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.statistics import Estimate, estimate, has_spread, least_gain, paired_difference
+from orchestrator.compare.statistics import Estimate, estimate, has_spread, least_gain, paired_difference, ratio
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric, margin_fault
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
 
 Status = Literal["pass", "fail", "undecided"]
 Values = Mapping[int, float]
 """Seed -> value."""
+SPEEDUP = Metric("speedup", "%", "higher", margin=0.0, format=".1%")
+"""How a change of a speed-up is written and judged: as a fraction of what it was."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +48,24 @@ class Verdict:
     reason: str
     """Why it does not pass; empty where it does."""
     metric: Metric | None = None
-    """How the values are written; None: of a size, or of what the sweep does not have."""
+    """How the values, or of a speed-up their change, are written; None: of a size, or of what the sweep lacks."""
     baseline: float | None = None
     """The mean over the seeds that both have, as `now`."""
     now: float | None = None
     change: Estimate | None = None
-    """`now` less `baseline`, paired by seed; of a size the largest growth of a seed, as a fraction."""
+    """`now` less `baseline`, paired by seed; as a fraction of a speed-up their ratio less 1, of a size the largest
+    growth of a seed."""
     margin: float = 0.0
 
 
-def verdicts(baseline: Baseline, comparison: Comparison) -> tuple[Verdict, ...]:
+def verdicts(
+    baseline: Baseline, comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]
+) -> tuple[Verdict, ...]:
     """Return a verdict for each figure of each point of the baseline, and one for each trial of the sweep that failed.
 
     A metric passes where a loss of its margin is ruled out: its one-sided 97.5% limit, paired by seed with
-    the baseline, lies within. A size passes where no seed's has grown by more than the margin.
+    the baseline, lies within. So does a speed-up, by its ratio to what it was, measured on the same hardware. A size
+    passes where no seed's has grown by more than the margin.
 
     Raises:
         OrchestratorError: the sweep has no point of the baseline, or another metric at one
@@ -67,8 +78,18 @@ def verdicts(baseline: Baseline, comparison: Comparison) -> tuple[Verdict, ...]:
             f"the sweep has none of the points of the baseline, which is of {baseline.sweep!r}; it has {there}: run "
             "the baseline's command, or write a baseline of this sweep with --write-baseline."
         )
-    found = figures(comparison)
-    judged = [verdict for each in held.values() for verdict in _of_point(each, baseline, points, found)]
+    found, here = figures(comparison, plan, records), measured_on(plan, records)
+    other = (
+        ""
+        if here == baseline.measured_on
+        else (f"measured on {'; '.join(here)}, and for the baseline on {'; '.join(baseline.measured_on)}")
+    )
+    judged = [
+        _verdict(each, figure, margin, points.get(name), found.get(name, {}).get(figure, {}), other)
+        for name, each in held.items()
+        for figure, margin in {**baseline.margins, **each.margins}.items()
+        if figure in each.values
+    ]
     return (*judged, *(Verdict(None, trial, "fail", reason) for trial, reason in comparison.failures.items()))
 
 
@@ -103,39 +124,47 @@ def counted(found: Sequence[Verdict]) -> str:
     return f"{len(found)} limits: {of['pass']} pass, {of['fail']} fail, {of['undecided']} undecided"
 
 
-def _of_point(
-    held: BaselinePoint,
-    baseline: Baseline,
-    points: Mapping[PointName, Point],
-    found: Mapping[PointName, Mapping[str, Values]],
-) -> Iterator[Verdict]:
-    point = points.get(held.name)
+def _verdict(
+    held: BaselinePoint, figure: str, margin: float, point: Point | None, now: Values, other_hardware: str
+) -> Verdict:
+    """Return the verdict on a figure of a point.
+
+    Args:
+        point: of the sweep, None where it has none of that name
+        other_hardware: how that on which latency was measured differs, empty where it does not
+    """
     if point is not None and primary_figure(point) not in held.values:
         raise OrchestratorError(
             f"{held.line} of {held.name.panel} is compared by {primary_figure(point)}, the baseline has "
             f"{', '.join(held.values)}; write it anew with --write-baseline."
         )
-    for figure, margin in {**baseline.margins, **held.margins}.items():
-        if figure not in held.values:
-            continue
-        before = dict(zip(held.seeds, held.values[figure], strict=True))
-        now = found.get(held.name, {}).get(figure, {})
-        if figure in SIZES:
-            yield _size(held.name, figure, before, now, margin)
-        elif point is None or figure != primary_figure(point):
-            yield Verdict(held.name, figure, "undecided", _missing(before, now), margin=margin)
-        else:
-            if fault := margin_fault(point.metric, margin):
-                raise OrchestratorError(f"the margin of `{figure}` (={margin}) {fault}")
-            yield _metric(held.name, figure, point.metric, before, now, margin)
+    before = dict(zip(held.seeds, held.values[figure], strict=True))
+    if is_size(figure):
+        return _size(held.name, figure, before, now, margin)
+    metric: Metric | None = None
+    change: Estimate | None = None
+    status: Status = "undecided"
+    reason = _missing(before, now) or "it is nothing that a gate can judge"
+    if is_speedup(figure):
+        pairs = [(now[seed], before[seed]) for seed in before if seed in now]
+        metric, change = SPEEDUP, _relative([math.log(is_ / was) for is_, was in pairs if min(is_, was) > 0])
+    elif point is not None and figure == primary_figure(point):
+        metric, change = point.metric, paired_difference(now, before)
+        if fault := margin_fault(metric, margin):
+            raise OrchestratorError(f"the margin of `{figure}` (={margin}) {fault}")
+    if metric is not None and not _missing(before, now):
+        status, reason = not_worse(change, metric, margin)
+        if metric is SPEEDUP and other_hardware:
+            status, reason = "undecided", other_hardware
+    return Verdict(held.name, figure, status, reason, metric, *_means(before, now), change, margin)
 
 
-def _metric(name: PointName, figure: str, metric: Metric, before: Values, now: Values, margin: float) -> Verdict:
-    change = paired_difference(now, before)
-    status, reason = not_worse(change, metric, margin)
-    if missing := _missing(before, now):
-        status, reason = "undecided", missing
-    return Verdict(name, figure, status, reason, metric, *_means(before, now), change, margin)
+def _relative(log_ratios: Sequence[float]) -> Estimate | None:
+    """Return the mean ratio less 1, with its interval."""
+    found = ratio(log_ratios)
+    if found is None or found.low is None or found.high is None:
+        return None if found is None else Estimate(found.n, found.mean - 1)
+    return Estimate(found.n, found.mean - 1, found.std, found.low - 1, found.high - 1)
 
 
 def not_worse(change: Estimate | None, metric: Metric, margin: float) -> tuple[Status, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
+from orchestrator.compare.baseline import is_speedup
 from orchestrator.compare.gate import Verdict, counted
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
@@ -15,7 +16,8 @@ HEADINGS = ("sparsity %", "figure", "baseline", "now", "change [95% interval]", 
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)
 NOTE = (
     "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes where a loss "
-    "of its limit is ruled out (one-sided 97.5% limit), a size where no seed's has grown by more."
+    "of its limit is ruled out (one-sided 97.5% limit), a speed-up likewise by its ratio, a size where no seed's has "
+    "grown by more."
 )
 
 
@@ -90,6 +92,9 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     if metric is None:
         change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
         values = f"{verdict.baseline:,.0f}", f"{verdict.now:,.0f}", change, f"{verdict.margin:+.1%}"
+    elif is_speedup(verdict.figure):
+        change = difference(verdict.change, metric)
+        values = f"{verdict.baseline:.2f}x", f"{verdict.now:.2f}x", change, metric.written(-verdict.margin, "+")
     else:
         sign = -1 if metric.better == "higher" else 1
         values = (

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -20,25 +20,58 @@ from orchestrator.compare.gate import Status, Verdict, alarms, not_worse, passes
 from orchestrator.compare.statistics import estimate
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import NETWORK, Plan, StageSpec
 from orchestrator.views.report.verdicts import gate_table, junit
 
 WAS = (0.90, 0.91, 0.92)
 
 
-def compared(values: Sequence[float] = WAS, **changes: Any) -> Comparison:
-    """Return the comparison of dense networks and of points at 50%, the seeds of which have these test accuracies."""
+class Swept(NamedTuple):
+    """A sweep, and its comparison."""
+
+    plan: Plan
+    records: dict[str, StageRecord]
+    comparison: Comparison
+
+
+def swept(plan: Plan, records: dict[str, StageRecord], failures: dict[str, str] | None = None) -> Swept:
+    return Swept(plan, records, compare_trials(plan, records, failures))
+
+
+def compared(
+    values: Sequence[float] = WAS, speedups: Sequence[float] = (), runtime: str = "torch 2", **changes: Any
+) -> Swept:
+    """Return a sweep in which the seeds have these test accuracies, dense and at 50%, and these speed-ups there."""
     plan = make_plan(("l1_unstructured",), (0.5,), range(len(values)), rounds=1)
-    records = make_records(plan)
+    stages, records = dict(plan.stages), make_records(plan)
     for trial, value in zip(plan.trials, values, strict=True):
         for key in trial.stages:
             records[key] = replace(records[key], after={**records[key].after, "test/accuracy": value}, **changes)
-    return compare_trials(plan, records)
+    for trial, speedup in zip(plan.trials, speedups, strict=False):
+        network = StageSpec("deploy", {"format": "shrink"}, {NETWORK: trial.stages[-1]})
+        measuring = StageSpec("measure", {"format": "shrink"}, {NETWORK: network.key, "dense": network.key})
+        stages |= {network.key: network, measuring.key: measuring}
+        records[measuring.key] = replace(
+            records[trial.stages[-1]],
+            key=measuring.key,
+            measurements={"bytes": 5000.0, "speedup/1": speedup, "speedup_low/1": 1.0, "latency_ms/1": 1.0},
+            environment={"processor": "one", "threads": "1", "runtime": runtime},
+        )
+    return swept(Plan(stages, plan.trials), records)
 
 
-def baseline_of(comparison: Comparison, **changes: Any) -> Baseline:
+def made(found: Swept, before: Baseline | None = None, name: str = "synthetic") -> Baseline:
+    return make_baseline(sweep_info(name), found.comparison, found.plan, found.records, before)
+
+
+def baseline_of(found: Swept, **changes: Any) -> Baseline:
     """Return its baseline as a file says it, fields changed as by an editor."""
-    made = json.loads(text_of(make_baseline(sweep_info(), comparison, {})))
-    return read_baseline(json.dumps(made | changes).encode())
+    return read_baseline(json.dumps(json.loads(text_of(made(found))) | changes).encode())
+
+
+def judged(held: Baseline, found: Swept) -> tuple[Verdict, ...]:
+    return verdicts(held, found.comparison, found.plan, found.records)
 
 
 def statuses(found: Sequence[Verdict], figure: str = "test/accuracy") -> list[Status]:
@@ -54,11 +87,11 @@ def test_golden_by_hand() -> None:
     now = compared(by(0.002, 0.003, 0.004))
 
     def at(margin: float) -> list[Status]:
-        return statuses(verdicts(baseline_of(compared(), margins={"test/accuracy": margin}), now))
+        return statuses(judged(baseline_of(compared(), margins={"test/accuracy": margin}), now))
 
     assert at(0.0055) == ["pass", "pass"]
     assert at(0.0054) == ["fail", "fail"]
-    dense, point = (each for each in verdicts(baseline_of(compared()), now) if each.metric)
+    dense, point = (each for each in judged(baseline_of(compared()), now) if each.metric)
     assert (point.baseline, point.now) == pytest.approx((0.91, 0.907))
     assert point.change is not None
     assert (point.change.mean, point.change.low) == pytest.approx((-0.003, -0.005484), abs=1e-6)
@@ -117,7 +150,7 @@ def test_the_chance_of_a_false_alarm_is_what_is_drawn(seeds: int, spread: float)
 
 
 def test_what_a_seed_is_missing_for_is_undecided() -> None:
-    found = verdicts(baseline_of(compared()), compared(WAS[:2]))
+    found = judged(baseline_of(compared()), compared(WAS[:2]))
 
     assert statuses(found) == statuses(found, "parameters/remaining") == ["undecided", "undecided"]
     assert {each.reason for each in found} == {"seed 2 is missing"}
@@ -125,7 +158,7 @@ def test_what_a_seed_is_missing_for_is_undecided() -> None:
 
 
 def test_one_seed_is_undecided_but_for_what_is_counted() -> None:
-    found = verdicts(baseline_of(compared(WAS[:1])), compared(WAS[:1]))
+    found = judged(baseline_of(compared(WAS[:1])), compared(WAS[:1]))
 
     assert (statuses(found), statuses(found, "parameters/remaining")) == (["undecided"] * 2, ["pass"] * 2)
 
@@ -133,8 +166,8 @@ def test_one_seed_is_undecided_but_for_what_is_counted() -> None:
 def test_a_point_that_is_not_there_is_undecided_and_a_failed_trial_fails() -> None:
     plan = make_plan(("l1_unstructured",), (0.5,), range(3), rounds=1)
     dense = {key: record for key, record in make_records(plan).items() if record.kind == "dense"}
-    left = compare_trials(plan, dense, {plan.trials[0].stages[-1]: "loss is nan"})
-    found = verdicts(baseline_of(compare_trials(plan, make_records(plan))), left)
+    left = swept(plan, dense, {plan.trials[0].stages[-1]: "loss is nan"})
+    found = judged(baseline_of(swept(plan, make_records(plan))), left)
 
     assert statuses(found) == ["pass", "undecided"]
     assert "undecided: l1_unstructured at 50.00%, test/accuracy: the sweep does not have it" in gate_table(found)
@@ -146,24 +179,63 @@ def test_a_size_may_grow_by_its_margin() -> None:
     held = baseline_of(compared())
 
     def grown(by: float) -> list[Status]:
-        return statuses(verdicts(held, compared(parameters=round(PARAMETERS * (1 + by)))), "parameters/remaining")
+        return statuses(judged(held, compared(parameters=round(PARAMETERS * (1 + by)))), "parameters/remaining")
 
     assert grown(0.009) == grown(-0.5) == ["pass", "pass"]
     assert grown(0.015) == ["pass", "fail"]  # half of them are pruned: what is left has grown by 3%
 
 
+SPEEDUP = "deploy/shrink/speedup/1"
+
+
+def test_a_measured_speedup_is_held_by_its_ratio() -> None:
+    held = baseline_of(compared(speedups=(2.0, 2.1, 2.2)))
+    slower = compared(speedups=(1.90, 1.99, 2.10))  # ratios 0.9500 0.9476 0.9545, of which the lower limit is 0.942
+    found = judged(held, slower)
+
+    (it,) = (each for each in found if each.figure == SPEEDUP)
+    assert it.change is not None
+    assert (it.change.mean, it.change.low) == pytest.approx((-0.0493, -0.0579), abs=2e-4)
+    assert statuses(found, SPEEDUP) == statuses(found, "deploy/shrink/bytes") == ["pass"]
+    tighter = baseline_of(compared(speedups=(2.0, 2.1, 2.2)), margins={SPEEDUP: 0.057})
+    assert statuses(judged(tighter, slower), SPEEDUP) == ["fail"]
+    assert "     50.00 deploy/shrink/speedup/1 %     2.10x     2.00x      -4.9 [-5.8, -4.1]   -10.0      pass" in (
+        list(gate_table(found))
+    )
+
+
+def test_on_other_hardware_a_speedup_is_undecided_and_nothing_else() -> None:
+    held = baseline_of(compared(speedups=(2.0, 2.1, 2.2)))
+    found = judged(held, compared(speedups=(1.0, 1.1, 1.2), runtime="torch 3"))
+
+    (undecided,) = (each for each in found if each.status != "pass")
+    where = "measured on processor one, threads 1, runtime torch"
+    assert (undecided.figure, undecided.status) == (SPEEDUP, "undecided")
+    assert undecided.reason == f"{where} 3, and for the baseline on {where.removeprefix('measured on ')} 2"
+
+
+def test_a_speedup_of_one_seed_and_one_that_is_missing_are_undecided() -> None:
+    one = compared(WAS[:1], speedups=(2.0,))
+
+    assert statuses(judged(baseline_of(one), one), SPEEDUP) == ["undecided"]
+    missing = judged(baseline_of(compared(speedups=(2.0, 2.1, 2.2))), compared(speedups=(2.0, 2.1)))
+    assert [each.reason for each in missing if each.figure == SPEEDUP] == ["seed 2 is missing"]
+    gone = judged(baseline_of(compared(speedups=(2.0, 2.1, 2.2))), compared())
+    assert [each.reason for each in gone if each.figure == SPEEDUP] == ["the sweep does not have it"]
+
+
 def test_a_point_may_have_margins_of_its_own_and_what_has_none_is_not_held() -> None:
     held = json.loads(text_of(baseline_of(compared(), margins={"test/accuracy": 0.001})))
     held["points"][1]["margins"] = {"test/accuracy": 0.1}
-    found = verdicts(read_baseline(json.dumps(held).encode()), compared(by(0.002, 0.003, 0.004)))
+    found = judged(read_baseline(json.dumps(held).encode()), compared(by(0.002, 0.003, 0.004)))
 
     assert [(each.figure, each.status) for each in found] == [("test/accuracy", "fail"), ("test/accuracy", "pass")]
 
 
 def test_a_baseline_is_read_as_it_was_written_and_keeps_margins() -> None:
-    first = make_baseline(sweep_info(), compared(), {})
+    first = made(compared())
     edited = read_baseline(text_of(first).replace('"test/accuracy": 0.01', '"test/accuracy": 0.05').encode())
-    again = make_baseline(sweep_info("second"), compared(by(0.1, 0.2, 0.3)), {}, edited)
+    again = made(compared(by(0.1, 0.2, 0.3)), edited, "second")
 
     assert read_baseline(text_of(first).encode()) == first
     assert first.margins == {"test/accuracy": 0.01, "parameters/remaining": 0.02}
@@ -186,7 +258,7 @@ def test_a_baseline_is_read_as_it_was_written_and_keeps_margins() -> None:
     ],
 )
 def test_a_mistyped_baseline_says_what_is_wrong(change: Any, said: str) -> None:
-    data = json.loads(text_of(make_baseline(sweep_info(), compared(), {})))
+    data = json.loads(text_of(made(compared())))
     change(data)
 
     with pytest.raises(ValueError, match=r".") as error:
@@ -196,17 +268,18 @@ def test_a_mistyped_baseline_says_what_is_wrong(change: Any, said: str) -> None:
 
 def test_a_margin_beyond_a_fraction_and_another_metric_are_mistakes() -> None:
     with pytest.raises(OrchestratorError, match=r"the margin of `test/accuracy` \(=1.0\) must lie in \[0, 1\)"):
-        verdicts(baseline_of(compared(), margins={"test/accuracy": 1.0}), compared())
+        judged(baseline_of(compared(), margins={"test/accuracy": 1.0}), compared())
     with pytest.raises(OrchestratorError, match="is compared by test/rmse, the baseline has test/accuracy"):
-        verdicts(baseline_of(compared()), compared(metrics=(Metric("rmse", "", "lower", 0.1),)))
+        judged(baseline_of(compared()), compared(metrics=(Metric("rmse", "", "lower", 0.1),)))
 
 
 def test_no_point_in_common_is_a_mistake() -> None:
     plan = make_plan(("random_unstructured",), (0.9,), range(2), rounds=1)
-    other = replace(compare_trials(plan, make_records(plan)), dense=())
+    other = swept(plan, make_records(plan))
+    other = other._replace(comparison=replace(other.comparison, dense=()))
 
     with pytest.raises(OrchestratorError, match="it has random_unstructured of cnn on digits: run"):
-        verdicts(baseline_of(compared()), other)
+        judged(baseline_of(compared()), other)
 
 
 def test_an_unfinished_sweep_is_no_baseline() -> None:
@@ -215,20 +288,18 @@ def test_an_unfinished_sweep_is_no_baseline() -> None:
     del records[plan.trials[1].stages[-1]]
 
     with pytest.raises(OrchestratorError, match="1 of 3 trials of synthetic have not finished, such as 'l1_unstruct"):
-        make_baseline(sweep_info(), compare_trials(plan, records), {})
+        made(swept(plan, records))
     with pytest.raises(OrchestratorError, match="a figure of dense at a sparsity of 0 is not finite"):
-        make_baseline(sweep_info(), compared((0.9, math.nan, 0.9)), {})
+        made(compared((0.9, math.nan, 0.9)))
 
 
 def test_margins_that_would_be_missed_too_often_are_told() -> None:
-    (dense, point) = alarms(compared(), make_baseline(sweep_info(), compared(), {}))
+    (dense, point) = alarms(compared().comparison, made(compared()))
 
     assert dense.startswith("dense of cnn on digits at a sparsity of 0: 3 seeds with a standard deviation of 1.00%")
     assert "its margin of 1.00% in 89% of equally good runs" in point
-    assert list(alarms(compared((0.9, 0.9001, 0.9002)), make_baseline(sweep_info(), compared(), {}))) == []
-    assert "one seed: every later run is undecided" in next(
-        alarms(compared((0.9,)), make_baseline(sweep_info(), compared((0.9,)), {}))
-    )
+    assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
+    assert "one seed: every later run is undecided" in next(alarms(compared((0.9,)).comparison, made(compared((0.9,)))))
 
 
 TABLE = """\
@@ -246,8 +317,8 @@ fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 3.00%"""
 
 def mixed() -> tuple[Verdict, ...]:
     held = baseline_of(compared())
-    little = verdicts(held, compared(by(0.002, 0.003, 0.004)))
-    much = verdicts(held, compared(by(0.02, 0.03, 0.04)))
+    little = judged(held, compared(by(0.002, 0.003, 0.004)))
+    much = judged(held, compared(by(0.02, 0.03, 0.04)))
     return (*little[:2], *much[2:])
 
 
