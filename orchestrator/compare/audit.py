@@ -41,7 +41,8 @@ class Finding:
 
 def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:
     """Hold a sweep to the checklist: each rule passes, fails or does not apply, with its reason."""
-    points, known = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
+    points, finished = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
+    known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
     answers = {
         f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
         "compression and theoretical speed-up, both": _both_measures(points),
@@ -62,7 +63,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "no dead layer": _dead(plan, known),
         "chosen on validation, test read once": _test_once(plan, known),
         "scores read no test data": _scored_apart(plan, known),
-        "one kind of processor, one release of torch": _one_kind(known),
+        "one kind of processor, one release of torch": _one_kind(finished),
         "every trial finished": _finished(comparison),
     }
     return tuple(Finding(rule, verdict, reason) for rule, (verdict, reason) in answers.items())

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from orchestrator.config import cluster, components, sources, well_formed
-from orchestrator.config.parts import choices, model_and_data, rounds, scores
+from orchestrator.config.parts import choices, deploy, model_and_data, rounds, scores
 from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
@@ -96,6 +96,7 @@ class Config:
     finetune: components.Train = field(default_factory=components.Train)
     restart: components.Restart = field(default_factory=components.Restart)
     prune: rounds.Prune = field(default_factory=rounds.Prune)
+    deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
     tracking: Tracking = field(default_factory=Tracking)
     store: Store = field(default_factory=Store)

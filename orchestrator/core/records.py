@@ -106,11 +106,13 @@ class StageRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
     `dead_tensors`, the names of those without an entry left, `rounding`, by how much whole entries or channels may
-    keep the sparsity from the requested one, and `scoring`, what was ranked by and what that read.
+    keep the sparsity from the requested one, and `scoring`, what was ranked by and what that read; of a deployment
+    `form`, and what was `kept` of what is empty, and why.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
-    """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`. Never part of the
-    result.
+    """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`; of a deployment its
+    `bytes`, `parameters` left, and `difference` of outputs; of a measurement at each batch size N `latency_ms/N`,
+    `dense_ms/N`, `speedup/N` with `speedup_low/N` and `speedup_high/N`. Never part of the result.
     """
     warnings: tuple[str, ...] = ()
     device: str = "cpu"

@@ -23,6 +23,8 @@ Key = Sha256
 
 NETWORK = "network"
 """The role of the input whose live weights a stage goes on from."""
+DENSE = "dense"
+"""The role of the deployed dense network beside which a deployed one is measured."""
 TEACHER = "teacher"
 """The role of the input whose outputs a stage learns to give."""
 REWIND = "rewind"
@@ -42,7 +44,8 @@ class StageSpec:
     `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions` and either
     `target` (overall sparsity to reach) or `amount` (of what is left). One that trains on from a step of the dense
     training has `train` for `finetune`, and `restart`. A start has the fields of a dense stage and
-    `until`, the place at which it ends: its result is the state of that training then.
+    `until`, the place at which it ends: its result is the state of that training then. A deployment has `format`, and a
+    measurement also what it is to measure.
     """
 
     kind: str
@@ -53,9 +56,7 @@ class StageSpec:
     starts_from: tuple[Key, ...] = field(default=(), compare=False)
     """Stages that would save work and give the same bits. Not part of the key."""
     location: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """Part of `fields` -> where the worker finds what is pinned there by content, and what else cannot change the
-    result. Not part of the key.
-    """
+    """Part of `fields` -> where what is pinned by content lies, and what else changes no result. Not in the key."""
 
     @cached_property
     def key(self) -> Key:
@@ -141,6 +142,8 @@ class TrialSpec:
     """What the trial is compared with."""
     identity: str
     """Equal for trials that differ in nothing but the seed: `identity_of` of the last stage."""
+    measured: tuple[Key, ...] = ()
+    """The stages that measure what its last stage left, deployed, one for each format."""
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,8 @@ class Plan:
     def needs(self, key: Key) -> tuple[Key, ...]:
         """Return the stages of this plan that are inputs of `key`, or save it work."""
         spec = self.stages[key]
-        return tuple(
-            dict.fromkeys(other for other in (*spec.inputs.values(), *spec.starts_from) if other in self.stages)
-        )
+        others = (*spec.inputs.values(), *spec.starts_from)
+        return tuple(dict.fromkeys(other for other in others if other in self.stages))
 
     def lineage(self, key: Key) -> tuple[StageSpec, ...]:
         """Return the specs of the stages whose network `key` goes on from, the first one first."""
@@ -179,8 +181,9 @@ class Plan:
 
     @cached_property
     def work(self) -> tuple[tuple[Key, ...], ...]:
-        """Of each trial all stages that it takes: what it is compared with, its chain, and what these go on from."""
-        return tuple(tuple(self._with_inputs(dict.fromkeys((trial.dense, *trial.stages)))) for trial in self.trials)
+        """Of each trial all that it takes: what it is compared with, its chain, its measurements, their inputs."""
+        ends = ((trial.dense, *trial.stages, *trial.measured) for trial in self.trials)
+        return tuple(tuple(self._with_inputs(dict.fromkeys(keys))) for keys in ends)
 
     def _with_inputs(self, keys: Iterable[Key]) -> dict[Key, None]:
         """Return the keys with those of all inputs, inputs first."""
@@ -231,8 +234,7 @@ class Plan:
 
     def _above(self, key: Key) -> set[Key]:
         """Return all stages of this plan that `key` needs, and those that they need."""
-        found: set[Key] = set()
-        pending = [key]
+        found, pending = set[Key](), [key]
         while pending:
             needed = [other for other in self.needs(pending.pop()) if other not in found]
             found.update(needed)
@@ -284,7 +286,7 @@ class Plan:
         except (LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"it holds no plan ({error})") from None
         for trial in trials:
-            if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages)):
+            if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages, *trial.measured)):
                 raise ValueError(f"trial {quoted(trial.name)} has stages that the plan lacks")
         return cls(stages, trials)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class StageKind:
     run: str
     """`module:function` of run(spec, inputs, context) -> Result; named, so that planning stays free of torch."""
     title: str
-    """What people are told of such a stage; `{round}` is its round."""
+    """What people are told of such a stage; `{round}` is its round, `{format}` that in which it deploys."""
     prunes: bool
     """Whether it has masks of its own."""
     own_task: bool = False
@@ -24,6 +24,14 @@ class StageKind:
     keeps: Literal["always", "at_branches", "while_needed"] = "always"
     """How long a store holds its weights: while a stage that needs them is unfinished; besides where none or several
     need them, for sweeps to come; or always."""
+    trains: bool = True
+    """Whether it makes a network; else it takes a finished one, and changes nothing of it."""
+    alone: bool = False
+    """Whether nothing else of a sweep runs meanwhile: such stages follow in a row at its end."""
+
+    def named(self, fields: Mapping[str, Any]) -> str:
+        """Return what people are told of a stage with these fields."""
+        return self.title.format(round=fields.get("round", 0), format=fields.get("format"))
 
 
 KINDS: Mapping[str, StageKind] = {
@@ -37,5 +45,17 @@ KINDS: Mapping[str, StageKind] = {
     "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", prunes=False),
     "round": StageKind(
         "orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
+    ),
+    "deploy": StageKind(
+        "orchestrator.export.stages:deploy", "deployment as {format}", prunes=False, own_task=True, trains=False
+    ),
+    "measure": StageKind(
+        "orchestrator.export.stages:measure",
+        "latency as {format}",
+        prunes=False,
+        own_task=True,
+        reads_test=False,
+        trains=False,
+        alone=True,
     ),
 }

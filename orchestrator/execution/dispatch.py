@@ -19,6 +19,7 @@ from orchestrator.core.events import EventKind, Failure, StageEvent
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Attempt, AttemptStart
 
 INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
@@ -40,7 +41,8 @@ class Claims(Protocol):
 
 
 class Dispatcher:
-    """Hands out segments, longest chain of stages first, each once what it needs is durable.
+    """Hands out segments, longest chain of stages first, each once what it needs is durable; those of kinds that run
+    `alone` come one after another at the end, when all else has ended.
 
     A transient failure is retried up to `cluster.retries` times a stage, each time later, from the last durable one on;
     an attempt that left a further checkpoint than the one before costs none of these. Any other fails the stage and,
@@ -80,7 +82,8 @@ class Dispatcher:
                 self._height[needed] = max(self._height[needed], len(self._segments[needed]) + self._height[index])
         self._open = set(range(len(self._segments)))
         self._running: dict[int, Attempt] = {}
-        self._ready: list[tuple[int, int, Attempt]] = []
+        self._alone = {index for index, keys in enumerate(self._segments) if KINDS[plan.stages[keys[0]].kind].alone}
+        self._ready: list[tuple[bool, int, int, Attempt]] = []
         self._delayed: list[tuple[float, int, Attempt]] = []
         for index in range(len(self._segments)):
             self._release(index)
@@ -96,7 +99,9 @@ class Dispatcher:
             _, _, attempt = heapq.heappop(self._delayed)
             self._queue(attempt)
         while self._ready:
-            _, index, attempt = heapq.heappop(self._ready)
+            if self._ready[0][0] and (self._running or self._open - self._alone):
+                return None  # the first of what runs alone: its time has not come
+            _, _, index, attempt = heapq.heappop(self._ready)
             if index in self._open and (claimed := self._claim(attempt)) is not None:
                 self._running[index] = claimed
                 return claimed
@@ -147,7 +152,8 @@ class Dispatcher:
     def stop(self, reason: Failure = INTERRUPTED) -> list[StageEvent]:
         """Hand out nothing more; what is not running is killed at once, and the rest once its worker returns."""
         self.stopping, self._reason = True, reason
-        attempts = {attempt.segment: attempt for _, _, attempt in (*self._ready, *self._delayed)}
+        waiting = [*(ready[-1] for ready in self._ready), *(delayed[-1] for delayed in self._delayed)]
+        attempts = {attempt.segment: attempt for attempt in waiting}
         self._ready, self._delayed = [], []
         events = []
         for index in sorted(self._open - self._running.keys()):
@@ -268,7 +274,8 @@ class Dispatcher:
         return Attempt(index, 1, tuple(self._plan.stages[key] for key in keys), self._plan.lineage(keys[0]))
 
     def _queue(self, attempt: Attempt) -> None:
-        heapq.heappush(self._ready, (-self._height[attempt.segment], attempt.segment, attempt))
+        index = attempt.segment
+        heapq.heappush(self._ready, (index in self._alone, -self._height[index], index, attempt))
 
     def _settle(self, index: int) -> None:
         self._open.discard(index)

@@ -31,6 +31,7 @@ from orchestrator.core.specs import (
     start_of,
 )
 from orchestrator.planning import located, restarts
+from orchestrator.planning.deployments import deployments
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
@@ -65,7 +66,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
         for reason in reasons:
             wrong.setdefault(reason, []).append(name)
         if not reasons and job.config is not None:
-            specs, keys, dense = _stages(job.config)
+            specs, keys, dense, measured = _stages(job.config)
             for spec in specs:
                 known = stages.setdefault(spec.key, spec)
                 if spec.starts_from and (more := set(spec.starts_from) - set(known.starts_from)):
@@ -73,7 +74,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
                 if spec.key not in identities:
                     identities[spec.key] = identity_of(spec, identities)
             overrides = tuple(map(redact_argument, job.overrides))
-            trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]]))
+            trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]], measured))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
     ordered = sorted(stages.items(), key=lambda item: item[1].kind != "start")  # what a dense one goes on from
@@ -116,8 +117,10 @@ def threads(config: Mapping[str, Any]) -> int:
     return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
 
 
-def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str]:
-    """Return the stages that a trial takes, inputs first, the keys of its chain, and that of its dense training."""
+def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str, tuple[str, ...]]:
+    """Return the stages that a trial takes, inputs first; the keys of its chain, of its dense training, and of what
+    measures the network that it ends with.
+    """
     pinned, location = located.pinned(config)
     if config["schedule"]["amount"] is None and not choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # what it is called says the same as the choices
@@ -147,8 +150,9 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
         fields = shared[parts] | ({"restart": restart} if restart else {}) | place | target
         chain.append(StageSpec("round", fields, inputs, location=location))
     saving = tuple(spec.key for place, spec in starts.items() if place)
-    stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:]]
-    return stages, tuple(spec.key for spec in chain), dense.key
+    deployed, measured = deployments(config["deploy"], dense, chain[-1])
+    stages = [*starts.values(), replace(dense, starts_from=saving), *chain[1:], *deployed]
+    return stages, tuple(spec.key for spec in chain), dense.key, measured
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

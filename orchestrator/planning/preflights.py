@@ -49,6 +49,8 @@ def combinations(
         else:
             dense[key] = dense[spec.parent]
         root, network = dense[key]
+        if not KINDS[spec.kind].trains:
+            continue
         if key in finished or (own_only and not any(spec.fields["sources"].values())):
             continue
         part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")

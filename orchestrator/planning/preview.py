@@ -26,12 +26,13 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
     asked = sum(map(len, plan.work))
     kinds = Counter(spec.kind for spec in plan.stages.values())
     starts = f", starts of them: {kinds['start']}" if kinds["start"] else ""
+    deployed = f", deployments: {kinds['deploy']}, measured: {kinds['measure']}" if kinds["deploy"] else ""
     first = plan.trials[0].config
     lines = [
         f"sweep     {name}",
         f"trials    {len(plan.trials)}",
         f"stages    {len(plan.stages)} unique of {asked} asked for, {asked - len(plan.stages)} shared; "
-        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}",
+        f"dense trainings: {kinds['dense']}{starts}, rounds: {kinds['round']}{deployed}",
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),

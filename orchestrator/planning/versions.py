@@ -13,6 +13,7 @@ from orchestrator.config.components import BUILT_IN
 VERSIONS: Mapping[str, int] = {
     "training": 4,
     "round": 1,
+    "deploy": 1,
     "model/mlp": 1,
     "model/cnn": 1,
     "model/lenet_300_100": 1,
@@ -51,7 +52,8 @@ VERSIONS: Mapping[str, int] = {
     "score/fpgm": 1,
     "score/wanda": 1,
 }
-"""`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; and each kind."""
+"""`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; `deploy`: shrinking and
+measuring; and each kind."""
 
 
 def versions_of(parts: Mapping[str, Any]) -> dict[str, int]:

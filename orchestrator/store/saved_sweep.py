@@ -142,7 +142,7 @@ def summaries(store: Store) -> list[Summary]:
         except OrchestratorError:
             found.append(Summary(name, saved.get(name, 0.0), "damaged"))
             continue
-        stages, finished = sweep.plan.stages, [done.issuperset(trial.stages) for trial in sweep.plan.trials]
+        stages, finished = sweep.plan.stages, [done.issuperset(keys) for keys in sweep.plan.work]
         status = "finished" if all(finished) else "failed" if sweep.failures else "unfinished"
         found.append(
             Summary(

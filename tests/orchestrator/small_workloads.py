@@ -78,6 +78,18 @@ class Bigram(nn.Module):
         return {"logits": self.head(self.embedding(input_ids))}
 
 
+class Branching(nn.Module):
+    """A layer that cannot be traced: which way it is taken is for the data to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(numbers if numbers.sum() > 0 else -numbers)
+        return outputs
+
+
 def pixels() -> nn.Module:
     """Return a network of two convolutions."""
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))

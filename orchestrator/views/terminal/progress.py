@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.views.terminal.figures import figures, reached, validated
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import Eta
 
@@ -203,11 +203,20 @@ class Progress:
         indices = self._plan.trials_of[key]
         trial = self._plan.trials[indices[0]] if indices else None
         shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
+        if not KINDS[spec.kind].trains:
+            return (
+                f"{trial.name if trial else key[:12]}, {self._what(spec)}{KINDS[spec.kind].named(spec.fields)}{shared}"
+            )
         if not KINDS[spec.kind].prunes:
             start = f" until {spec.fields['until']}" if "until" in spec.fields else ""
             return f"dense{start}, seed {spec.fields.get('seed', '?')}{shared}"
         rounds = len(trial.stages) - 1 if trial else "?"
         return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
+
+    def _what(self, spec: StageSpec) -> str:
+        """Say of the deployment of a dense network that it is one."""
+        parent = self._plan.stages.get(spec.parent or "") or self._plan.finished.get(spec.parent or "")
+        return "dense " if parent is not None and parent.kind == "dense" else ""
 
     def _left(self) -> str:
         """The time to finish, estimated at most once a second."""
@@ -266,30 +275,6 @@ class Progress:
 def counted(number: int, noun: str) -> str:
     """1 trial, 2 trials."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def figures(record: StageRecord) -> str:
-    """A finished stage in a few words."""
-    text = validated(record)
-    return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
-
-
-def validated(record: StageRecord) -> str:
-    """The primary metric on the validation split: while a sweep runs, nobody should steer by the test split."""
-    found = record.figure("val")
-    return f"validation {record.primary.title} {record.primary.said(found) if math.isfinite(found) else '?'}"
-
-
-def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
-    """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
-    training, until = spec.fields.get(spec.training, {}), spec.fields.get("until")
-    steps = training.get("steps") if until is None else until if isinstance(until, int) else None
-    epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")
-    steps = steps and steps - spec.fields.get("restart", {}).get("rates", 0)
-    share = point.step / steps if steps else point.epoch / epochs if epochs else None
-    told = f"step {point.step}" if share is None else f"{min(share, 1):.0%}"
-    value = point.metrics.get(f"val/{metric.name}")
-    return told if value is None else f"{told}, validation {metric.title} {metric.said(value)}"
 
 
 def duration(seconds: float) -> str:

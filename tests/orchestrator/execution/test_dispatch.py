@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fakes import chain, plan_of, record_of, stage
 
@@ -294,3 +294,44 @@ def test_where_the_store_is_away_no_attempt_is_spared() -> None:
 
     dispatcher = Dispatcher(plan_of(chain("a", {})), Cluster(retries=0), nothing, reached=away)
     assert [event.kind for event in dispatcher.take(take(dispatcher), LOST)] == ["failed"]
+
+
+def test_what_runs_alone_comes_one_after_another_when_all_else_has_ended() -> None:
+    (dense, last), other = chain("a", {}, {}), chain("b", {})
+    plan = plan_of([dense, last], other)
+    measured = [
+        StageSpec("measure", {"name": name, "script": {}}, {NETWORK: dense.key}) for name in ("first", "second")
+    ]
+    plan = replace(plan, stages={**plan.stages, **{spec.key: spec for spec in measured}})
+    dispatcher = Dispatcher(plan, Cluster(retries=1, backoff=0.0), nothing)
+
+    order = []
+    running = [take(dispatcher), take(dispatcher)]
+    assert dispatcher.next() is None
+    while running:
+        attempt = running.pop(0)
+        name = attempt.specs[0].fields["name"]
+        order.append(name)
+        lost = name == "b-0" and attempt.number == 1  # it is tried again before anything is measured
+        dispatcher.take(attempt, LOST if lost else record(attempt.specs[0]))
+        while (following := dispatcher.next()) is not None:
+            running.append(following)
+        if any(each.specs[0].kind == "measure" for each in running):
+            assert len(running) == 1
+    assert order == ["a-0", "b-0", "a-1", "b-0", "first", "second"]
+    assert dispatcher.done
+
+
+def test_what_runs_alone_does_not_wait_for_what_cannot_run() -> None:
+    (dense, last), (other,) = chain("a", {}, {}), chain("b", {})
+    measured = StageSpec("measure", {"name": "measured", "script": {}}, {NETWORK: other.key})
+    plan = plan_of([dense, last], [other])
+    plan = replace(plan, stages={**plan.stages, measured.key: measured})
+    dispatcher = Dispatcher(plan, Cluster(), nothing)
+
+    first, second = take(dispatcher), take(dispatcher)
+    dispatcher.take(first, BROKEN)
+    assert dispatcher.next() is None
+    dispatcher.take(second, record(second.specs[0]))
+
+    assert take(dispatcher).specs[0].fields["name"] == "measured"

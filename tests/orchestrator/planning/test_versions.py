@@ -42,6 +42,7 @@ SHARED = {
         *(f"{WORKLOADS}.{name}" for name in ("data.load", "models.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
+    "deploy": [f"orchestrator.export.stages.{name}" for name in ("deploy", "measure")],
     "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
 REGISTRIES = {
@@ -168,6 +169,7 @@ def digests() -> dict[str, str]:
     training, rounds = closures()
     shared = rounds | training
     found = {"training": digest(training), "round": digest(rounds)}
+    found["deploy"] = digest(closure(SHARED["deploy"], left_out=shared))
     return found | {component: digest(closure([root], left_out=shared)) for component, root in kinds()}
 
 

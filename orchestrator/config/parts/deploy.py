@@ -1,0 +1,31 @@
+"""Which runtimes a trial's last network is deployed to and measured on, beside the dense one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.config.rules import Rule, at_least, is_int, key, whole
+
+FORMATS = ("shrink",)
+"""What a network is deployed as: `shrink` is PyTorch as it is, without what is empty."""
+
+
+@dataclass
+class Deploy:
+    """In which formats, and how the latency of each is measured; no format deploys nothing."""
+
+    formats: list[str] = key(
+        [],
+        Rule(lambda given: all(name in FORMATS for name in given), f"hold formats among {', '.join(FORMATS)}"),
+        Rule(lambda given: len(set(given)) == len(given), "name each format once"),
+    )
+    batch_sizes: list[int] = key(
+        [1, 64],
+        Rule(
+            lambda sizes: bool(sizes) and all(is_int(size) and size >= 1 for size in sizes),
+            "hold numbers of examples of at least 1; pass [1] for one at a time",
+        ),
+    )
+    threads: int | None = key(None, whole(1, ", or null for those of a trial").or_null(""))
+    seconds: float = key(1.5, at_least(0.01, "; a measurement at one batch size takes so many seconds"))
+    blocks: int = key(16, whole(2, ": of so many independent parts a measurement is made"))

@@ -1,0 +1,45 @@
+"""A stage in a few words: what a finished one achieved, how far a running one is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from orchestrator.core.metrics import Metric
+from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_kinds import KINDS
+
+
+def figures(record: StageRecord) -> str:
+    """A finished stage in a few words."""
+    if not KINDS[record.kind].trains:
+        return measured(record.measurements)
+    text = validated(record)
+    return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
+
+
+def measured(figures: Mapping[str, float]) -> str:
+    """What was measured of a deployment: its size, or how many times as fast it is at each batch size."""
+    ratios = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("speedup/")}
+    if not ratios:
+        return f"{figures.get('parameters', 0):,.0f} parameters, {figures.get('bytes', 0) / 1e3:,.1f} kB"
+    return ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
+
+
+def validated(record: StageRecord) -> str:
+    """The primary metric on the validation split: while a sweep runs, nobody should steer by the test split."""
+    found = record.figure("val")
+    return f"validation {record.primary.title} {record.primary.said(found) if math.isfinite(found) else '?'}"
+
+
+def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
+    """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
+    training, until = spec.fields.get(spec.training, {}), spec.fields.get("until")
+    steps = training.get("steps") if until is None else until if isinstance(until, int) else None
+    epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")
+    steps = steps and steps - spec.fields.get("restart", {}).get("rates", 0)
+    share = point.step / steps if steps else point.epoch / epochs if epochs else None
+    told = f"step {point.step}" if share is None else f"{min(share, 1):.0%}"
+    value = point.metrics.get(f"val/{metric.name}")
+    return told if value is None else f"{told}, validation {metric.title} {metric.said(value)}"

@@ -1,0 +1,94 @@
+"""Deployment and measurement in a sweep: an inline one, on networks of a few weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from torch import nn
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Job
+from orchestrator.sweep.conductor import run
+from orchestrator.sweep.outcome import Outcome
+
+SETTINGS = (
+    *("cluster=inline", "tracking=none", "schedule=one_shot", "schedule.sparsity=0.5", "method=ln_structured"),
+    *("train.epochs=1", "train.batch_size=8", "finetune.epochs=1", "prune.exclude=['2.weight']"),
+    *("deploy=shrink", "deploy.batch_sizes=[1, 100]", "deploy.seconds=0.02", "deploy.blocks=2"),
+)
+
+
+def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model: str = "linear") -> Outcome:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base=None):
+        config = plain(compose("config", [*SETTINGS, *overrides]))
+    own: dict[str, Any] = {
+        "model": {"_target_": f"small_workloads.{model}", "name": "own"},
+        "data": {"_target_": "small_workloads.classification_data", "name": "own"},
+    }
+    if model == "linear":
+        own["model"]["classes"] = None
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return run([Job((), {**config, **own})])
+
+
+def of_kind(outcome: Outcome, kind: str) -> list[StageRecord]:
+    return [record for record in outcome.records.values() if record.kind == kind]
+
+
+def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one, other = (swept(monkeypatch, tmp_path / name) for name in ("one", "other"))
+    (measured,) = of_kind(one, "measure")
+    dense, pruned = sorted(of_kind(one, "deploy"), key=lambda record: record.sparsity)
+
+    assert one.status == "finished"
+    assert (dense.measurements["parameters"], pruned.measurements["parameters"]) == (4 * 8 + 8 + 16 + 2, 30)
+    assert (dense.measurements["bytes"], pruned.measurements["bytes"]) == (4 * 58, 4 * 30)
+    assert pruned.measurements["difference"] < 1e-5
+    assert pruned.details["form"] == "module"
+    assert {name for name in measured.measurements if name not in ("seconds", "others")} == {
+        *("bytes", "parameters", "dense_bytes"),
+        *(f"{name}/{size}" for size in (1, 100) for name in ("latency_ms", "dense_ms")),
+        *(f"{name}/{size}" for size in (1, 100) for name in ("speedup", "speedup_low", "speedup_high")),
+    }
+    for size in (1, 100):
+        low, ratio, high = (measured.measurements[f"speedup{end}/{size}"] for end in ("_low", "", "_high"))
+        assert 0 < low <= ratio <= high < math.inf
+    assert {"processor", "torch", "threads", "runtime"} <= set(measured.environment)
+    assert {key: record.result() for key, record in one.records.items()} == {
+        key: record.result() for key, record in other.records.items()
+    }
+    assert measured.measurements != of_kind(other, "measure")[0].measurements
+    assert max(one.records.values(), key=lambda record: record.started) is measured
+    assert run([Job((), other.plan.trials[0].config)]).records == other.records
+
+
+def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = swept(monkeypatch, tmp_path / "sweep", "prune.exclude=[]", model="Branching")
+    (reason,) = {failure.message for failure in outcome.causes.values()}
+
+    assert outcome.status == "failed"
+    assert reason.startswith("the network cannot be shrunk: ")
+    assert "pass deploy=none" in reason
+    assert "\n" not in reason
+    assert {record.kind for record in outcome.records.values()} == {"dense", "round", "deploy"}
+    assert "50.00" in capsys.readouterr().out  # of the comparison
+
+
+def test_what_the_outputs_are_held_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pruning.shrink", lambda model, _: nn.Sequential(model, nn.Linear(2, 2)))
+    outcome = swept(monkeypatch, tmp_path / "sweep")
+
+    assert "differ from those of the masked one by" in next(iter(outcome.causes.values())).message
