@@ -1,49 +1,52 @@
 """The stages that deploy a network, and measure it beside the dense one. No Ray, no MLflow.
 
-A deployment takes out what masks have emptied, and holds the result to the outputs of the masked network. A measurement
-times two deployments in turns; its figures are circumstances of the record, and no part of its result.
+A deployment takes out what masks have emptied, writes what is left in a format, and holds what that gives to the
+outputs of the masked network. A measurement times two deployments in turns; its figures are circumstances of the
+record, and no part of its result.
 """
 
 from __future__ import annotations
 
-import math
-import os
+import copy
+import shutil
 import socket
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import pruning
-from orchestrator.compare.statistics import ratio
-from orchestrator.core.errors import Cancelled, OrchestratorError, StageMissing
+from orchestrator.core.errors import OrchestratorError, StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
-from orchestrator.core.work_order import Result, WorkOrder
+from orchestrator.core.work_order import FileWriter, Result, WorkOrder
+from orchestrator.export.formats.format import Run, call, called_with, difference
+from orchestrator.export.formats.table import FORMATS
+from orchestrator.export.measuring import Measuring
 from orchestrator.training.environment import environment
 from orchestrator.training.networks import Network, restored
-from orchestrator.workloads.tasks.batch import answer_of, arguments, outputs_of
+from orchestrator.workloads.tasks.batch import outputs_of
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
-from pruning.measure.latency import Call, LatencyRatio, Make, calling, compare_latency
+from pruning.compact.tracing import Example
+from pruning.measure.latency import Call, Make, calling
 
+SHRINK = "shrink"
+"""The format that is the network itself, in PyTorch."""
 EXAMPLES, BATCHES = 64, 4
 """Of the test split, by which the outputs of a deployment are held to those of the masked network."""
 TOLERANCE = 1e-4
 """By how much these may differ, relative to the largest."""
-IDLE = 0.5
-"""Other processes that ran on average during a measurement, below which nothing is said of them."""
-
-Inputs = tuple[Any, ...] | Mapping[str, Any]
 
 
 class DeployError(OrchestratorError):
@@ -53,32 +56,37 @@ class DeployError(OrchestratorError):
 
 
 def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Take out of a finished network what is empty; its weights are the stage's file.
+    """Take out of a finished network what is empty, and write it: its weights and the format's files are the stage's.
 
     Raises:
         DeployError: it cannot be traced, or its outputs are not those of the masked network.
+        ExportError: it cannot be written in the format, or a package for that is missing.
     """
-    begun = _begin(order)
-    network = restored(spec, order)
-    smaller = _deployed(network)
-    difference = _difference(network, smaller)
-    if not difference <= TOLERANCE:
-        raise DeployError(
-            f"the outputs of the network as {spec.fields['format']} differ from those of the masked one by "
-            f"{difference:.2g} of the largest, and must not by more than {TOLERANCE:g}; leave the format out of "
-            "`deploy.formats`."
-        )
+    begun, name = _begin(order), spec.fields["format"]
+    network = _restored(spec, spec.inputs[NETWORK], order)
+    smaller = _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
-    details = {} if report is None else {"form": report.form, "kept": report.kept}
-    parameters = sum(parameter.numel() for parameter in smaller.parameters())
+    files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
     size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    with TemporaryDirectory() as place:
+        if name != SHRINK:
+            FORMATS[name].write(smaller, _example(network, 2), Path(place))
+            written = {file: (Path(place) / file).read_bytes() for file in FORMATS[name].files}
+            files |= {file: partial(_write, content) for file, content in written.items()}
+            size = sum(map(len, written.values()))
+        worst = _difference(network, smaller if name == SHRINK else FORMATS[name].load(Path(place), order.threads))
+    if not worst <= TOLERANCE:
+        raise DeployError(
+            f"the outputs of the network as {name} differ from those of the masked one by {worst:.2g} of the largest, "
+            f"and must not by more than {TOLERANCE:g}; leave {name} out of `deploy.formats`."
+        )
     record = replace(
         _record(spec, _finished(spec, NETWORK, order), order, begun),
         weights_digest=state_digest(weights),
-        details=details,
+        details={} if report is None else {"form": report.form, "kept": report.kept},
     )
-    figures = {"bytes": size, "parameters": parameters, "difference": difference}
-    return Result(_timed(record, figures), {WEIGHTS: partial(write_state, weights)}, None)
+    parameters = sum(parameter.numel() for parameter in smaller.parameters())
+    return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": worst}), files, None)
 
 
 def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -87,31 +95,32 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
     Raises:
         Cancelled: between two blocks, once `order.cancelled()` says so.
     """
-    begun, what = _begin(order), spec.fields["measure"]
-    above, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
-    deployed = order.lineage[-1]
-    ours = restored(deployed, order)
-    theirs = restored(replace(deployed, inputs={NETWORK: dense.inputs[NETWORK]}), order)
-    pairs = [(_deployed(network), network) for network in (theirs, ours)]
-    figures = {name: above.measurements[name] for name in ("bytes", "parameters")}
+    begun, name, what = _begin(order), spec.fields["format"], spec.fields["measure"]
+    pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
+    measuring = Measuring(what, order)
+    figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
     figures["dense_bytes"] = dense.measurements["bytes"]
-    others: list[float] = []
-    for size in what["batch_sizes"]:
-        makes = [_watched(calling(smaller, _inputs_of(network, size)), order, others) for smaller, network in pairs]
-        found = compare_latency(*makes, **{name: what[name] for name in ("blocks", "seconds", "threads")})
-        figures |= _figures(found, size)
-    figures["others"] = statistics.fmean(others)
-    busy = (
-        f"{figures['others']:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} CPUs: "
-        "its figures may be off"
-    )
+    network = _restored(spec, pruned.inputs[NETWORK], order)
+    with TemporaryDirectory() as place:
+        if name == SHRINK:
+            networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]
+        else:
+            folders = [_fetched(each, Path(place), order) for each in (dense, pruned)]
+        for size in what["batch_sizes"]:
+            example = _example(network, size)
+            if name == SHRINK:
+                makes = [calling(each, example) for each in networks]
+            else:
+                makes = [_loading(name, folder, what["threads"], example) for folder in folders]
+            figures |= measuring.figures(makes, size)
+    package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
     record = replace(
-        _record(spec, above, order, begun),
-        weights_digest=above.weights_digest,
-        warnings=(busy,) if figures["others"] >= IDLE else (),
-        environment=environment() | {"threads": str(what["threads"]), "runtime": f"PyTorch {torch.__version__}"},
+        _record(spec, pruned, order, begun),
+        weights_digest=pruned.weights_digest,
+        warnings=measuring.warnings,
+        environment=environment() | {"threads": str(what["threads"]), "runtime": f"{package[0]} {version(package[0])}"},
     )
-    return Result(_timed(record, figures), {}, None)
+    return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
 
 
 def _begin(order: WorkOrder) -> float:
@@ -157,24 +166,30 @@ def _finished(spec: StageSpec, role: str, order: WorkOrder) -> StageRecord:
     return record
 
 
-def _deployed(network: Network) -> nn.Module:
+def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
+    """Return the network that the stage `key` left; on the CPU for any format but PyTorch."""
+    network = restored(replace(spec, inputs={NETWORK: key}), order)
+    if spec.fields["format"] != SHRINK:
+        network.model.cpu()
+    return network
+
+
+def _smaller(network: Network) -> nn.Module:
     """Return the network in evaluation, without what masks have emptied."""
     if not network.masks.sparsity():
         return network.model.eval()
     try:
-        return pruning.shrink(network.model, _inputs_of(network, 2))
+        return pruning.shrink(network.model, _example(network, 2))
     except (ValueError, TypeError) as error:
         raise DeployError(f"the network cannot be shrunk: {str(error).rstrip('.')}; pass deploy=none.") from error
 
 
-def _inputs_of(network: Network, size: int) -> Inputs:
+def _example(network: Network, size: int) -> Example:
     """Return what the network is called with for so many examples of the validation split, some again where it has
     fewer.
     """
-    device = next((each.device for each in network.model.parameters()), torch.device("cpu"))
-    batch = next(iter(network.data.val.batches(size, device=device)))
-    given, named = arguments(network.model, batch, labels=False)
-    inputs: Inputs = named or given
+    batch = next(iter(network.data.val.batches(size, device=_device(network))))
+    inputs = called_with(network.model, batch)
     found = max((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), default=size)
 
     def filled(leaf: object) -> object:
@@ -182,56 +197,43 @@ def _inputs_of(network: Network, size: int) -> Inputs:
             return leaf
         return leaf[torch.arange(size, device=leaf.device) % found]
 
-    filled_up: Inputs = tree_map(filled, inputs)
+    filled_up: Example = tree_map(filled, inputs)
     return filled_up
 
 
-def _difference(network: Network, deployed: nn.Module) -> float:
+def _device(network: Network) -> torch.device:
+    return next((each.device for each in network.model.parameters()), torch.device("cpu"))
+
+
+def _difference(network: Network, deployed: nn.Module | Run) -> float:
     """Return by how much outputs differ on batches of the test split, relative to the largest."""
     model, worst = network.model.eval(), 0.0
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
-        for batch in islice(network.data.test.batches(EXAMPLES, device=device), BATCHES):
-            expected, found = (outputs_of(answer_of(each, batch, labels=False)).double() for each in (model, deployed))
-            if found.shape != expected.shape or not torch.equal(found.isfinite(), expected.isfinite()):
-                return math.inf
-            finite = expected.isfinite()
-            scale = expected[finite].abs().max() if finite.any() else torch.ones(())
-            gap = (found[finite] - expected[finite]).abs().max() if finite.any() else torch.zeros(())
-            worst = max(worst, float(gap / scale.clamp_min(1e-30)))
+        for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
+            inputs = called_with(model, batch)
+            found = call(deployed, inputs) if isinstance(deployed, nn.Module) else deployed(inputs)
+            worst = max(worst, difference(outputs_of(found), outputs_of(call(model, inputs))))
     return worst
 
 
-def _figures(found: LatencyRatio, size: int) -> dict[str, float]:
-    speedup = ratio(found.log_ratios)
-    assert speedup is not None
-    assert speedup.low is not None
-    assert speedup.high is not None
-    return {
-        f"latency_ms/{size}": 1e3 * found.b,
-        f"dense_ms/{size}": 1e3 * found.a,
-        f"speedup/{size}": speedup.mean,
-        f"speedup_low/{size}": speedup.low,
-        f"speedup_high/{size}": speedup.high,
-    }
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
-def _watched(make: Make, order: WorkOrder, others: list[float]) -> Make:
-    """Return what makes the same, ends where it is cancelled, and notes how many other processes run."""
-
-    def made() -> Call:
-        if order.cancelled():
-            raise Cancelled
-        others.append(_others())
-        return make()
-
-    return made
+def _fetched(record: StageRecord, place: Path, order: WorkOrder) -> Path:
+    """Return a folder with the files of a deployment's format, side by side as they were written."""
+    folder = place / record.key
+    folder.mkdir()
+    for name in record.files:
+        if name != WEIGHTS:
+            shutil.copyfile(order.store.fetch(record.key, name), folder / name)
+    return folder
 
 
-def _others() -> float:
-    """Return how many processes run on this machine beside this one; the load average where it does not say so."""
-    try:
-        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-    except (OSError, ValueError, IndexError):
-        return os.getloadavg()[0]
-    return max(0.0, running - 1.0)
+def _loading(name: str, folder: Path, threads: int, example: Example) -> Make:
+    """Return what loads a deployment anew, with inputs of its own."""
+
+    def make() -> Call:
+        return partial(FORMATS[name].load(folder, threads), copy.deepcopy(example))
+
+    return make

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from orchestrator.config.rules import Rule, at_least, is_int, key, whole
 
-FORMATS = ("shrink",)
-"""What a network is deployed as: `shrink` is PyTorch as it is, without what is empty."""
+FORMATS = ("shrink", "torch", "onnx", "openvino")
+"""What a network is deployed as: `shrink` is PyTorch as it is, without what is empty; others are files of that."""
 
 
 @dataclass

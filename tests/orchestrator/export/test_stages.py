@@ -47,9 +47,11 @@ def of_kind(outcome: Outcome, kind: str) -> list[StageRecord]:
 def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one, other = (swept(monkeypatch, tmp_path / name) for name in ("one", "other"))
-    (measured,) = of_kind(one, "measure")
-    dense, pruned = sorted(of_kind(one, "deploy"), key=lambda record: record.sparsity)
+    other = swept(monkeypatch, tmp_path / "other")
+    one = swept(monkeypatch, tmp_path / "one", "deploy.formats=[shrink, torch]")
+    programs = [record for record in one.records.values() if record.spec["fields"].get("format") == "torch"]
+    (measured,) = of_kind(other, "measure")
+    dense, pruned = sorted(of_kind(other, "deploy"), key=lambda record: record.sparsity)
 
     assert one.status == "finished"
     assert (dense.measurements["parameters"], pruned.measurements["parameters"]) == (4 * 8 + 8 + 16 + 2, 30)
@@ -65,12 +67,14 @@ def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
         low, ratio, high = (measured.measurements[f"speedup{end}/{size}"] for end in ("_low", "", "_high"))
         assert 0 < low <= ratio <= high < math.inf
     assert {"processor", "torch", "threads", "runtime"} <= set(measured.environment)
-    assert {key: record.result() for key, record in one.records.items()} == {
+    assert {key: one.records[key].result() for key in other.records} == {
         key: record.result() for key, record in other.records.items()
     }
-    assert measured.measurements != of_kind(other, "measure")[0].measurements
-    assert max(one.records.values(), key=lambda record: record.started) is measured
-    assert run([Job((), other.plan.trials[0].config)]).records == other.records
+    assert measured.measurements != one.records[measured.key].measurements
+    assert max(other.records.values(), key=lambda record: record.started) is measured
+    assert all("network.pt2" in record.files for record in programs if record.kind == "deploy")
+    assert [record.measurements["speedup/1"] > 0 for record in programs if record.kind == "measure"] == [True]
+    assert run([Job((), one.plan.trials[0].config)]).records == one.records
 
 
 def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
@@ -87,7 +91,8 @@ def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
     assert "50.00" in capsys.readouterr().out  # of the comparison
 
 
-def test_what_the_outputs_are_held_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_outputs_are_held_to_those_of_the_masked_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pruning.shrink", lambda model, _: nn.Sequential(model, nn.Linear(2, 2)))
     outcome = swept(monkeypatch, tmp_path / "sweep")
 

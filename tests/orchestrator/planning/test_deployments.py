@@ -70,7 +70,10 @@ def test_nothing_of_a_deployment_is_tried_before_the_sweep() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("deploy.formats=[tflite]", "`deploy.formats` (=['tflite']) must hold formats among shrink"),
+        (
+            "deploy.formats=[tflite]",
+            "`deploy.formats` (=['tflite']) must hold formats among shrink, torch, onnx, openvino",
+        ),
         ("deploy.formats=[shrink, shrink]", "must name each format once"),
         ("deploy.batch_sizes=[0]", "`deploy.batch_sizes` (=[0]) must hold numbers of examples of at least 1"),
         ("deploy.blocks=1", "`deploy.blocks` (=1) must be an integer of at least 2"),

@@ -1,0 +1,81 @@
+"""The latency of one deployment beside another's, and what else ran meanwhile."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.compare.statistics import ratio
+from orchestrator.core.errors import Cancelled
+from orchestrator.core.work_order import WorkOrder
+from pruning.measure.latency import Call, Make, compare_latency
+
+IDLE = 0.5
+"""Other processes that ran on average during a measurement, below which nothing is said of them."""
+
+
+class Measuring:
+    """Measures as a stage's `measure` says, and notes how many other processes run at each block."""
+
+    def __init__(self, what: Mapping[str, Any], order: WorkOrder) -> None:
+        self._what = {name: what[name] for name in ("blocks", "seconds", "threads")}
+        self._order, self._others = order, list[float]()
+
+    def figures(self, makes: Sequence[Make], size: int) -> dict[str, float]:
+        """Return the figures at a batch size: milliseconds of a call, and the speed-up with its 95% interval.
+
+        Args:
+            makes: of the dense network, and of the pruned one.
+            size: for the names of the figures.
+        """
+        dense, pruned = map(self._watched, makes)
+        found = compare_latency(dense, pruned, **self._what)
+        speedup = ratio(found.log_ratios)
+        assert speedup is not None
+        assert speedup.low is not None
+        assert speedup.high is not None
+        return {
+            f"latency_ms/{size}": 1e3 * found.b,
+            f"dense_ms/{size}": 1e3 * found.a,
+            f"speedup/{size}": speedup.mean,
+            f"speedup_low/{size}": speedup.low,
+            f"speedup_high/{size}": speedup.high,
+        }
+
+    @property
+    def others(self) -> float:
+        """How many other processes ran on average."""
+        return statistics.fmean(self._others)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to say of that."""
+        if self.others < IDLE:
+            return ()
+        return (
+            f"{self.others:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} CPUs: "
+            "its figures may be off",
+        )
+
+    def _watched(self, make: Make) -> Make:
+        """Return what makes the same, and ends instead where the stage is cancelled."""
+
+        def made() -> Call:
+            if self._order.cancelled():
+                raise Cancelled
+            self._others.append(_others())
+            return make()
+
+        return made
+
+
+def _others() -> float:
+    """Return how many processes run on this machine beside this one; the load average where it does not say so."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return os.getloadavg()[0]
+    return max(0.0, running - 1.0)
