@@ -1,0 +1,199 @@
+"""One layer, dense or pruned, on the runtimes that people have: what scripts/does_it_pay measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pruning
+
+Weights = tuple[Tensor, Tensor]
+"""Weight and bias."""
+Answer = Callable[[], Tensor]
+"""Runs a layer on its inputs, and returns what comes out."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, or where `kernel` is given a convolution with `size` x `size` inputs, and a batch."""
+
+    inputs: int
+    outputs: int
+    batch: int
+    kernel: int = 0
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        shape = f"{self.inputs}→{self.outputs}"
+        if not self.kernel:
+            return f"linear {shape}, batch {self.batch}"
+        return f"conv {self.kernel}x{self.kernel} {shape} on {self.size}x{self.size}, batch {self.batch}"
+
+    def example(self) -> Tensor:
+        """Return inputs, the same each time."""
+        draw = torch.Generator().manual_seed(1)
+        shape = (self.inputs, self.size, self.size) if self.kernel else (self.inputs,)
+        return torch.randn(self.batch, *shape, generator=draw)
+
+    def weights(self) -> Weights:
+        """Return dense weights, the same each time, scaled to keep the variance."""
+        draw = torch.Generator().manual_seed(0)
+        shape = (self.outputs, self.inputs, *(self.kernel, self.kernel)[: 2 if self.kernel else 0])
+        weight = torch.randn(shape, generator=draw) / (self.inputs * max(1, self.kernel) ** 2) ** 0.5
+        return weight, torch.randn(self.outputs, generator=draw)
+
+    def apply(self, example: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the outputs, by PyTorch."""
+        if self.kernel:
+            return F.conv2d(example, weight, bias, padding=self.kernel // 2)
+        return F.linear(example, weight, bias)
+
+
+def pruned(layer: Layer, pattern: str, sparsity: float) -> Weights:
+    """Return the layer's weights with a share of them zero, the smallest; of `channels` those are not there."""
+    weight, bias = layer.weights()
+    if pattern == "channels":
+        kept = weight.flatten(1).norm(dim=1).argsort(descending=True)[: round(layer.outputs * (1 - sparsity))]
+        return weight[kept.sort().values].contiguous(), bias[kept.sort().values]
+    module = nn.Linear(weight[0].numel(), layer.outputs)
+    module.weight = nn.Parameter(weight.flatten(1))
+    if pattern == "2:4":
+        pruning.prune(module, "n_m")
+    else:
+        pruning.l1_unstructured(module, "weight", amount=sparsity)
+    pruning.remove_all(module)
+    return module.weight.detach().reshape(weight.shape), bias
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A way to run a layer. `patterns` are those that it could make something of, or that show that it does not."""
+
+    name: str
+    packages: tuple[str, ...]
+    make: Callable[[Layer, Weights, Tensor, float], Answer]
+    """Makes it anew from layer, weights, inputs, and the share of the weights that are zero."""
+    reads_zeros: bool = False
+    """Whether it claims to save work where weights are zero."""
+    shrinks: bool = True
+    """Whether it runs layers of which channels are gone; CSR has nothing to gain there over eager."""
+    tolerance: float = 1e-4
+    """Relative to the largest output."""
+
+
+def _eager(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    return partial(layer.apply, example.clone(), *(each.clone() for each in weights))
+
+
+def _compiled(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    return partial(torch.compile(layer.apply, dynamic=False), example.clone(), *(each.clone() for each in weights))
+
+
+def _csr(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    """Run the layer as the product of a CSR matrix and its inputs; those of a convolution are unfolded each time."""
+    weight, bias = weights[0].flatten(1).to_sparse_csr(), weights[1].clone()[:, None]
+    held = example.clone()
+    if not layer.kernel:
+        return lambda: (weight @ held.t() + bias).t()
+
+    def run() -> Tensor:
+        columns = F.unfold(held, layer.kernel, padding=layer.kernel // 2).transpose(0, 1).flatten(1)
+        return (weight @ columns + bias).view(-1, layer.batch, layer.size, layer.size).transpose(0, 1)
+
+    return run
+
+
+def graph_of(layer: Layer, weights: Weights) -> bytes:
+    """Return the layer as an ONNX model of one operation, input `x`, output `y`."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    shape = [layer.batch, layer.inputs, *[layer.size, layer.size][: 2 if layer.kernel else 0]]
+    outputs = [layer.batch, len(weights[0]), *shape[2:]]
+    if layer.kernel:
+        node = helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=[layer.kernel // 2] * 4)
+    else:
+        node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)
+    graph = helper.make_graph(
+        [node],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, outputs)],
+        [numpy_helper.from_array(each.numpy(), name) for each, name in zip(weights, "wb", strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _onnxruntime(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph_of(layer, weights), options, providers=["CPUExecutionProvider"])
+    held = {"x": example.numpy().copy()}
+    return lambda: torch.from_numpy(session.run(None, held)[0])
+
+
+def _openvino(layer: Layer, weights: Weights, example: Tensor, zeros: float, *, precision: str) -> Answer:
+    import openvino
+
+    settings: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    if zeros:  # from this share of zeros on, weights are kept without them and written out as they are used
+        settings["CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"] = 0.9 * zeros
+    core = openvino.Core()
+    request = core.compile_model(core.read_model(graph_of(layer, weights)), "CPU", settings).create_infer_request()
+    request.set_input_tensor(openvino.Tensor(example.numpy().copy()))
+
+    def run() -> Tensor:
+        request.infer()
+        return torch.from_numpy(request.get_output_tensor().data)
+
+    return run
+
+
+RUNTIMES = (
+    Runtime("PyTorch", ("torch",), _eager),
+    Runtime("torch.compile", ("torch",), _compiled),
+    Runtime("CSR (torch.sparse)", ("torch",), _csr, reads_zeros=True, shrinks=False),
+    Runtime("ONNX Runtime", ("onnxruntime", "onnx"), _onnxruntime),
+    Runtime("OpenVINO fp32", ("openvino", "onnx"), partial(_openvino, precision="f32"), reads_zeros=True),
+    Runtime(
+        "OpenVINO bf16", ("openvino", "onnx"), partial(_openvino, precision="bf16"), reads_zeros=True, tolerance=3e-2
+    ),
+)
+
+
+def absent() -> Mapping[str, str]:
+    """Return runtime -> why it cannot be measured here."""
+    found = {}
+    for runtime in RUNTIMES:
+        missing = [package for package in runtime.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            found[runtime.name] = (
+                f"{' and '.join(missing)} not installed; scripts/install export installs what it needs"
+            )
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        found["torch.compile"] = "its inductor needs a C++ compiler, and this machine has none"
+    if "OpenVINO bf16" not in found:
+        import openvino
+
+        if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            found["OpenVINO bf16"] = f"the processor ({platform.machine()}) has no bfloat16"
+    return found
