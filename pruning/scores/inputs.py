@@ -44,8 +44,9 @@ def wanda(
     with network(model, masks, parameters) as net, torch.no_grad():
         _refuse_tied(net)
         squares: dict[str, Tensor] = {}
-        for batch, _ in weighed("wanda", batches, size):
-            with _reading(net, squares):
+        with _reading(net, squares) as seen:
+            for batch, _ in weighed("wanda", batches, size):
+                seen.clear()
                 _pass(net.model, loss, batch)
         if unseen := [name for name in net.parameters if name not in squares]:
             raise ValueError(
@@ -77,8 +78,11 @@ def _refuse_tied(net: Network) -> None:
 
 
 @contextmanager
-def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[None]:
-    """Add the squares of what each layer reads in a pass to `squares`, of shapes that broadcast to its weight's."""
+def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[set[str]]:
+    """Add the squares of what each layer reads to `squares`, of shapes that broadcast to its weight's.
+
+    Yields the names of the layers that have acted in this pass, to be cleared before the next.
+    """
     names = {id(parameter): name for name, parameter in net.parameters.items()}
     seen: set[str] = set()
 
@@ -99,7 +103,7 @@ def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[None]:
         if id(module._parameters.get("weight")) in names
     ]
     try:
-        yield
+        yield seen
     finally:
         for handle in handles:
             handle.remove()
