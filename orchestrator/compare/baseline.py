@@ -212,6 +212,8 @@ def text_of(baseline: Baseline) -> str:
     """Return the baseline as JSON for people: a list of figures takes a line."""
     data: dict[str, Any] = to_builtins(baseline)
     for point in data["points"]:
+        counts = {figure: [*map(int, values)] for figure, values in point["values"].items() if is_size(figure)}
+        point["values"] |= counts
         if not point["margins"]:
             del point["margins"]
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)

@@ -81,7 +81,7 @@ def verdicts(
     found, here = figures(comparison, plan, records), measured_on(plan, records)
     other = (
         ""
-        if here == baseline.measured_on
+        if here == baseline.measured_on and len(here) < 2  # else seeds may be paired across them
         else (f"measured on {'; '.join(here)}, and for the baseline on {'; '.join(baseline.measured_on)}")
     )
     judged = [

@@ -21,7 +21,8 @@ from orchestrator.compare.statistics import estimate
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Plan, StageSpec
+from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.planning.deployments import deployments
 from orchestrator.views.report.verdicts import gate_table, junit
 
 WAS = (0.90, 0.91, 0.92)
@@ -49,12 +50,13 @@ def compared(
         for key in trial.stages:
             records[key] = replace(records[key], after={**records[key].after, "test/accuracy": value}, **changes)
     for trial, speedup in zip(plan.trials, speedups, strict=False):
-        network = StageSpec("deploy", {"format": "shrink"}, {NETWORK: trial.stages[-1]})
-        measuring = StageSpec("measure", {"format": "shrink"}, {NETWORK: network.key, "dense": network.key})
-        stages |= {network.key: network, measuring.key: measuring}
-        records[measuring.key] = replace(
+        asked = {"formats": ["shrink"], "batch_sizes": [1], "seconds": 1.0, "blocks": 2, "threads": 1}
+        dense = StageSpec("dense", {"device": "cpu", "sources": {}, "seed": trial.config["seed"]})
+        specs, (measuring,) = deployments(asked, dense, plan.stages[trial.stages[-1]])
+        stages |= {spec.key: spec for spec in specs}
+        records[measuring] = replace(
             records[trial.stages[-1]],
-            key=measuring.key,
+            key=measuring,
             measurements={"bytes": 5000.0, "speedup/1": speedup, "speedup_low/1": 1.0, "latency_ms/1": 1.0},
             environment={"processor": "one", "threads": "1", "runtime": runtime},
         )
@@ -214,6 +216,15 @@ def test_on_other_hardware_a_speedup_is_undecided_and_nothing_else() -> None:
     assert undecided.reason == f"{where} 3, and for the baseline on {where.removeprefix('measured on ')} 2"
 
 
+def test_a_sweep_measured_on_unlike_hardware_is_undecided_though_its_baseline_was_as_well() -> None:
+    found = compared(speedups=(2.0, 2.1, 2.2))
+    last = next(key for key in reversed(found.records) if found.plan.stages[key].kind == "measure")
+    mixed = {**found.records, last: replace(found.records[last], environment={"processor": "two"})}
+    both = swept(found.plan, mixed)
+
+    assert statuses(judged(baseline_of(both), both), SPEEDUP) == ["undecided"]
+
+
 def test_a_speedup_of_one_seed_and_one_that_is_missing_are_undecided() -> None:
     one = compared(WAS[:1], speedups=(2.0,))
 
@@ -241,6 +252,7 @@ def test_a_baseline_is_read_as_it_was_written_and_keeps_margins() -> None:
     assert first.margins == {"test/accuracy": 0.01, "parameters/remaining": 0.02}
     assert again.margins == {"test/accuracy": 0.05, "parameters/remaining": 0.02}
     assert '"test/accuracy": [0.9, 0.91, 0.92],' in text_of(first)
+    assert f'"parameters/remaining": [{PARAMETERS}, {PARAMETERS}, {PARAMETERS}]' in text_of(first)
     assert "hunter2" not in text_of(first)
 
 
