@@ -75,7 +75,8 @@ def _noted(flow: Flow, fields: Fields) -> Fields:
 
 def _joined(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     """Concatenation."""
-    parts: list[fx.Node] = list(given["tensors"])
+    every: list[fx.Node] = list(given["tensors"])
+    parts = [part for part in every if flow.value(part).shape != (0,)] or every  # torch lets an empty one be flat
     shapes = [list(flow.value(part).shape) for part in parts]
     ndim = len(shapes[0])
     dim = int(given["dim"]) % ndim
