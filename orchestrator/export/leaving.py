@@ -11,9 +11,10 @@ from pathlib import Path
 from torch import nn
 
 import pruning
-from orchestrator.export.formats.format import ExportError, Format, difference
+from orchestrator.export.formats.format import ExportError, Format, difference, with_outputs_alone
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept
+from orchestrator.export.pretrained import FOLDER, save_pretrained
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Written:
 
 
 def shrunk(kept: Kept) -> nn.Module:
-    """Return the network without what is empty; raise ExportError where it cannot be followed."""
-    try:
-        return pruning.shrink(kept.model, kept.inputs()[0])
+    """Return the network without what is empty, outputs alone; raise ExportError where it cannot be followed."""
+    inputs = kept.inputs()[0]
+    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
+        return pruning.shrink(with_outputs_alone(kept.model, inputs), inputs)
     except ValueError as error:
         raise ExportError(str(error)) from error
 
@@ -75,7 +77,8 @@ def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Pat
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         written = [_written(kept, smaller, each, aside) for each in formats]
-        (aside / "README.md").write_text(_page(written, head), encoding="utf-8")
+        loads = save_pretrained(kept, smaller, aside) if FORMATS["safetensors"] in formats else ""
+        (aside / "README.md").write_text(_page(written, head) + _pretrained(loads), encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():
             folder.rmdir()  # it is empty
@@ -122,3 +125,10 @@ def _page(written: Sequence[Written], head: str) -> str:
         "example,\nrelative to the largest output, in float32 on this machine's CPU.\n"
         f"\n## Loading\n\nIn this folder, by what each imports alone; batches may be of any size.\n{blocks}"
     )
+
+
+def _pretrained(loads: str) -> str:
+    if not loads:
+        return ""
+    code = f'import transformers\n\nmodel = transformers.{loads}.from_pretrained("{FOLDER}")\n'
+    return f"\n### transformers\n\nIts own class, as save_pretrained writes it.\n\n```python transformers\n{code}```\n"

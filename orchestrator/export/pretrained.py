@@ -1,0 +1,71 @@
+"""A network of transformers as `save_pretrained` writes it, where its configuration can say the sizes that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from orchestrator.export.formats.format import ExportError, call, difference
+from orchestrator.export.kept import Kept
+from orchestrator.workloads.tasks.batch import outputs_of
+from pruning.compact.tracing import quiet
+
+FOLDER = "pretrained"
+KEYS = 6
+"""Of a configuration at most that may have to change together."""
+TOLERANCE = 1e-4
+
+
+def save_pretrained(kept: Kept, smaller: nn.Module, folder: Path) -> str:
+    """Write `pretrained/` into a folder, and return the class that loads it; nothing, and "", where that cannot be.
+
+    Raises:
+        ExportError: what was written gives other outputs than the masked network
+    """
+    network: Any = getattr(smaller, "network", smaller)
+    if not hasattr(network, "save_pretrained") or not hasattr(network, "config"):
+        return ""
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    config = next((each for each in _configs(network.config, smaller) if _shapes(type(network), each) == shapes), None)
+    if config is None:
+        return ""
+    with quiet():
+        own, network.config = network.config, config
+        network.save_pretrained(folder / FOLDER)
+        network.config = own
+        loaded = type(network).from_pretrained(folder / FOLDER).eval()
+    for inputs in kept.inputs():
+        with torch.no_grad():
+            worst = difference(outputs_of(call(loaded, inputs)), kept.outputs(inputs))
+        if not worst <= TOLERANCE:
+            raise ExportError(
+                f"the outputs of the network from save_pretrained differ from those of the masked one by {worst:.2g} "
+                f"of the largest, and must not by more than {TOLERANCE:g}; take another format than safetensors."
+            )
+    return type(network).__name__
+
+
+def _configs(config: Any, smaller: nn.Module) -> Iterator[Any]:
+    """Yield the configuration, and it with changed sizes wherever they stand: first few of them, then more."""
+    yield config
+    report = getattr(smaller, "shrunk", None)
+    removed = report.removed.values() if report else ()
+    sizes = {one: other for old, new in removed for one, other in zip(old, new, strict=True) if one != other}
+    plain = config.to_dict()
+    keys = [key for key, value in plain.items() if type(value) is int and value in sizes][:KEYS]
+    for count in range(1, len(keys) + 1):
+        for changed in combinations(keys, count):
+            yield type(config).from_dict({**plain, **{key: sizes[plain[key]] for key in changed}})
+
+
+def _shapes(kind: Any, config: Any) -> dict[str, torch.Size] | None:
+    try:
+        with torch.device("meta"), quiet():
+            return {name: tensor.shape for name, tensor in kind(config).state_dict().items()}
+    except Exception:  # sizes that do not belong together
+        return None

@@ -1,0 +1,68 @@
+"""A network of transformers leaves as its own class where its configuration can say what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.export.formats.format import Example, call
+from orchestrator.export.kept import Kept
+from orchestrator.export.leaving import shrunk
+from orchestrator.export.pretrained import save_pretrained
+from orchestrator.workloads.tasks.batch import outputs_of
+
+
+class OfTokens(SimpleNamespace):
+    """A network as the store keeps it, without the store."""
+
+    model: nn.Module
+
+    def inputs(self) -> list[Example]:
+        return [(torch.arange(10).reshape(2, 5),), (torch.arange(5).reshape(1, 5),)]
+
+    def outputs(self, inputs: Example) -> Tensor:
+        with torch.no_grad():
+            return outputs_of(call(self.model, inputs))
+
+
+def llama(*empty: int) -> Kept:
+    """Return a Llama of two layers, in which the first so many units of each layer's MLP are masked."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=11, max_position_embeddings=16, **sizes, eos_token_id=2)
+    model: Any = transformers.LlamaForCausalLM(config).eval()
+    for layer, count in zip(model.model.layers, empty, strict=True):
+        with torch.no_grad():
+            layer.mlp.up_proj.weight[:count] = 0
+    return cast(Kept, OfTokens(model=model))
+
+
+@pytest.mark.slow  # imports transformers
+def test_sizes_that_a_configuration_can_say_are_said_in_it(tmp_path: Path) -> None:
+    kept = llama(5, 5)
+
+    assert save_pretrained(kept, shrunk(kept), tmp_path) == "LlamaForCausalLM"
+
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
+    assert loaded.config.intermediate_size == 7
+    assert loaded.model.layers[1].mlp.down_proj.weight.shape == (8, 7)
+    with torch.no_grad():
+        for inputs in kept.inputs():
+            assert torch.allclose(call(loaded, inputs).logits, kept.outputs(inputs), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_sizes_that_it_cannot_say_leave_without_it(tmp_path: Path) -> None:
+    kept = llama(5, 3)
+
+    assert save_pretrained(kept, shrunk(kept), tmp_path) == ""
+    assert save_pretrained(kept, nn.Linear(2, 2), tmp_path) == ""
+    assert not list(tmp_path.iterdir())
