@@ -92,7 +92,10 @@ def test_what_is_interrupted_goes_on_and_another_machine_starts_anew(
     asked.clear()
     assert len(tool.run(tool.QUICK, 2, 0.01, file, anew=False)["cells"]) == 4
     assert [each.sparsity for each in asked] == [0.5, 0.75]
+    assert [each["sparsity"] for each in json.loads(file.read_text())["cells"]] == [0.9, 0.5, 0.5, 0.75]
     asked.clear()
+    assert len(tool.run(tool.QUICK, 2, 0.01, file, anew=False)["cells"]) == 4
+    assert asked == []
     with pytest.raises(KeyboardInterrupt):
         tool.run(tool.QUICK, 3, 0.01, file, anew=False)
 
