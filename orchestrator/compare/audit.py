@@ -45,7 +45,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
     known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
     answers = {
         f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
-        "compression and theoretical speed-up, both": _both_measures(points),
+        "compression and theoretical speed-up, both": _both_measures(points, deploys=_deploys(plan)),
         "a random control": _control(comparison, ("random",)),
         "a magnitude baseline": _control(
             comparison, ("l1", "magnitude", "ln_", "lnstructured", "lottery", "rewinding")
@@ -85,8 +85,16 @@ def _operating_points(comparison: Comparison) -> Answer:
     return _held(counts, few, f"every line has {min(counts.values(), default=0)} or more")
 
 
-def _both_measures(points: Sequence[Point]) -> Answer:
+def _deploys(plan: Plan) -> bool:
+    return any(trial.measured for trial in plan.trials)
+
+
+def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
+    """Hold points to both; where trials are deployed, the ends of lines also to a speed-up that was measured."""
     lacking = [_at(point) for point in points if not (point.compression >= 1 and point.speedup > 0)]
+    if deploys:
+        lacking += [f"{_at(point)} was not measured" for point in points if point.final and not point.deployed]
+        return _held(points, lacking, "both are given for every point, and measured where a trial ends")
     return _held(
         points, lacking, "both are given for every point; the speed-up is theoretical, from multiply-accumulates"
     )

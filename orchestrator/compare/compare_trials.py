@@ -10,6 +10,7 @@ from statistics import fmean as mean
 
 from orchestrator.compare.chosen import chosen, scoring_steps
 from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row, TrialStatus
+from orchestrator.compare.deployed import by_network, deployed
 from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
 from orchestrator.compare.statistics import estimate, matches, paired_difference
@@ -54,6 +55,7 @@ def compare_trials(
                 dense_labels[position.dense] = position.dense_label
             else:
                 groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
+    measured = by_network(plan, records)
     points = [_point(list(group.values()), metrics, records) for group in groups.values()]
     comparison = Comparison(
         rows=tuple(rows),
@@ -61,7 +63,7 @@ def compare_trials(
             _point([(row, row) for row in group.values()], metrics, records, dense_labels[key])
             for key, group in dense.items()
         ),
-        points=_marked(sorted(points, key=_rank(rows))),
+        points=_marked(replace(p, deployed=deployed(p.stages, measured)) for p in sorted(points, key=_rank(rows))),
         trials={
             trial.name: _status(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
         },

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from orchestrator.compare.chosen import Chosen
+from orchestrator.compare.deployed import Deployed
 from orchestrator.compare.further import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
@@ -110,6 +111,8 @@ class Point:
     """The same on further test sets."""
     harmed: tuple[Harm, ...] = ()
     """The classes that pruning harms most, the worst first."""
+    deployed: tuple[Deployed, ...] = ()
+    """What was measured of its networks, deployed; not for dense itself."""
     best: bool = False
     """Whether its mean is the best of several lines at this sparsity."""
     matching: Match | None = None

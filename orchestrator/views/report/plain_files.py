@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.comparison import Comparison, Point, Row
+from orchestrator.compare.deployed import Deployed
 
 
 def rows_csv(comparison: Comparison) -> bytes:
@@ -50,11 +51,23 @@ def _flat(point: Point) -> dict[str, Any]:
             for each in point.further:
                 for what, found in (("test", each.test), ("difference", each.difference)):
                     flat[f"{each.name}_{what}_mean"] = None if found is None else found.mean
+        elif name == "deployed":
+            for measured in point.deployed:
+                flat |= _measured(measured)
         elif name == "harmed":
             flat[name] = " ".join(f"{each.label}:{each.loss:.6g}" for each in point.harmed)
         elif name != "stages":
             flat[name] = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return flat
+
+
+def _measured(each: Deployed) -> dict[str, Any]:
+    """Return the columns of a deployment; of several kinds of machine the last one's."""
+    where = f"{each.format}_{each.batch_size}"
+    estimate = {f"{where}_speedup_{part}": getattr(each.speedup, part) for part in ("mean", "low", "high")}
+    times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
+    sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
+    return sizes | times | estimate | {f"{where}_hardware": each.hardware}
 
 
 def _csv(names: Sequence[str], rows: Any) -> bytes:

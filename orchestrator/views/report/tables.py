@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -14,27 +13,12 @@ from orchestrator.compare.further import Further
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric, percent
 from orchestrator.core.redact import shown
+from orchestrator.views.report.columns import Column, measured_columns
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FAILURES_LISTED = 10
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the comparison: on the page always, elsewhere if it has a `width` there, in characters."""
-
-    name: str
-    """`{metric}` in it stands for the primary metric with its unit."""
-    cell: Callable[[Point], str]
-    """The text of a point; fractions and their differences are in percent."""
-    width: int = 0
-    hint: str = ""
-
-    def heading(self, metric: Metric) -> str:
-        """Return the name above points with this primary metric."""
-        return self.name.format(metric=metric.heading)
 
 
 COST = Column(
@@ -95,7 +79,7 @@ def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
     """Return the columns of the page: those of every comparison, and what these points show beside."""
     shown = [column for name in names_of_further(points) for column in _on_further(name)]
-    return (*COLUMNS, *shown, *([HARM] if any(point.harmed for point in points) else []))
+    return (*COLUMNS, *shown, *measured_columns(points), *([HARM] if any(point.harmed for point in points) else []))
 
 
 def names_of_further(points: Sequence[Point]) -> list[str]:
@@ -174,6 +158,9 @@ def text_table(comparison: Comparison) -> Iterator[str]:
         for name in names_of_further(points):
             yield f"{title}: {name}"
             yield from _block((COLUMNS[0], *_on_further(name)), points)
+        if measured := [point for point in points if point.deployed]:
+            yield f"{title}: deployed, times as fast as dense [95% interval]"
+            yield from _block((COLUMNS[0], *measured_columns(measured)), measured)
         yield ""
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from orchestrator.compare.deployed import headline
 from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
@@ -223,6 +224,7 @@ class SweepView:
         for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
+        content.points += [Point(*each, len(trial.stages) - 1) for each in headline(trial, self._records)]
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
             content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"

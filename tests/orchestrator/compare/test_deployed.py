@@ -1,0 +1,138 @@
+"""What was measured of deployed networks: summed up by point, never over unlike machines, and where it is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import factories
+import pytest
+
+from orchestrator.compare.audit import audit
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.deployed import headline
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
+from orchestrator.views.report.plain_files import points_csv
+from orchestrator.views.report.tables import columns, text_table
+
+SPEEDUPS = {0: 1.0, 1: 2.0, 2: 4.0}
+"""By seed."""
+
+
+def deploying(seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
+    """The plan of a line whose trials are deployed as onnx and measured."""
+    plan = factories.make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=seeds)
+    stages, trials = dict(plan.stages), []
+    for trial in plan.trials:
+        pair = [StageSpec("deploy", {"format": "onnx"}, {NETWORK: key}) for key in (trial.stages[-1], trial.dense)]
+        inputs = {NETWORK: pair[0].key, DENSE: pair[1].key}
+        latency = StageSpec("measure", {"format": "onnx"}, inputs)
+        stages |= {spec.key: spec for spec in (*pair, latency)}
+        trials.append(replace(trial, measured=(latency.key,)))
+    return Plan(stages, tuple(trials))
+
+
+def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> dict[str, StageRecord]:
+    """Records of all stages; the networks of each seed are as fast as `SPEEDUPS` says, times two at batch 8."""
+    plain = replace(plan, stages={k: spec for k, spec in plan.stages.items() if spec.kind in ("dense", "round")})
+    records: dict[str, StageRecord] = factories.make_records(plain)
+    for trial in plan.trials:
+        seed, last = int(trial.config["seed"]), records[trial.stages[-1]]
+        figures: dict[str, float] = {"seconds": 1.0, "bytes": 1000.0 * (1 + seed), "dense_bytes": 8000.0}
+        for size, times in ((1, SPEEDUPS[seed]), (8, 2 * SPEEDUPS[seed])):
+            figures |= {f"latency_ms/{size}": 1 / times, f"dense_ms/{size}": 1.0, f"speedup/{size}": times}
+            figures |= {f"speedup_low/{size}": 0.9 * times, f"speedup_high/{size}": 1.1 * times}
+        environment = {"processor": processor(seed), "threads": "1", "runtime": "onnxruntime 1"}
+        for key in (*plan.stages[trial.measured[0]].inputs.values(), *trial.measured):
+            spec = plan.stages[key]
+            records[key] = replace(
+                last, key=key, kind=spec.kind, spec=spec.to_json(), measurements=figures, environment=environment
+            )
+    return records
+
+
+def summary(plan: Plan, records: Mapping[str, StageRecord]) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(points_csv(compare_trials(plan, records)).decode())))
+
+
+def test_seeds_are_averaged_as_ratios_with_an_interval_over_them() -> None:
+    plan = deploying()
+    (point,) = compare_trials(plan, measured(plan)).operating_points[-1:]
+    one, eight = point.deployed
+
+    assert (one.format, one.batch_size, eight.batch_size) == ("onnx", 1, 8)
+    assert one.speedup.mean == pytest.approx(2.0)
+    # t(0.975, 2) = 4.30265, times log(2) / sqrt(3)
+    assert one.speedup.high == pytest.approx(2 * math.exp(4.30265 * math.log(2) / math.sqrt(3)), rel=1e-4)
+    assert (one.latency_ms, one.dense_ms) == pytest.approx((0.5, 1.0))
+    assert (eight.speedup.mean, eight.bytes, eight.dense_bytes) == pytest.approx((4.0, 2000.0, 8000.0))
+
+
+def test_one_seed_has_the_interval_of_its_measurement() -> None:
+    plan = deploying((1,))
+    (point,) = compare_trials(plan, measured(plan)).operating_points[-1:]
+
+    speedup = point.deployed[0].speedup
+    assert (speedup.mean, speedup.low, speedup.high) == pytest.approx((2.0, 1.8, 2.2))
+
+
+def test_unlike_machines_are_never_averaged() -> None:
+    plan = deploying()
+    records = measured(plan, lambda seed: "Pen" if seed else "Abacus")
+    (point,) = compare_trials(plan, records).operating_points[-1:]
+
+    assert [(each.hardware.split(",")[0], each.speedup.n) for each in point.deployed if each.batch_size == 1] == [
+        ("Abacus", 1),
+        ("Pen", 2),
+    ]
+    headings = [column.heading(point.metric) for column in columns([point])]
+    assert {"at batch 1 #1", "at batch 1 #2"} <= set(headings)
+
+
+def test_it_stands_in_table_and_summary_and_in_none_where_nothing_is_deployed() -> None:
+    plan = deploying((1,))
+    records = measured(plan)
+    text = "\n".join(text_table(compare_trials(plan, records)))
+    without = replace(plan, trials=tuple(replace(trial, measured=()) for trial in plan.trials))
+
+    assert "cnn on digits: deployed, times as fast as dense [95% interval]" in text
+    assert "2.00x [1.80, 2.20]" in text
+    assert "4.00x [3.60, 4.40]" in text
+    assert summary(plan, records)[-1]["onnx_8_speedup_mean"] == "4.0"
+    assert "deployed" not in "\n".join(text_table(compare_trials(without, records)))
+    assert not any("onnx" in name for name in summary(without, records)[-1])
+
+
+def test_a_tracker_is_told_when_all_is_measured() -> None:
+    plan = deploying((1,))
+    records = measured(plan)
+    (trial,) = plan.trials
+    told = {name: value for name, value, _ in headline(trial, records)}
+
+    assert told == {
+        "deploy/latency_ms": 0.5,
+        "deploy/speedup": 2.0,
+        "deploy/bytes": 2000.0,
+        "deploy/onnx/8/latency_ms": 0.25,
+        "deploy/onnx/8/speedup": 4.0,
+        "deploy/onnx/8/bytes": 2000.0,
+    }
+    assert not list(headline(trial, {key: record for key, record in records.items() if record.kind != "measure"}))
+
+
+def test_the_audit_asks_for_measured_speed_ups_where_trials_are_deployed() -> None:
+    plan = deploying()
+    records = measured(plan)
+
+    def verdict(records: Mapping[str, StageRecord]) -> tuple[str, str]:
+        findings = audit(plan, records, compare_trials(plan, records))
+        return next((each.verdict, each.reason) for each in findings if "speed-up" in each.rule)
+
+    assert verdict(records) == ("pass", "both are given for every point, and measured where a trial ends")
+    lost = {key: record for key, record in records.items() if record.kind != "measure"}
+    assert verdict(lost)[0] == "fail"
+    assert "was not measured" in verdict(lost)[1]
