@@ -17,7 +17,7 @@ from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def composed() -> Mapping[str, Any]:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ Settings = Callable[..., dict[str, Any]]
 def settings() -> Settings:
     schema.register()
 
+    @cache
     def compose_with(*overrides: str) -> dict[str, Any]:
         with initialize_config_dir(str(CONF), version_base=None):
             return plain(compose("config", list(overrides)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ Settings = Callable[..., dict[str, Any]]
 def settings() -> Settings:
     schema.register()
 
+    @cache
     def compose_with(*overrides: str) -> dict[str, Any]:
         with initialize_config_dir(str(CONF), version_base=None):
             config = plain(compose("config", [*SETTINGS, *overrides]))
