@@ -12,15 +12,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import math
 import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -36,6 +33,7 @@ import pruning
 from pruning import MaskSet
 from pruning.selection.random_subset import prune_random_
 from pruning.selection.smallest import prune_smallest_
+from scripts.ratios import Action, Case, Row, as_json, faster, interleaved, shown
 
 AMOUNT = 0.9
 SHAPES = {"10M": (4000, 2500), "1M": (1000, 1000), "235k": (300, 784), "30k": (100, 300)}
@@ -43,55 +41,6 @@ SMALLER = {"1M": 10.0, "235k": 8.0, "30k": 3.0}
 """Bars of whole methods for fewer than 10M parameters."""
 CONV = {"10M": 1056, "1M": 334}
 """Channels of a 3 x 3 convolution of that many parameters."""
-
-Action = Callable[[], Any]
-Case = Callable[[], Action]
-"""Makes what is needed, and returns what is timed."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; `theirs` and `ours` in `unit`, `bar` None where there is none."""
-
-    what: str
-    theirs: float
-    ours: float
-    unit: str
-    ratio: float
-    bar: float | None = None
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether the bar is met, if there is one."""
-        return self.bar is None or (self.ratio >= self.bar if self.at_least else self.ratio <= self.bar)
-
-    def __str__(self) -> str:
-        bar = "" if self.bar is None else f"{'>=' if self.at_least else '<='} {self.bar:g}"
-        figures = f"{self.theirs:12.3f} {self.ours:12.3f} {self.unit:<5} {self.ratio:8.2f}"
-        return f"{self.what:<64} {figures}  {bar:<8}{'' if self.met else 'SHORT'}".rstrip()
-
-
-def interleaved(cases: dict[str, Case], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each case, one run of each in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(repeats + 1):
-        for name, case in cases.items():
-            action = case()
-            gc.collect()
-            start = time.process_time()
-            kept = action()
-            taken = time.process_time() - start
-            del kept, action
-            if turn:  # the first turn warms up
-                seconds[name].append(taken)
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def faster(what: str, theirs: Case, ours: Case, bar: float | None, repeats: int) -> Row:
-    """Say how many times faster ours is."""
-    found = interleaved({"theirs": theirs, "ours": ours}, repeats)
-    return Row(what, 1e3 * found["theirs"], 1e3 * found["ours"], "ms", found["theirs"] / found["ours"], bar, True)
 
 
 def on_fresh(make: Callable[[], Any], act: Callable[[Any], object]) -> Case:
@@ -329,20 +278,12 @@ def main() -> None:
     torch.manual_seed(0)
     gc.freeze()  # or the collections between the runs walk all that was imported, and empty the caches
     size, repeats = ("1M", 3) if options.quick else ("10M", 5)
+    about = {"torch": torch.__version__, "platform": platform.platform(), "quick": options.quick}
     print(f"torch {torch.__version__}, {platform.platform()}, 1 thread, medians of {repeats} or more")
-    print(f"{'what':<64} {'theirs':>12} {'ours':>12} {'':<5} {'ratio':>8}  bar")
-    rows = []
-    for group in GROUPS:
-        if options.only in group.__name__:
-            for row in group(size, repeats):
-                rows.append(row)
-                print(row, flush=True)
-    if short := [row for row in rows if not row.met]:
-        print(f"\n{len(short)} of {len(rows)} fall short of their bar:", *short, sep="\n")
+    groups = [group for group in GROUPS if options.only in group.__name__]
+    rows = shown(row for group in groups for row in group(size, repeats))
     if options.json:
-        table = [{**asdict(row), "met": row.met} for row in rows]
-        about = {"torch": torch.__version__, "platform": platform.platform(), "quick": options.quick}
-        options.json.write_text(json.dumps({**about, "rows": table}, indent=1) + "\n")
+        options.json.write_text(as_json(about, rows))
 
 
 if __name__ == "__main__":
