@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from orchestrator.export.formats import two_of_four
 from orchestrator.export.formats.format import ExportError, Run, call
 from orchestrator.workloads.weights import write_state
 from pruning.compact.tracing import Example, Traced, traced
@@ -22,6 +23,11 @@ import network
 module = network.load()
 with torch.no_grad():
     outputs = module({call})
+"""
+EXPANDED = """\
+    for name in {names}:
+        values, indices = tensors.pop(f"{{name}}.values"), tensors.pop(f"{{name}}.indices")
+        tensors[name] = _expanded(values, indices, PARAMETERS[name][0])
 """
 TEMPLATE = '''\
 """{title} as plain PyTorch, written by pruning-orchestrator. Its weights lie beside it.
@@ -69,10 +75,11 @@ class Network(nn.Module):
     def forward(self, {inputs}):
 {forward}
 
-def load(path=None):
+{expanding}def load(path=None):
     """Return the network with its weights; path: of their file."""
     network = Network()
-    network.load_state_dict(load_file(path or Path(__file__).with_name("{weights}")))
+    tensors = load_file(path or Path(__file__).with_name("{weights}"))
+{expanded}    network.load_state_dict(tensors)
     return network.eval()
 '''
 
@@ -86,6 +93,8 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
     tensors, names = _tensors(trace)
     parameters = {id(parameter) for parameter in trace.model.parameters()}
     learned = {name: tensor for name, tensor in tensors.items() if id(tensor) in parameters}
+    fours = {name: two_of_four.compressed(tensor) for name, tensor in learned.items()}
+    short = {name: parts for name, parts in fours.items() if parts is not None}
     inputs = [str(node.target) for node in trace.graph.graph.find_nodes(op="placeholder")]
     text = TEMPLATE.format(
         title=type(network.network if hasattr(network, "network") else network).__name__,
@@ -94,10 +103,15 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
         buffers=_sizes({name: tensor for name, tensor in tensors.items() if name not in learned}),
         forward="".join(f"        {line}\n" for line in _lines(trace.graph.graph, names)),
         weights=WEIGHTS,
+        expanding=two_of_four.LOADING if short else "",
+        expanded=EXPANDED.format(names=list(short)) if short else "",
     )
     (folder / MODULE).write_text(text)
+    held = {name: tensor.detach() for name, tensor in tensors.items() if name not in short}
+    for name, (values, indices) in short.items():
+        held |= {f"{name}.values": values, f"{name}.indices": indices}
     with (folder / WEIGHTS).open("wb") as file:
-        write_state({name: tensor.detach() for name, tensor in tensors.items()}, file)
+        write_state(held, file)
 
 
 def load(folder: Path, threads: int) -> Run:
