@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.metrics import Metric
 from orchestrator.views.report.by_method import Profile
-from orchestrator.views.report.figure_data import Matrix, Plot, Series
+from orchestrator.views.report.figure_data import FRONT, Matrix, Plot, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,6 +101,11 @@ def tradeoff(plots: Sequence[Plot]) -> Figure:
 def cost(plots: Sequence[Plot]) -> Figure:
     """The primary metric against training steps and scoring, a mark for each operating point."""
     return _panels(plots, "steps from initialisation, with scoring", "test", axis=_axis_from_zero, joined=False)
+
+
+def deployed(plots: Sequence[Plot], x_label: str) -> Figure:
+    """The primary metric against what was measured, a mark for each operating point."""
+    return _panels(plots, x_label, "test", axis=_axis_from_zero, joined=False)
 
 
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
@@ -192,7 +197,8 @@ def _panels(
         for position, series in enumerate(plot.series):
             line = position // 2 if pairs else position
             dash = ("--", "-")[position % 2] if pairs else DASHES[line % len(DASHES)] if joined else "none"
-            _line(axes, series, plot.metric, line, dash, markers, scale)
+            front = series.label == FRONT
+            _line(axes, series, plot.metric, line, ":" if front else dash, markers and not front, scale)
         if axis is not None:
             axis(axes, max((x for series in plot.series for x in series.x), default=1.0))
         axes.set_xlabel(x_label)

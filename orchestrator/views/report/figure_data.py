@@ -15,6 +15,8 @@ from orchestrator.core.specs import Plan
 Panel = tuple[str, str]
 """Model and data set."""
 
+FRONT = "Pareto front"
+"""The series that joins the points that no other is better than in both."""
 HEAT_ROWS, CURVES = 40, 6
 """At most so many operating points in a heat map, and curves in a plot: more cannot be read."""
 

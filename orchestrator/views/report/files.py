@@ -20,7 +20,7 @@ from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.views.report import by_method, drawing, figure_data, plain_files, tables
+from orchestrator.views.report import by_method, drawing, figure_data, measured, plain_files, tables
 from orchestrator.views.report.page import page
 from orchestrator.views.report.texts import markdown
 
@@ -120,6 +120,10 @@ def draw(
     }
     if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
         figures["cost"] = lambda: drawing.cost(cost)
+    if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
+        figures["latency"] = lambda: drawing.deployed(latency, "milliseconds of a call, measured")
+    if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
+        figures["bytes"] = lambda: drawing.deployed(sizes, "bytes, deployed")
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
         figures["densities"] = lambda: drawing.densities(densities)
     if read is not None and (

@@ -18,6 +18,8 @@ CAPTIONS = {
     "fine_tuning": "Validation figures before and after fine-tuning.",
     "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds.",
     "cost": "Test figures against the cost: optimizer steps, and what scores read as further ones.",
+    "latency": "Test figures against measured latency, deployed. Dotted: those that no other is better than in both.",
+    "bytes": "Test figures against the bytes of deployed networks.",
     "layers": "Sparsity of each tensor, mean over seeds.",
     "densities": "What each method keeps of each tensor, at the sparsity that most of them reach; mean over seeds.",
     "overlap": "Of the entries that two methods keep, the fraction that both keep, for the same seed; on the diagonal "

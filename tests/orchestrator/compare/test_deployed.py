@@ -16,6 +16,9 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployed import headline
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
+from orchestrator.views.report import drawing
+from orchestrator.views.report.figure_data import FRONT
+from orchestrator.views.report.measured import against_bytes, against_latency, front
 from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import columns, text_table
 
@@ -36,10 +39,14 @@ def deploying(seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
     return Plan(stages, tuple(trials))
 
 
+def plain(plan: Plan) -> Plan:
+    """The same plan without what deploys and measures."""
+    return replace(plan, stages={k: spec for k, spec in plan.stages.items() if spec.kind in ("dense", "round")})
+
+
 def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> dict[str, StageRecord]:
     """Records of all stages; the networks of each seed are as fast as `SPEEDUPS` says, times two at batch 8."""
-    plain = replace(plan, stages={k: spec for k, spec in plan.stages.items() if spec.kind in ("dense", "round")})
-    records: dict[str, StageRecord] = factories.make_records(plain)
+    records: dict[str, StageRecord] = factories.make_records(plain(plan))
     for trial in plan.trials:
         seed, last = int(trial.config["seed"]), records[trial.stages[-1]]
         figures: dict[str, float] = {"seconds": 1.0, "bytes": 1000.0 * (1 + seed), "dense_bytes": 8000.0}
@@ -136,3 +143,26 @@ def test_the_audit_asks_for_measured_speed_ups_where_trials_are_deployed() -> No
     lost = {key: record for key, record in records.items() if record.kind != "measure"}
     assert verdict(lost)[0] == "fail"
     assert "was not measured" in verdict(lost)[1]
+
+
+def test_the_front_holds_what_no_other_is_better_than_in_both() -> None:
+    places = [(1.0, 0.5), (2.0, 0.9), (2.0, 0.8), (3.0, 0.9), (4.0, 0.95), (5.0, 0.7)]
+
+    assert front(places, factories.ACCURACY) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
+    lower = replace(factories.ACCURACY, better="lower")
+    assert front(places, lower) == [(1.0, 0.5)]
+
+
+def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
+    plan = deploying()
+    comparison = compare_trials(plan, measured(plan, lambda seed: "Pen" if seed else "Abacus"))
+    latency, sizes = against_latency(comparison), against_bytes(comparison)
+
+    assert len(latency) == 4, "of two batch sizes on two machines"
+    assert latency[0].title.startswith("cnn on digits, onnx, batch 1, Abacus")
+    assert [series.label for series in latency[0].series] == ["l1_unstructured", "dense", FRONT]
+    assert latency[0].series[0].x == (1.0,)
+    assert [plot.title for plot in sizes] == ["cnn on digits, onnx"]
+    assert (sizes[0].series[0].x, sizes[0].series[1].x) == ((1000.0,), (8000.0,))
+    assert drawing.render(lambda: drawing.deployed(latency, "milliseconds"))["svg"]
+    assert not against_latency(compare_trials(plan, factories.make_records(plain(plan))))

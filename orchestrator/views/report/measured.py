@@ -1,0 +1,80 @@
+"""What the figures of deployed networks show: the metric against milliseconds and bytes, and who is best. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.deployed import Deployed
+from orchestrator.core.metrics import Metric
+from orchestrator.views.report.figure_data import FRONT, Panel, Plot, Series, lines_of, title
+
+Place = tuple[float, float]
+Kind = tuple[str, int, str]
+"""Format, batch size and machine."""
+
+
+def against_latency(comparison: Comparison) -> tuple[Plot, ...]:
+    """The primary metric on test against measured milliseconds: a plot for each format, batch size and machine."""
+    return tuple(
+        _plot(comparison, panel, kind, "latency_ms", f"{kind[0]}, batch {kind[1]}", machine)
+        for panel in comparison.panels
+        for kind, machine in _told(_kinds(comparison, panel))
+    )
+
+
+def against_bytes(comparison: Comparison) -> tuple[Plot, ...]:
+    """The same against the bytes of the deployed network: a plot for each format."""
+    return tuple(
+        _plot(comparison, panel, kind, "bytes", kind[0], "")
+        for panel in comparison.panels
+        for kind in {kind[0]: kind for kind in reversed(_kinds(comparison, panel))}.values()
+    )
+
+
+def front(places: Sequence[Place], metric: Metric) -> list[Place]:
+    """Return the places that no other one is better than in both, the least x first."""
+    found: list[Place] = []
+    for x, y in sorted(places, key=lambda place: (place[0], -metric.gain(place[1], 0.0))):
+        if not found or metric.gain(y, found[-1][1]) > 0:
+            found.append((x, y))
+    return found
+
+
+def _kinds(comparison: Comparison, panel: Panel) -> list[Kind]:
+    points = (point for line in lines_of(comparison, panel).values() for point in line)
+    return list(dict.fromkeys(_kind(each) for point in points for each in point.deployed))
+
+
+def _kind(each: Deployed) -> Kind:
+    return each.format, each.batch_size, each.hardware
+
+
+def _told(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, str]]:
+    """Yield each kind with the machine, where a format at a batch size was measured on several."""
+    for kind in kinds:
+        yield kind, kind[2] if sum(kind[:2] == other[:2] for other in kinds) > 1 else ""
+
+
+def _plot(comparison: Comparison, panel: Panel, kind: Kind, what: str, words: str, machine: str) -> Plot:
+    places: dict[str, list[Place]] = {}
+    dense_at: list[float] = []
+    for line, points in lines_of(comparison, panel).items():
+        for point, each in ((p, d) for p in points for d in p.deployed if _kind(d) == kind and p.test is not None):
+            places.setdefault(line, []).append((getattr(each, what), _test(point)))
+            dense_at.append(each.dense_ms if what == "latency_ms" else each.dense_bytes)
+    dense = [p for p in comparison.dense if (p.model, p.data) == panel and p.test is not None]
+    if dense and dense_at:
+        places["dense"] = [(fmean(dense_at), fmean(map(_test, dense)))]
+    metric = next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
+    places[FRONT] = front([place for each in places.values() for place in each], metric)
+    series = tuple(
+        Series(label, tuple(x for x, _ in each), tuple(y for _, y in each)) for label, each in places.items()
+    )
+    return Plot(", ".join(filter(None, (title(panel), words, machine))), metric, series)
+
+
+def _test(point: Point) -> float:
+    assert point.test is not None
+    return point.test.mean
