@@ -1,0 +1,161 @@
+"""Measure whether a shrunk network is as fast as the same architecture built at the sizes that are left.
+
+    python scripts/bench_shrunk.py [--seconds 3] [--blocks 16] [--json FILE]
+
+ResNet-20 with half of every dependency group, an MLP 784-1000-1000-10 with a quarter of its units, and a small vision
+transformer with half of its heads and of its MLPs, are pruned, shrunk, and timed in turns with networks that
+were built so small, in one thread. The bar is a ratio between 0.97 and 1.03. Beside it stands what is left of the time
+of the whole network. Let the machine be quiet meanwhile; the load average is printed with the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pruning
+from orchestrator.compare.statistics import ratio
+from orchestrator.workloads.models import resnet20
+from pruning.measure.latency import calling, compare_latency
+
+LOW, HIGH = 0.97, 1.03
+
+
+class Block(nn.Module):
+    """Attention by heads, and an MLP."""
+
+    def __init__(self, width: int, heads: int, size: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.size, self.inside = heads, size, heads * size
+        self.norm, self.qkv, self.proj = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * heads * size),
+            nn.Linear(heads * size, width),
+        )
+        self.second, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Any:
+        """Return tokens (batch, tokens, width)."""
+        batch, tokens, _ = x.shape
+        q, k, v = (
+            self.qkv(self.norm(x)).reshape(batch, tokens, 3, self.heads, self.size).permute(2, 0, 3, 1, 4).unbind(0)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, self.inside)
+        x = x + self.proj(mixed)
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Vit(nn.Module):
+    """A vision transformer for images (3, 32, 32) in patches of 4 by 4."""
+
+    def __init__(self, heads: int = 6, hidden: int = 768, width: int = 192, depth: int = 6) -> None:
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(3, width, 4, 4), nn.Parameter(torch.zeros(1, 64, width))
+        self.blocks = nn.Sequential(*(Block(width, heads, 32, hidden) for _ in range(depth)))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Any:
+        """Return a score for each of 10 classes."""
+        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.places
+        return self.out(self.norm(self.blocks(tokens)).mean(1))
+
+
+def mlp(hidden: int = 1000) -> nn.Module:
+    """Return an MLP of two hidden layers."""
+    return nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what goes of it, and the same built at the sizes that are left."""
+
+    name: str
+    whole: Callable[[], nn.Module]
+    small: Callable[[], nn.Module]
+    sparsity: float
+    shape: tuple[int, ...]
+
+
+CASES = (
+    Case("ResNet-20", lambda: resnet20((3, 32, 32), 10), lambda: resnet20((3, 32, 32), 10, width=8), 0.5, (3, 32, 32)),
+    Case("MLP", mlp, lambda: mlp(250), 0.75, (784,)),
+    Case("ViT", Vit, lambda: Vit(heads=3, hidden=384), 0.5, (3, 32, 32)),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    network: str
+    batch: int
+    form: str
+    ratio: float
+    low: float
+    high: float
+    whole: float
+    milliseconds: float
+
+    def __str__(self) -> str:
+        short = "" if LOW <= self.ratio <= HIGH else "  SHORT"
+        return (
+            f"{self.network:<10} batch {self.batch:<3} {self.form:<7} {self.milliseconds:8.3f} ms  "
+            f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]  whole / shrunk {self.whole:.2f}{short}"
+        )
+
+
+def rows(case: Case, args: argparse.Namespace) -> Iterator[Row]:
+    """Yield the figures of a case at batches of 1 and 64."""
+    torch.manual_seed(0)
+    whole, small = case.whole().eval(), case.small().eval()
+    masked, images = case.whole().eval(), torch.randn(64, *case.shape)
+    pruning.prune(masked, "magnitude", sparsity=case.sparsity, unit="group", example=images[:2])
+    shrunk = pruning.shrink(masked, images[:2])
+    shapes = [[tuple(each.shape) for each in network.parameters()] for network in (shrunk, small)]
+    if shapes[0] != shapes[1]:
+        raise SystemExit(f"{case.name} is not what was to be left: {shapes}")
+    for batch in (1, 64):
+        settings: dict[str, Any] = {"blocks": args.blocks, "threads": 1}
+        made = [calling(network, images[:batch]) for network in (whole, shrunk, small)]
+        found = compare_latency(made[1], made[2], seconds=args.seconds, **settings)
+        speedup = compare_latency(made[0], made[1], seconds=args.seconds / 4, **settings).ratio
+        estimate = ratio(found.log_ratios)
+        assert estimate is not None
+        assert estimate.low is not None
+        assert estimate.high is not None
+        form = str(shrunk.shrunk.form)  # type: ignore[union-attr]
+        yield Row(case.name, batch, form, found.ratio, estimate.low, estimate.high, speedup, 1000 * found.a)
+
+
+def main() -> None:
+    """Print the table; exit with 1 where a ratio is outside of the bar."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement")
+    parser.add_argument("--blocks", type=int, default=16, help="of a measurement")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    args = parser.parse_args()
+    found = []
+    for case in CASES:
+        for row in rows(case, args):
+            print(row, flush=True)
+            found.append(row)
+    print(f"load average {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in found], indent=1))
+    sys.exit(not all(LOW <= row.ratio <= HIGH for row in found))
+
+
+if __name__ == "__main__":
+    main()
