@@ -35,7 +35,9 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it, if it does not run, and wait until it answers."""
+        if self._process is not None:
+            return
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         options += ["--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
         options += ["--artifacts-destination", str(self.folder / "artifacts")]
@@ -70,9 +72,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server, as a new database takes it long; every test has an experiment of its own."""
+    """One server, not yet started, as a new database takes it long; every test has an experiment of its own."""
     made = Server(tmp_path_factory.mktemp("mlflow") / "server")
-    made.start()
     yield made
     made.stop()
 
@@ -81,7 +82,7 @@ def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_pat
     folder = tmp_path / "sweep"
     server.stop()
     secret = f"tracking.uri={server.uri.replace('//', '//me:hunter2@')}"
-    command = start(folder, *SWEEP, *INLINE, secret, "tracking.experiment=away")
+    command = start(folder, *SWEEP, INLINE[0], secret, "tracking.experiment=away")
 
     assert command.wait() == 3, command.stderr
     assert "hunter2" not in command.stdout + command.stderr
@@ -98,6 +99,7 @@ def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_pat
 
 def test_a_server_killed_and_started_in_mid_sweep_misses_nothing(start: Start, tmp_path: Path, server: Server) -> None:
     folder = tmp_path / "sweep"
+    server.start()
     command = start(folder, *SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=gap")
     command.until_stages(3)
     server.stop()
@@ -114,6 +116,7 @@ def test_runs_that_a_dead_driver_left_running_are_finished_by_the_next(
 ) -> None:
     folder = tmp_path / "sweep"
     sweep = (*SWEEP, *INLINE, f"tracking.uri={server.uri}", "tracking.experiment=dead")
+    server.start()
     dead = start(folder, *sweep)
     dead.until_stages(3)
     dead.send(signal.SIGSTOP)  # so that it cannot end while MLflow is still being written
