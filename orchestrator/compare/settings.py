@@ -10,9 +10,10 @@ from orchestrator.config.components import BUILT_IN
 from orchestrator.core.redact import redact_tree
 
 CIRCUMSTANCES = frozenset(
-    {"name", "objective", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
+    {"name", "objective", "deploy", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
 )
-"""Top-level keys that say where and why a trial runs, not what it is."""
+"""Top-level keys that say where and why a trial runs, and what becomes of it, not what it is: a sweep that has run can
+be deployed later, as the same sweep."""
 
 
 def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,13 +21,13 @@ def test_leaves_get_dotted_names() -> None:
     }
 
 
-def test_settings_leave_out_where_a_trial_runs() -> None:
-    settings = settings_of(config("l1_unstructured", 0.9, 3))
+def test_settings_leave_out_where_a_trial_runs_and_what_becomes_of_it() -> None:
+    settings = settings_of(config("l1_unstructured", 0.9, 3, deploy={"formats": ["onnx"]}))
 
     assert settings["method.name"] == "l1_unstructured"
     assert settings["schedule.sparsity"] == 0.9
     assert settings["seed"] == 3
-    assert not {name.split(".")[0] for name in settings} & {"tracking", "store", "cluster", "name"}
+    assert not {name.split(".")[0] for name in settings} & {"tracking", "store", "cluster", "deploy", "name"}
 
 
 def test_settings_hold_no_secrets() -> None:
