@@ -31,7 +31,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.export.formats.format import Run, call, called_with, difference
+from orchestrator.export.formats.format import Run, call, called_with, difference, with_outputs_alone
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.measuring import Measuring
 from orchestrator.training.environment import environment
@@ -178,8 +178,9 @@ def _smaller(network: Network) -> nn.Module:
     """Return the network in evaluation, without what masks have emptied."""
     if not network.masks.sparsity():
         return network.model.eval()
-    try:
-        return pruning.shrink(network.model, _example(network, 2))
+    example = _example(network, 2)
+    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
+        return pruning.shrink(with_outputs_alone(network.model, example), example)
     except (ValueError, TypeError) as error:
         raise DeployError(f"the network cannot be shrunk: {str(error).rstrip('.')}; pass deploy=none.") from error
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import arguments, outputs_of
 from pruning.compact.tracing import Example, plain_copy, quiet
+from pruning.measure.macs import in_mode
 
 Run: TypeAlias = Callable[[Example], Tensor]
 """Takes what the network is called with, as `called_with` gives it, and returns its outputs."""
@@ -160,7 +161,7 @@ class _OutputsAlone(nn.Module):
 
 def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
     """Return a network that returns the tensor of outputs alone: itself, or one around it with the same signature."""
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), in_mode(network, training=False):
         if isinstance(call(network, example), Tensor):
             return network
 

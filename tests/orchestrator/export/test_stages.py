@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema
 from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
+from orchestrator.export import stages
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
+from orchestrator.workloads.splits import TensorSplit
 
 SETTINGS = (
     *("cluster=inline", "tracking=none", "schedule=one_shot", "schedule.sparsity=0.5", "method=ln_structured"),
@@ -97,3 +101,26 @@ def test_outputs_are_held_to_those_of_the_masked_network(monkeypatch: pytest.Mon
     outcome = swept(monkeypatch, tmp_path / "sweep")
 
     assert "differ from those of the masked one by" in next(iter(outcome.causes.values())).message
+
+
+class Answer:
+    """What torch.export does not know."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Odd(nn.Linear):
+    def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
+        return Answer(super().forward(x))
+
+
+def test_what_else_a_network_returns_is_left_out_of_its_deployment() -> None:
+    split = TensorSplit(torch.ones(3, 4), torch.zeros(3, dtype=torch.long))
+    model, half = Odd(4, 2).train(), SimpleNamespace(sparsity=lambda: 0.5)
+    network: Any = SimpleNamespace(model=model, masks=half, data=SimpleNamespace(val=split))
+
+    smaller = stages._smaller(network)
+
+    assert torch.equal(smaller(torch.ones(1, 4)), model(torch.ones(1, 4)).logits)
+    assert model.training
