@@ -10,6 +10,9 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
+BUSY = 0.5
+"""Other processes that ran on average while latency was measured, from which on that is told."""
+
 
 def figures(record: StageRecord) -> str:
     """A finished stage in a few words."""
@@ -24,7 +27,9 @@ def measured(figures: Mapping[str, float]) -> str:
     ratios = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("speedup/")}
     if not ratios:
         return f"{figures.get('parameters', 0):,.0f} parameters, {figures.get('bytes', 0) / 1e3:,.1f} kB"
-    return ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
+    told = ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
+    others = figures.get("others", 0.0)
+    return told if others < BUSY else f"{told}, while {others:.1f} other processes ran"
 
 
 def validated(record: StageRecord) -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.views.terminal.figures import measured
 from orchestrator.views.terminal.progress import Progress, duration, reached
 from orchestrator.views.terminal.tally import Tally, TrialState
 from orchestrator.views.terminal.time_left import Eta
@@ -290,3 +291,11 @@ def test_nothing_is_estimated_before_something_has_finished() -> None:
     assert eta.seconds_left(0.0) is None
     eta.started(next(iter(plan.stages)), 0.0)
     assert eta.seconds_left(5.0) is None
+
+
+def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:
+    quiet = {"speedup/1": 1.25, "speedup_low/1": 1.2, "speedup/64": 2.0, "others": 0.1}
+
+    assert measured(quiet) == "1.25x as fast at batch 1, 2.00x as fast at batch 64"
+    assert measured(quiet | {"others": 2.0}).endswith("at batch 64, while 2.0 other processes ran")
+    assert measured({"parameters": 7035, "bytes": 28_600}) == "7,035 parameters, 28.6 kB"
