@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec import Meta, Struct, to_builtins
 
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.deployed import HARDWARE
 from orchestrator.compare.statistics import LEVEL, t_quantile
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
@@ -79,8 +80,8 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
     """Figure -> by how much it may be worse: of a metric in its own scale (0.01 of a fraction is a point), of a size or
     a speed-up as a fraction. A figure without a margin is not held."""
     points: Annotated[tuple[BaselinePoint, ...], Meta(min_length=1)]
-    measured_on: tuple[str, ...] = ()
-    """Processors, threads and runtimes on which latency was measured."""
+    measured_on: Mapping[str, tuple[str, ...]] = {}
+    """Format of a deployment -> the processors, threads and runtimes on which its latency was measured."""
 
     def __post_init__(self) -> None:
         """Refuse margins that hold nothing, as a misspelled one."""
@@ -190,17 +191,13 @@ def hardware(records: Iterable[StageRecord]) -> tuple[str, ...]:
     return tuple(sorted({record.environment.get("processor", "unknown") for record in records}))
 
 
-def measured_on(plan: Plan, records: Mapping[str, StageRecord]) -> tuple[str, ...]:
-    """Return on what latency was measured: processor, threads and runtime."""
-    known = [record.environment for record in _measurements(plan, records)]
-    return tuple(
-        sorted(
-            {
-                ", ".join(f"{name} {each.get(name, '')}" for name in ("processor", "threads", "runtime"))
-                for each in known
-            }
-        )
-    )
+def measured_on(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, tuple[str, ...]]:
+    """Return on what latency was measured, by format, each of which has a runtime: processor, threads and runtime."""
+    found: dict[str, set[str]] = {}
+    for record in _measurements(plan, records):
+        places = found.setdefault(plan.stages[record.key].fields["format"], set())
+        places.add(", ".join(f"{name} {record.environment.get(name, '')}" for name in HARDWARE))
+    return {name: tuple(sorted(places)) for name, places in sorted(found.items())}
 
 
 def read_baseline(content: bytes) -> Baseline:

@@ -79,13 +79,15 @@ def verdicts(
             "the baseline's command, or write a baseline of this sweep with --write-baseline."
         )
     found, here = figures(comparison, plan, records), measured_on(plan, records)
-    other = (
-        ""
-        if here == baseline.measured_on and len(here) < 2  # else seeds may be paired across them
-        else (f"measured on {'; '.join(here)}, and for the baseline on {'; '.join(baseline.measured_on)}")
-    )
     judged = [
-        _verdict(each, figure, margin, points.get(name), found.get(name, {}).get(figure, {}), other)
+        _verdict(
+            each,
+            figure,
+            margin,
+            points.get(name),
+            found.get(name, {}).get(figure, {}),
+            _elsewhere(figure, here, baseline),
+        )
         for name, each in held.items()
         for figure, margin in {**baseline.margins, **each.margins}.items()
         if figure in each.values
@@ -157,6 +159,19 @@ def _verdict(
         if metric is SPEEDUP and other_hardware:
             status, reason = "undecided", other_hardware
     return Verdict(held.name, figure, status, reason, metric, *_means(before, now), change, margin)
+
+
+def _elsewhere(figure: str, here: Mapping[str, tuple[str, ...]], baseline: Baseline) -> str:
+    """Say how the hardware on which a speed-up was measured differs from the baseline's; empty where it does not."""
+    if not is_speedup(figure):
+        return ""
+    name = figure.split("/")[1]
+    now, before = here.get(name, ()), baseline.measured_on.get(name, ())
+    if now == before and len(now) < 2:  # else seeds may be paired across them
+        return ""
+    return (
+        f"measured on {'; '.join(now)}, and for the baseline on {'; '.join(before) or 'hardware that it does not name'}"
+    )
 
 
 def _relative(log_ratios: Sequence[float]) -> Estimate | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -26,6 +26,7 @@ from orchestrator.planning.deployments import deployments
 from orchestrator.views.report.verdicts import gate_table, junit
 
 WAS = (0.90, 0.91, 0.92)
+TORCH = {"shrink": "torch 2"}
 
 
 class Swept(NamedTuple):
@@ -41,7 +42,7 @@ def swept(plan: Plan, records: dict[str, StageRecord], failures: dict[str, str] 
 
 
 def compared(
-    values: Sequence[float] = WAS, speedups: Sequence[float] = (), runtime: str = "torch 2", **changes: Any
+    values: Sequence[float] = WAS, speedups: Sequence[float] = (), runtimes: Mapping[str, str] = TORCH, **changes: Any
 ) -> Swept:
     """Return a sweep in which the seeds have these test accuracies, dense and at 50%, and these speed-ups there."""
     plan = make_plan(("l1_unstructured",), (0.5,), range(len(values)), rounds=1)
@@ -50,16 +51,17 @@ def compared(
         for key in trial.stages:
             records[key] = replace(records[key], after={**records[key].after, "test/accuracy": value}, **changes)
     for trial, speedup in zip(plan.trials, speedups, strict=False):
-        asked = {"formats": ["shrink"], "batch_sizes": [1], "seconds": 1.0, "blocks": 2, "threads": 1}
+        asked = {"formats": list(runtimes), "batch_sizes": [1], "seconds": 1.0, "blocks": 2, "threads": 1}
         dense = StageSpec("dense", {"device": "cpu", "sources": {}, "seed": trial.config["seed"]})
-        specs, (measuring,) = deployments(asked, dense, plan.stages[trial.stages[-1]])
+        specs, measuring = deployments(asked, dense, plan.stages[trial.stages[-1]])
         stages |= {spec.key: spec for spec in specs}
-        records[measuring] = replace(
-            records[trial.stages[-1]],
-            key=measuring,
-            measurements={"bytes": 5000.0, "speedup/1": speedup, "speedup_low/1": 1.0, "latency_ms/1": 1.0},
-            environment={"processor": "one", "threads": "1", "runtime": runtime},
-        )
+        for key, runtime in zip(measuring, runtimes.values(), strict=True):
+            records[key] = replace(
+                records[trial.stages[-1]],
+                key=key,
+                measurements={"bytes": 5000.0, "speedup/1": speedup, "speedup_low/1": 1.0, "latency_ms/1": 1.0},
+                environment={"processor": "one", "threads": "1", "runtime": runtime},
+            )
     return swept(Plan(stages, plan.trials), records)
 
 
@@ -208,12 +210,23 @@ def test_a_measured_speedup_is_held_by_its_ratio() -> None:
 
 def test_on_other_hardware_a_speedup_is_undecided_and_nothing_else() -> None:
     held = baseline_of(compared(speedups=(2.0, 2.1, 2.2)))
-    found = judged(held, compared(speedups=(1.0, 1.1, 1.2), runtime="torch 3"))
+    found = judged(held, compared(speedups=(1.0, 1.1, 1.2), runtimes={"shrink": "torch 3"}))
 
     (undecided,) = (each for each in found if each.status != "pass")
     where = "measured on processor one, threads 1, runtime torch"
     assert (undecided.figure, undecided.status) == (SPEEDUP, "undecided")
     assert undecided.reason == f"{where} 3, and for the baseline on {where.removeprefix('measured on ')} 2"
+
+
+def test_formats_have_runtimes_of_their_own() -> None:
+    both = compared(speedups=(2.0, 2.1, 2.2), runtimes={"shrink": "torch 2", "onnx": "onnxruntime 1"})
+    newer = compared(speedups=(2.0, 2.1, 2.2), runtimes={"shrink": "torch 2", "onnx": "onnxruntime 2"})
+
+    assert passes(judged(baseline_of(both), both), False)
+    (undecided,) = (each for each in judged(baseline_of(both), newer) if each.status != "pass")
+    where = "processor one, threads 1, runtime onnxruntime"
+    assert undecided.figure == "deploy/onnx/speedup/1"
+    assert undecided.reason == f"measured on {where} 2, and for the baseline on {where} 1"
 
 
 def test_a_sweep_measured_on_unlike_hardware_is_undecided_though_its_baseline_was_as_well() -> None:
