@@ -85,7 +85,7 @@ def _left(smaller: nn.Module) -> Iterator[str]:
         yield f"Nothing could be taken out: {'; '.join(report.tried)}."
     for name, reasons in report.kept.items():
         told = ", ".join(f"{count} ({reason})" for reason, count in reasons.items())
-        yield f"- empty outputs that `{name.removeprefix('network.')}` keeps: {told}"
+        yield f"- empty outputs that `{name}` keeps: {told}".replace("`network.", "`")
     if report.form != "unchanged" and not report.kept:
         yield "No output that is empty was kept. Zeros in between stay, and are stored as any number is."
 
