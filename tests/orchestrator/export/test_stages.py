@@ -41,6 +41,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model:
         own["model"]["classes"] = None
     folder.mkdir()
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})  # figures take as long as the sweep
     return run([Job((), {**config, **own})])
 
 
