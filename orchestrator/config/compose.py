@@ -47,6 +47,9 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
         if keys in refused:
             yield Job(tuple(overrides), error=refused[keys])
             continue
+        if told := several_deploys(overrides):
+            yield Job(tuple(overrides), error=told)
+            continue
         try:
             config = _job(loader, master, list(overrides), bases, groups)
         except Exception as error:
@@ -58,6 +61,14 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
             yield Job(tuple(overrides), error=told)
         else:
             yield Job(tuple(overrides), config=config)
+
+
+def several_deploys(overrides: Sequence[str]) -> str:
+    """Say what is wrong with a list of choices of `deploy`, of which Hydra keeps the last alone; else return ''."""
+    listed = next((each.partition("=")[2] for each in overrides if re.match(r"deploy=\[.*,", each)), "")
+    return listed and (
+        f"`deploy` (={listed}) must be one choice, as the last would replace the others; pass deploy.formats={listed}."
+    )
 
 
 def _job(

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from orchestrator.config.compose import compose_jobs, plain
+from orchestrator.config.compose import compose_jobs, plain, several_deploys
 from orchestrator.config.refusals import is_refusal
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
@@ -44,7 +44,8 @@ def run_single(config: DictConfig) -> None:
     typed = OmegaConf.to_container(master.hydra.overrides.task)
     overrides = tuple(map(str, typed if isinstance(typed, list) else ()))
     try:
-        job = Job(overrides, plain(config))
+        told = several_deploys(overrides)
+        job = Job(overrides, error=told) if told else Job(overrides, plain(config))
     except Exception as error:  # of what only resolving shows: say so as of the jobs of a sweep
         if not is_refusal(error):
             raise

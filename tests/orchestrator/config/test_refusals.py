@@ -150,6 +150,11 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
             ["+sweep=foo"],
             "`sweep` (=foo) must be one of language_model, methods, random_amounts; add your own with --config-dir",
         ),
+        (
+            ["deploy=[shrink,onnx]"],
+            "`deploy` (=[shrink,onnx]) must be one choice, as the last would replace the others",
+        ),
+        (["-m", "deploy=[shrink,onnx]", "seed=0,1"], "; pass deploy.formats=[shrink,onnx]."),
         (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
         (["seed=???"], "`seed` (=???) has no value: give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
