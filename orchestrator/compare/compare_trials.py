@@ -259,7 +259,7 @@ def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[s
 
 
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
-    known = {key: records[key] for key in plan.stages if key in records}
+    known = {key: records[key] for key, spec in plan.stages.items() if key in records and KINDS[spec.kind].trains}
     uses = {key: len(plan.trials_of[key]) for key in known}
     steps = {key: 0 if record.kind == "start" else record.steps for key, record in known.items()}
     return Cost(

@@ -132,7 +132,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a sweep's finished stages cost, and what they would have cost had no trial shared a stage."""
+    """What a sweep's finished training cost, and what it would have cost had no trial shared a stage."""
 
     steps: int
     seconds: float

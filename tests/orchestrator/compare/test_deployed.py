@@ -114,6 +114,14 @@ def test_it_stands_in_table_and_summary_and_in_none_where_nothing_is_deployed() 
     assert not any("onnx" in name for name in summary(without, records)[-1])
 
 
+def test_what_deploys_and_measures_is_no_cost_of_training() -> None:
+    plan = deploying()
+    trained = replace(plain(plan), trials=tuple(replace(trial, measured=()) for trial in plan.trials))
+    records = measured(plan)
+
+    assert compare_trials(plan, records).cost == compare_trials(trained, records).cost
+
+
 def test_a_tracker_is_told_when_all_is_measured() -> None:
     plan = deploying((1,))
     records = measured(plan)
