@@ -84,6 +84,14 @@ def compare_latency(
         raise ValueError(f"`blocks` (={blocks}) must be at least 2: one block has no spread.")
     if seconds <= 0:
         raise ValueError(f"`seconds` (={seconds}) must be above 0, the length of the measurement.")
+    if threads is not None and threads < 1:
+        raise ValueError(f"`threads` (={threads}) must be at least 1; pass None for as many as torch has.")
+    for name, make in (("make_a", make_a), ("make_b", make_b)):
+        if isinstance(make, nn.Module):
+            raise TypeError(
+                f"`{name}` (a {type(make).__name__}) must be a function that makes what is timed; pass "
+                "calling(network, example)."
+            )
     ratios, of_a, of_b = [], list[float](), list[float]()
     with _threads(threads):
         for block in range(blocks):

@@ -128,3 +128,7 @@ def test_what_cannot_be_measured_is_refused():
         compare_latency(int, int, blocks=1)
     with pytest.raises(ValueError, match=r"`seconds` \(=0\) must be above 0"):
         compare_latency(int, int, seconds=0)
+    with pytest.raises(ValueError, match=r"`threads` \(=0\) must be at least 1"):
+        compare_latency(int, int, threads=0)
+    with pytest.raises(TypeError, match=r"`make_b` \(a Linear\) must be a function .* pass calling"):
+        compare_latency(int, nn.Linear(1, 1))
