@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from orchestrator.config.rules import Rule, at_least, is_int, key, whole
 
 FORMATS = ("shrink", "torch", "onnx", "openvino")
 """What a network is deployed as: `shrink` is PyTorch as it is, without what is empty; others are files of that."""
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
+"""Format -> the packages that write and load it, where these are no requirements of the project."""
+NEEDED = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in PACKAGES.items())
+
+
+def missing(name: str) -> list[str]:
+    """Return the packages of a format that are not installed."""
+    return [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
 
 
 @dataclass
@@ -18,6 +31,11 @@ class Deploy:
         [],
         Rule(lambda given: all(name in FORMATS for name in given), f"hold formats among {', '.join(FORMATS)}"),
         Rule(lambda given: len(set(given)) == len(given), "name each format once"),
+        Rule(
+            lambda given: not any(map(missing, given)),
+            f"hold formats whose packages are installed ({NEEDED}); install the extra `export`, as by "
+            "pip install 'pruning-orchestrator[export]'",
+        ),
     )
     batch_sizes: list[int] = key(
         [1, 64],

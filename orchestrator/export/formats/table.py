@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from orchestrator.config.parts.deploy import PACKAGES
 from orchestrator.export.formats import generated, onnx, openvino, programs
 from orchestrator.export.formats.format import Format
 
@@ -38,7 +39,7 @@ FORMATS: Mapping[str, Format] = {
             onnx.write,
             onnx.load,
             files=(onnx.FILE,),
-            needs=("onnx", "onnxscript", "onnxruntime"),
+            needs=PACKAGES["onnx"],
             tolerance=1e-4,
             arrays="numpy",
             snippet=onnx.SNIPPET,
@@ -49,7 +50,7 @@ FORMATS: Mapping[str, Format] = {
             openvino.write,
             openvino.load,
             files=(openvino.FILE, openvino.WEIGHTS),
-            needs=("onnx", "onnxscript", "openvino"),
+            needs=PACKAGES["openvino"],
             tolerance=1e-4,
             arrays="numpy",
             snippet=openvino.SNIPPET,

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from orchestrator.__main__ import CONF
 from orchestrator.config import schema
 from orchestrator.config.compose import plain
+from orchestrator.config.parts import deploy
 from orchestrator.core.specs import DENSE, NETWORK, Job, Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning import preflights
@@ -85,3 +86,11 @@ def test_what_cannot_be_deployed_is_refused(override: str, message: str) -> None
     with pytest.raises(schema.ConfigError) as refused:
         planned((override,))
     assert message in str(refused.value)
+
+
+def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "find_spec", lambda name: None)
+
+    with pytest.raises(schema.ConfigError, match=r"whose packages are installed \(onnx needs onnx, .* extra `export`"):
+        planned(("deploy.formats=[shrink, onnx]",))
+    assert planned(("deploy.formats=[shrink, torch]",)).stages
