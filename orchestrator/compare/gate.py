@@ -113,10 +113,11 @@ def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
             yield f"{where} has one seed: every later run is undecided"
         elif (chance := false_alarms(test.n, test.std, margin)) > FALSE_ALARMS:
             wider = margin_for(test.n, test.std)
+            other = "" if margin_fault(metric, wider) else f", or `margins` of {wider:.3g} at this point,"
             yield (
                 f"{where}: {test.n} seeds with a standard deviation of {metric.said(test.std)} would miss its margin "
-                f"of {metric.said(margin)} in {chance:.0%} of equally good runs that share no draw; more seeds, or "
-                f"`margins` of {wider:.3g} at this point, make that {FALSE_ALARMS:.0%}"
+                f"of {metric.said(margin)} in {chance:.0%} of equally good runs that share no draw; more "
+                f"seeds{other} make that {FALSE_ALARMS:.0%}"
             )
 
 

@@ -323,6 +323,9 @@ def test_margins_that_would_be_missed_too_often_are_told() -> None:
 
     assert dense.startswith("dense of cnn on digits at a sparsity of 0: 3 seeds with a standard deviation of 1.00%")
     assert "its margin of 1.00% in 89% of equally good runs" in point
+    assert "more seeds, or `margins` of 0.0" in point
+    (wide, *_) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))
+    assert "more seeds make that 5%" in wide  # the margin that would do is more than all there is
     assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
     assert "one seed: every later run is undecided" in next(alarms(compared((0.9,)).comparison, made(compared((0.9,)))))
 
