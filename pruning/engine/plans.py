@@ -254,7 +254,10 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
     """Yield the sparsity, in units, of each inner re-scoring, and the groups with the densities that are given."""
     if isinstance(cut, DependencyGroups):
         if schedule.sparsity is None:
-            raise ValueError(f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}.")
+            raise ValueError(
+                f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}; dependency groups take no "
+                "`amount`."
+            )
         start = min(gone(cut, cut.alive(before)), schedule.sparsity)
         yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
         return
