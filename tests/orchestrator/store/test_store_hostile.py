@@ -159,7 +159,7 @@ def _at(data: Any, path: str, value: Any) -> Any:
         ("plan.trials", 7),
         ("plan.stages.0", [1, 2, 3]),
         ("plan.stages.0.0", "../x"),
-        ("plan.stages.0.1.kind", "deploy"),
+        ("plan.stages.0.1.kind", "distil"),
         ("plan.stages.1.1.inputs.network", "f" * 64),
         ("plan.stages.1.1.fields.round", "1/../x"),
         ("plan.trials.0.stages", []),
