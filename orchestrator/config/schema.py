@@ -6,7 +6,8 @@ composes. `violations` holds a resolved, plain configuration to every rule that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,10 +36,34 @@ _ADDRESS = Rule(
     "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
 ).or_null(", or null")
 MATCHING = "matching_sparsity"
+SIZES = ("sparsity/overall", "parameters/remaining", "macs/remaining")
+"""What a search may be told beside metrics: figures of the last round's record."""
+_MEASURED = re.compile(r"deploy/(\w+/\d+/)?(latency_ms|speedup|bytes)")
+
+
+def _is_objective(name: Any) -> bool:
+    if not isinstance(name, str):
+        return False
+    known = name in (MATCHING, *SIZES) or _MEASURED.fullmatch(name) is not None
+    return known or (name.startswith("val/") and name[4:].isidentifier())
+
+
 _OBJECTIVE = Rule(
-    lambda name: name == MATCHING or (name.startswith("val/") and name[4:].isidentifier()),
-    f"be val/ and the name of a metric, as in val/loss, or {MATCHING}; the test split is not to select by",
+    lambda given: bool(given) and all(map(_is_objective, given if isinstance(given, list) else [given])),
+    f"be val/ and the name of a metric, as in val/loss, or one of {MATCHING}, {', '.join(SIZES)}, deploy/latency_ms, "
+    "deploy/speedup, deploy/bytes, or a list of these; the test split is not to select by",
 )
+
+
+def objectives(given: str | Sequence[str] | None) -> list[str | None]:
+    """Return the names that `objective` holds; None is the primary metric."""
+    return [given] if given is None or isinstance(given, str) else list(given)
+
+
+def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    for name in objectives(config["objective"]):
+        if name is not None and name.startswith("deploy/") and not config["deploy"]["formats"]:
+            yield f"`objective` (={name}) is measured where the network is deployed; pass deploy=shrink, or another."
 
 
 @dataclass
@@ -81,7 +106,7 @@ class Config:
     seed: int = key(0, at_least(0, "; pass any other integer"))
     dry_run: bool = False
     retry_failed: bool = False
-    objective: str | None = key(None, _OBJECTIVE.or_null())
+    objective: Any = key(None, _OBJECTIVE.or_null())
     model: Any = MISSING
     data: Any = MISSING
     task: Any = MISSING
@@ -151,7 +176,10 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     if malformed:
         yield from malformed
         return
-    yield from broken("", Config, config)
+    if wrong := list(broken("", Config, config)):
+        yield from wrong
+    else:
+        yield from _objective_violations(config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
     if not (isinstance(config["method"], Mapping) and rounds.is_identity(config["method"])):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.schema import MATCHING
+from orchestrator.config.schema import MATCHING, objectives
 from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -60,15 +60,17 @@ def combinations(
         most = max(specs, key=_demand)
         root = dense[most.key][0]
         concerned = sorted({index for spec in specs for index in plan.trials_of[spec.key]})
-        named = {str(plan.trials[index].config.get("objective") or MATCHING) for index in concerned}
-        objectives = tuple(sorted(named - {MATCHING}))
+        named = {
+            name or MATCHING for index in concerned for name in objectives(plan.trials[index].config.get("objective"))
+        }
+        told = tuple(sorted(named - {MATCHING}))
         chain = (root,) if most is root else (root, most)
         found.append(
             Combination(
-                digest(group + canonical_json([_demand(most)[0], *objectives])),
+                digest(group + canonical_json([_demand(most)[0], *told])),
                 chain,
                 tuple(plan.trials[index].name for index in concerned),
-                objectives,
+                told,
             )
         )
     return found

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.config.schema import ConfigError
+from orchestrator.compare.deployed import headline
+from orchestrator.config.schema import ConfigError, objectives
 from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
@@ -87,13 +88,17 @@ class Outcome:
         for trial in self.plan.trials:
             if (record := self.records.get(trial.stages[-1])) is not None:
                 figures = [*(metric.name for metric in record.metrics), "loss"]
-                for sentence in unmeasured([trial.config["objective"]], figures):
+                for sentence in unmeasured(objectives(trial.config["objective"]), figures):
                     raise ConfigError(sentence)
 
-    def objective(self, trial: int) -> float:
-        """Return what the trial's configuration names as `objective`."""
+    def objective(self, trial: int) -> float | list[float]:
+        """Return what the trial's configuration names as `objective`, of a list a list."""
         spec = self.plan.trials[trial]
-        return objective(spec.config["objective"], [self.records[key] for key in (spec.dense, *spec.stages[1:])])
+        records = [self.records[key] for key in (spec.dense, *spec.stages[1:])]
+        measured = {name: value for name, value, _ in headline(spec, self.records)}
+        given = spec.config["objective"]
+        found = [objective(name, records, measured) for name in objectives(given)]
+        return found if isinstance(given, list) else found[0]
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return the error that says which trials are missing and why, and that the view is behind; or None."""

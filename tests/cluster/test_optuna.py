@@ -62,6 +62,15 @@ def test_the_search_is_told_each_trials_objective(tmp_path: Path) -> None:
     assert result.stdout.count("finished  dense") == 1, "the second batch finds the dense network in the store"
 
 
+def test_a_search_has_several_objectives(tmp_path: Path) -> None:
+    several = "objective=[val/accuracy,parameters/remaining]", "hydra.sweeper.direction=[maximize,minimize]"
+    result = search(tmp_path, *several)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    front = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["solutions"]
+    assert all(0 <= accuracy <= 1 < parameters for accuracy, parameters in (each["values"] for each in front))
+
+
 def test_a_failed_trial_ends_the_search(tmp_path: Path) -> None:
     result = search(tmp_path, "finetune.optimizer.lr=1e30")
 

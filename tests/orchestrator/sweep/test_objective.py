@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,20 @@ def test_a_metric_is_that_of_the_last_round() -> None:
 
     assert objective(None, records) == objective("val/accuracy", records) == 0.7
     assert objective("val/loss", records) == 1.0
+    assert objective("sparsity/overall", records) == 0.8
+    assert objective("deploy/latency_ms", records, {"deploy/latency_ms": 0.25}) == 0.25
+    assert math.isnan(objective("deploy/latency_ms", records))
+
+
+def test_several_objectives_are_told_as_a_list() -> None:
+    plan = make_plan(("random_unstructured",), (0.5,), (0,))
+    given = ["val/loss", "parameters/remaining"]
+    trial = replace(plan.trials[0], config={**plan.trials[0].config, "objective": given})
+    records = make_records(plan)
+    outcome, last = Outcome(replace(plan, trials=(trial,)), records), records[trial.stages[-1]]
+
+    assert outcome.objective(0) == [last.after["val/loss"], last.remaining_parameters]
+    outcome.hold_objectives()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +68,9 @@ def test_where_lower_is_better_no_rise_matches() -> None:
     assert objective("matching_sparsity", records) == 0.5
 
 
-@pytest.mark.parametrize("name", [None, "matching_sparsity", "val/loss", "val/accuracy"])
+@pytest.mark.parametrize(
+    "name", [None, "matching_sparsity", "val/loss", "val/accuracy", "deploy/bytes", "macs/remaining"]
+)
 def test_what_is_measured_may_be_an_objective(name: str | None) -> None:
     assert not list(unmeasured([name], ["accuracy", "loss"]))
 
@@ -67,7 +84,9 @@ def test_an_objective_that_a_finished_trial_did_not_measure_is_refused() -> None
         outcome.hold_objectives()
 
 
-@pytest.mark.parametrize("name", ["test/accuracy", "accuracy", "val/", "val/a b", ""])
-def test_no_objective_reads_the_test_split(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["test/accuracy", "accuracy", "val/", "val/a b", "", [], ["val/loss", "test/loss"], "deploy/params", 3]
+)
+def test_no_objective_reads_the_test_split(name: object) -> None:
     (sentence,) = violations("", Config, {"objective": name})
     assert f"`objective` (={name}) must be val/ and the name of a metric" in sentence
