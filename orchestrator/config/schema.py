@@ -61,9 +61,16 @@ def objectives(given: str | Sequence[str] | None) -> list[str | None]:
 
 
 def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
+    formats, sizes = config["deploy"]["formats"], config["deploy"]["batch_sizes"]
+    places = [f"{each}/{size}" for each in formats for size in sizes]
     for name in objectives(config["objective"]):
-        if name is not None and name.startswith("deploy/") and not config["deploy"]["formats"]:
+        if name is None or not name.startswith("deploy/"):
+            continue
+        place = name.partition("/")[2].rpartition("/")[0]
+        if not formats:
             yield f"`objective` (={name}) is measured where the network is deployed; pass deploy=shrink, or another."
+        elif place and place not in places:
+            yield f"`objective` (={name}) must be of a format and batch size of `deploy`: {', '.join(places)}."
 
 
 @dataclass

@@ -96,6 +96,11 @@ class Outcome:
         spec = self.plan.trials[trial]
         records = [self.records[key] for key in (spec.dense, *spec.stages[1:])]
         measured = {name: value for name, value, _ in headline(spec, self.records)}
+        if deployed := spec.config.get("deploy", {}).get("formats"):  # the first has a name as the others, too
+            first = f"deploy/{deployed[0]}/{spec.config['deploy']['batch_sizes'][0]}"
+            measured |= {
+                f"{first}/{name.rpartition('/')[2]}": measured[name] for name in measured if name.count("/") == 1
+            }
         given = spec.config["objective"]
         found = [objective(name, records, measured) for name in objectives(given)]
         return found if isinstance(given, list) else found[0]
