@@ -118,9 +118,17 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
         _record(spec, pruned, order, begun),
         weights_digest=pruned.weights_digest,
         warnings=measuring.warnings,
-        environment=environment() | {"threads": str(what["threads"]), "runtime": f"{package[0]} {version(package[0])}"},
+        environment=environment()
+        | _processor(network, name)
+        | {"threads": str(what["threads"]), "runtime": f"{package[0]} {version(package[0])}"},
     )
     return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
+
+
+def _processor(network: Network, name: str) -> dict[str, str]:
+    """Return what times a network where that is a GPU, as it is of the network itself alone."""
+    device = _device(network)
+    return {"processor": torch.cuda.get_device_name(device)} if name == SHRINK and device.type == "cuda" else {}
 
 
 def _begin(order: WorkOrder) -> float:
