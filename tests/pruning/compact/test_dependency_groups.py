@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -292,7 +292,6 @@ def test_many_networks_drawn_at_random_lose_what_was_chosen(first: int) -> None:
         check(seed)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("torch_pruning"), reason="the oracle is not installed")
 @pytest.mark.parametrize("seed", [2, 4, 7, 11, 12])
 def test_groups_are_those_of_torch_pruning(seed: int) -> None:
     model = network(seed, emptied=False).float()
