@@ -111,7 +111,7 @@ def _break_even(cells: Sequence[Cell]) -> Iterator[str]:
             found = [cell for cell in of_layer if (cell["runtime"], cell["pattern"]) == (runtime, "unstructured")]
             level = break_even(found)
             tried = max((float(cell["sparsity"]) for cell in found), default=0.0)
-            row.append(f"no, up to {_percent(tried)}" if level is None else f"**{_percent(level)}**")
+            row.append(f"not up to {_percent(tried)}" if level is None else f"**{_percent(level)}**")
         yield f"| {layer} | {' | '.join(row)} |"
     yield "\nThe least sparsity that was tried from which on unstructured pruning pays.\n"
 
