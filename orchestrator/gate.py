@@ -14,7 +14,7 @@ from orchestrator.compare.gate import alarms, passes, verdicts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweeps, latest_sweep, open_store
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store
 from orchestrator.views.report.verdicts import gate_table, junit
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
@@ -25,9 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         store = open_store(options)
-        known = store.sweeps()
-        (name,) = chosen_sweeps(known, [options.sweep], str(store)) if options.sweep else [latest_sweep(store)]
-        sweep = saved_sweep.load(store, name)
+        sweep = saved_sweep.load(store, chosen_sweep(store, options.sweep))
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)

@@ -17,8 +17,7 @@ from orchestrator.export.kept import Kept, kept
 from orchestrator.export.leaving import chosen_formats, leave, shrunk, size, writable
 from orchestrator.export.readme import readme
 from orchestrator.store import saved_sweep
-from orchestrator.store.store import Store
-from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweeps, open_store, readable
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store, readable
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExportError(f"`--to` must be given: one of {', '.join(FORMATS)}, or several.")
         formats, folder = chosen_formats(options.to), writable(options.output)
         store = open_store(options)
-        sweep = saved_sweep.load(store, _sweep(store, options.sweep))
+        sweep = saved_sweep.load(store, chosen_sweep(store, options.sweep))
 
         @cache
         def found(stage: str) -> tuple[Kept, nn.Module]:
@@ -83,16 +82,6 @@ def _parser() -> CommandParser:
     )
     add_store(parser)
     return parser
-
-
-def _sweep(store: Store, name: str | None) -> str:
-    """Return the name of the sweep that is meant: the one saved last, where none is given."""
-    if name is not None:
-        return chosen_sweeps(store.sweeps(), [name], str(store))[0]
-    found = saved_sweep.summaries(store)
-    if not found:
-        raise ExportError(f"`SWEEP` must be given a sweep, and {store} holds none; run one first.")
-    return found[0].name
 
 
 if __name__ == "__main__":

@@ -106,8 +106,10 @@ def readable(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def latest_sweep(store: Store) -> str:
-    """Return the name of the sweep that was saved last."""
+def chosen_sweep(store: Store, name: str | None) -> str:
+    """Return the full name of the sweep asked for, by how it begins; without a name, that of the one saved last."""
+    if name:
+        return chosen_sweeps(store.sweeps(), [name], str(store))[0]
     found = summaries(store)
     if not found:
         raise OrchestratorError(f"{store} holds no sweeps; run one, or name its store with --store")
