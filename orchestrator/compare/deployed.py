@@ -6,7 +6,7 @@ Figures of unlike machines are never averaged: each kind of machine has entries 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -53,21 +53,28 @@ def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRec
     return tuple(_summary(*group, each) for group, each in groups.items())
 
 
-def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> Iterator[tuple[str, float, float]]:
-    """Yield (name, value, Unix seconds) of a trial's figures for a tracker: `deploy/speedup` is that in the trial's
-    first format at its first batch size, and `deploy/onnx/64/speedup` that in another; nothing before all is measured.
+def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
+    """Return (name, value, Unix seconds) of what was measured of a trial's last network, by its formats and then
+    by its batch sizes, as `deploy/onnx/64/speedup`; nothing before all is measured.
     """
     found = [records[key] for key in trial.measured if all(each in records for each in trial.measured)]
-    places = [(record, size) for record in found for size in _sizes(record)]
-    for index, (record, size) in enumerate(places):
-        name = f"deploy/{record.spec['fields']['format']}/{size}" if index else "deploy"
-        yield f"{name}/latency_ms", record.measurements[f"latency_ms/{size}"], record.ended
-        yield f"{name}/speedup", record.measurements[f"speedup/{size}"], record.ended
-        yield f"{name}/bytes", record.measurements["bytes"], record.ended
+    return [
+        (f"deploy/{record.spec['fields']['format']}/{size}/{name}", record.measurements[key], record.ended)
+        for record in found
+        for size in _sizes(record)
+        for name, key in (("latency_ms", f"latency_ms/{size}"), ("speedup", f"speedup/{size}"), ("bytes", "bytes"))
+    ]
+
+
+def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
+    """Return the same for people: those in the first format at its first batch size are `deploy/speedup` and such."""
+    found = figures_of(trial, records)
+    first = found[0][0].rpartition("/")[0] if found else ""
+    return [(name.replace(f"{first}/", "deploy/"), value, at) for name, value, at in found]
 
 
 def _sizes(record: StageRecord) -> list[int]:
-    return [int(name.partition("/")[2]) for name in record.measurements if name.startswith("speedup/")]
+    return list(record.spec["fields"]["measure"]["batch_sizes"])
 
 
 def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]) -> Deployed:

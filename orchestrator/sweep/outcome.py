@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.compare.deployed import headline
+from orchestrator.compare.deployed import figures_of, headline
 from orchestrator.config.schema import ConfigError, objectives
 from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError
@@ -95,15 +95,11 @@ class Outcome:
         """Return what the trial's configuration names as `objective`, of a list a list."""
         spec = self.plan.trials[trial]
         records = [self.records[key] for key in (spec.dense, *spec.stages[1:])]
-        measured = {name: value for name, value, _ in headline(spec, self.records)}
-        if deployed := spec.config.get("deploy", {}).get("formats"):  # the first has a name as the others, too
-            first = f"deploy/{deployed[0]}/{spec.config['deploy']['batch_sizes'][0]}"
-            measured |= {
-                f"{first}/{name.rpartition('/')[2]}": measured[name] for name in measured if name.count("/") == 1
-            }
+        found = (*figures_of(spec, self.records), *headline(spec, self.records))
+        measured = {name: value for name, value, _ in found}
         given = spec.config["objective"]
-        found = [objective(name, records, measured) for name in objectives(given)]
-        return found if isinstance(given, list) else found[0]
+        told = [objective(name, records, measured) for name in objectives(given)]
+        return told if isinstance(given, list) else told[0]
 
     def incomplete(self) -> SweepIncomplete | None:
         """Return the error that says which trials are missing and why, and that the view is behind; or None."""

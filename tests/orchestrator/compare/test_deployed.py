@@ -33,7 +33,7 @@ def deploying(seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
     for trial in plan.trials:
         pair = [StageSpec("deploy", {"format": "onnx"}, {NETWORK: key}) for key in (trial.stages[-1], trial.dense)]
         inputs = {NETWORK: pair[0].key, DENSE: pair[1].key}
-        latency = StageSpec("measure", {"format": "onnx"}, inputs)
+        latency = StageSpec("measure", {"format": "onnx", "measure": {"batch_sizes": [1, 8]}}, inputs)
         stages |= {spec.key: spec for spec in (*pair, latency)}
         trials.append(replace(trial, measured=(latency.key,)))
     return Plan(stages, tuple(trials))
