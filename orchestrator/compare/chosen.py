@@ -69,7 +69,7 @@ def scoring_steps(spec: StageSpec, record: StageRecord) -> float:
 
     A pass evaluates the loss on a batch; a score that never does, as SynFlow, is counted as passing once.
     """
-    scoring, train = record.details.get("scoring", {}), spec.fields[spec.training]
+    scoring, train = record.details.get("scoring", {}), spec.fields.get(spec.training, {})
     examples, size = scoring.get("examples", 0), (train.get("batch_size") or 0) * (train.get("accumulate") or 1)
     if not examples or not size:
         return 0.0

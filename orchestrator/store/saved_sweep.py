@@ -55,6 +55,10 @@ class _Config:
 
     seed: int = 0
     compare: _Compare = field(default_factory=_Compare)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
 
 
 def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = None) -> dict[str, Any]:
