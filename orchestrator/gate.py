@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.compare.baseline import Baseline, hardware, make_baseline, read_baseline, text_of
+from orchestrator.compare.against.baseline import Baseline, hardware, make_baseline, read_baseline, text_of
+from orchestrator.compare.against.gate import alarms, passes, verdicts
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.gate import alarms, passes, verdicts
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep

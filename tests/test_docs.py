@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from orchestrator.compare.baseline import false_alarms, read_baseline
+from orchestrator.compare.against.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data
 
 ROOT = Path(__file__).parent.parent

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
-from orchestrator.compare.baseline import is_speedup
-from orchestrator.compare.gate import Verdict, counted
+from orchestrator.compare.against.baseline import is_speedup
+from orchestrator.compare.against.gate import Verdict, counted
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
 from orchestrator.views.report.tables import aligned, difference

@@ -13,10 +13,17 @@ import numpy as np
 import pytest
 from factories import ACCURACY, PARAMETERS, make_plan, make_records, sweep_info
 
-from orchestrator.compare.baseline import Baseline, false_alarms, make_baseline, margin_for, read_baseline, text_of
+from orchestrator.compare.against.baseline import (
+    Baseline,
+    false_alarms,
+    make_baseline,
+    margin_for,
+    read_baseline,
+    text_of,
+)
+from orchestrator.compare.against.gate import Status, Verdict, alarms, not_worse, passes, verdicts
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
-from orchestrator.compare.gate import Status, Verdict, alarms, not_worse, passes, verdicts
 from orchestrator.compare.statistics import estimate
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.compare.baseline import (
+from orchestrator.compare.against.baseline import (
     FALSE_ALARMS,
     Baseline,
     BaselinePoint,
