@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, Self
 
 from orchestrator.core.canonical import canonical_json, digest
-from orchestrator.core.plain_data import Count, Margin, Sha256, quoted, read_as
-from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.plain_data import Sha256, quoted, read_as
+from orchestrator.core.stage_kinds import KINDS, Fields
 
 SPEC_VERSION = 2
 """Raised whenever the same fields come to mean other work: every older stage is then another stage."""
@@ -92,37 +92,10 @@ class StageSpec:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild the spec that `to_json` wrote; raise ValueError for one that cannot be."""
         spec = read_as(cls, {**data, "location": {}})
-        read_as(_Fields, spec.fields)
+        read_as(Fields, spec.fields)
         if spec.kind not in KINDS:
             raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {quoted(spec.kind)}")
         return spec
-
-
-@dataclass(frozen=True)
-class _Training:
-    """What code reads of how a stage trains, or of the batches that a score reads."""
-
-    batch_size: Count | None = None
-    accumulate: Count | None = None
-    epochs: Margin | None = None
-    steps: Count | None = None
-
-
-@dataclass(frozen=True)
-class _Fields:
-    """What code reads of any stage's fields."""
-
-    round: Count = 0
-    train: _Training = _Training()
-    finetune: _Training = _Training()
-    score: _Training = _Training()
-    model: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    restart: Mapping[str, Any] = field(default_factory=dict)
-    scope: Mapping[str, Any] = field(default_factory=dict)
-    unit: Mapping[str, Any] = field(default_factory=dict)
-    dynamics: Mapping[str, Any] = field(default_factory=dict)
-    repair: Mapping[str, Any] = field(default_factory=dict)
 
 
 def start_of(dense: StageSpec, until: int | str) -> StageSpec:

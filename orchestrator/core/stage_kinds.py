@@ -1,10 +1,12 @@
-"""The kinds of stages: a row of one table each. A module that asks what a kind is asks this table."""
+"""The kinds of stages: a row of one table each, and what is read of the fields of any. Ask here what a kind is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from orchestrator.core.plain_data import Count, Margin
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,30 @@ KINDS: Mapping[str, StageKind] = {
         alone=True,
     ),
 }
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What code reads of how a stage trains, or of the batches that a score reads."""
+
+    batch_size: Count | None = None
+    accumulate: Count | None = None
+    epochs: Margin | None = None
+    steps: Count | None = None
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What code reads of any stage's fields."""
+
+    round: Count = 0
+    train: _Training = _Training()
+    finetune: _Training = _Training()
+    score: _Training = _Training()
+    model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    restart: Mapping[str, Any] = field(default_factory=dict)
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    unit: Mapping[str, Any] = field(default_factory=dict)
+    dynamics: Mapping[str, Any] = field(default_factory=dict)
+    repair: Mapping[str, Any] = field(default_factory=dict)
