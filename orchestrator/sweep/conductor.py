@@ -39,7 +39,7 @@ from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome, behind
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
-from orchestrator.views.report import drawing
+from orchestrator.views.report.figures import drawing
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.streams import say
 

@@ -20,7 +20,8 @@ from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
-from orchestrator.views.report import by_method, drawing, figure_data, measured, plain_files, tables
+from orchestrator.views.report import plain_files, tables
+from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
 from orchestrator.views.report.page import page
 from orchestrator.views.report.texts import markdown
 

@@ -16,9 +16,9 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployed import headline
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
-from orchestrator.views.report import drawing
-from orchestrator.views.report.figure_data import FRONT
-from orchestrator.views.report.measured import against_bytes, against_latency, front
+from orchestrator.views.report.figures import drawing
+from orchestrator.views.report.figures.figure_data import FRONT
+from orchestrator.views.report.figures.measured import against_bytes, against_latency, front
 from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import columns, text_table
 

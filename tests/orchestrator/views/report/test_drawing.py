@@ -11,7 +11,8 @@ from orchestrator.compare.chosen import scoring_steps
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
-from orchestrator.views.report import by_method, drawing, figure_data, files
+from orchestrator.views.report import files
+from orchestrator.views.report.figures import by_method, drawing, figure_data
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)

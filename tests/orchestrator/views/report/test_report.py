@@ -30,7 +30,7 @@ from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
-from orchestrator.views.report import by_method, drawing, figure_data
+from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.files import kept, overlap_of, report, write
 from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow

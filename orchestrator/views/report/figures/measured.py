@@ -8,7 +8,7 @@ from statistics import fmean
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import Deployed
 from orchestrator.core.metrics import Metric
-from orchestrator.views.report.figure_data import FRONT, Panel, Plot, Series, lines_of, title
+from orchestrator.views.report.figures.figure_data import FRONT, Panel, Plot, Series, lines_of, title
 
 Place = tuple[float, float]
 Kind = tuple[str, int, str]

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.metrics import Metric
-from orchestrator.views.report.by_method import Profile
-from orchestrator.views.report.figure_data import FRONT, Matrix, Plot, Series
+from orchestrator.views.report.figures.by_method import Profile
+from orchestrator.views.report.figures.figure_data import FRONT, Matrix, Plot, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What each figure of a comparison shows, as plain data. Pure; `orchestrator.views.report.drawing` draws it."""
+"""What each figure of a comparison shows, as plain data. Pure; `orchestrator.views.report.figures.drawing` draws it."""
 
 from __future__ import annotations
 

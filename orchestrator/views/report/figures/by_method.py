@@ -1,6 +1,6 @@
 """What tells methods apart at one sparsity: where their masks keep weights, and how many of these are the same.
 
-Pure; `orchestrator.views.report.drawing` draws it.
+Pure; `orchestrator.views.report.figures.drawing` draws it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
-from orchestrator.views.report.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
+from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
 
 METHODS, SEEDS = 20, 3
 """At most so many lines are shown beside each other, and so many seeds of each are compared."""
