@@ -31,7 +31,7 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
     of_gpt = "name = 'transformer.h.0.mlp.c_fc.weight'\n" + (
         "assert not model.get_parameter(name)[~masks_of_gpt[name]].any()\nassert model.get_parameter(name).any()\n"
     )
-    shown = snippets("own-training-loops.md", "", "lightning", "transformers", "accelerate")
+    shown = snippets("how-to/own-training-loops.md", "", "lightning", "transformers", "accelerate")
     told = [part + (of_gpt if "GPT2Config" in part else pruned) for part in shown]
     (tmp_path / "shown.py").write_text("\n".join(told))
 
@@ -50,7 +50,7 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
 @pytest.mark.slow  # imports Lightning
 @pytest.mark.parametrize("function", ["train", "train_by_lightning"])
 def test_a_sweep_trains_by_the_functions_that_are_shown(function: str, tmp_path: Path) -> None:
-    shown = snippets("own-training-loops.md", "mine", "mine_lightning")
+    shown = snippets("how-to/own-training-loops.md", "mine", "mine_lightning")
     (tmp_path / "mine.py").write_text("\n\n".join(shown))
     digests = {}
     for store, target in (("own", f"mine.{function}"), ("ours", "null")):
@@ -73,7 +73,7 @@ def test_a_sweep_trains_by_the_functions_that_are_shown(function: str, tmp_path:
 
 
 def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = snippets("streams.md", "shards")
+    (code,) = snippets("how-to/streams.md", "shards")
     (tmp_path / "shards.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
 
 
 def test_the_workflow_of_the_gate_can_be_copied() -> None:
-    page = (ROOT / "docs" / "gate.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "gate.md").read_text()
     (workflow,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (shown,) = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
@@ -101,7 +101,7 @@ def test_the_workflow_of_the_gate_can_be_copied() -> None:
 
 
 def test_the_gate_gives_as_many_false_alarms_as_its_page_says() -> None:
-    rows = re.findall(r"^\| ([\d.]+) \| (\d.*%) \|$", (ROOT / "docs" / "gate.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) \| (\d.*%) \|$", (ROOT / "docs" / "how-to" / "gate.md").read_text(), re.MULTILINE)
 
     assert len(rows) == 5
     for margin, cells in rows:

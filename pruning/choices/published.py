@@ -61,4 +61,4 @@ PUBLISHED: Mapping[str, Choices] = MappingProxyType(
         "ln_structured": Choices(unit=Unit("channel"), select="ln_structured", arguments={"n": 2}),
     }
 )
-"""Name of a method -> its choices; where a paper leaves one open, that of `docs/methods.md`."""
+"""Name of a method -> its choices; where a paper leaves one open, that of `docs/reference/methods.md`."""

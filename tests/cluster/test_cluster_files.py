@@ -13,7 +13,7 @@ import yaml
 from nodes import REPOSITORY
 
 FILES = REPOSITORY / "scripts" / "cluster"
-DOCUMENT = REPOSITORY / "docs" / "clusters.md"
+DOCUMENT = REPOSITORY / "docs" / "how-to" / "clusters.md"
 
 
 def overrides(path: Path) -> list[str]:

@@ -57,7 +57,7 @@ def build(config: Mapping[str, Any]) -> Task:
         if not hasattr(task, member):
             raise TaskError(
                 f"{given('task', config)} must have `metrics`, `loss`, `size` and `measure`, and lacks `{member}`; see "
-                "docs/tasks.md."
+                "docs/reference/tasks.md."
             )
     metrics = task.metrics
     if not (isinstance(metrics, list | tuple) and metrics and all(isinstance(each, Metric) for each in metrics)):

@@ -32,7 +32,7 @@ from orchestrator.workloads.models import prunable
 from orchestrator.workloads.splits import LoaderSplit
 from pruning import MaskSet
 
-PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "methods.md").read_text()
 PRUNE = {"types": ["Linear"], "parameters": ["weight"], "include": ["*"], "exclude": []}
 
 

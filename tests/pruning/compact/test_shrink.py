@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import pruning
 
-PAGE = (Path(__file__).parents[3] / "docs" / "shrink.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "shrink.md").read_text()
 
 
 def agree(smaller: nn.Module, model: nn.Module, *inputs: Tensor, within: float = 1e-10) -> None:

@@ -1,4 +1,4 @@
-"""What docs/methods.md shows runs as it stands, and its table is that of the methods."""
+"""What docs/reference/methods.md shows runs as it stands, and its table is that of the methods."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pruning
 
-PAGE = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "methods.md").read_text()
 
 
 def test_what_the_page_shows_runs():
