@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
-from orchestrator.config.schema import MARGIN
+from orchestrator.config.parts.results import MARGIN
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import margin_fault

@@ -14,8 +14,8 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from orchestrator.config import cluster, components, sources, well_formed
-from orchestrator.config.parts import choices, deploy, model_and_data, rounds, scores
-from orchestrator.config.rules import Rule, at_least, is_number, key, one_of
+from orchestrator.config.parts import choices, deploy, model_and_data, results, rounds, scores
+from orchestrator.config.rules import Rule, at_least, key
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
@@ -27,14 +27,6 @@ class ConfigError(OrchestratorError):
     exit_status = 2
 
 
-MARGIN = Rule(
-    lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),
-    "be at least 0: it is in the metric's own scale; pass 0.01 for one point of a fraction",
-)
-_ADDRESS = Rule(
-    lambda uri: "://" in uri or uri.startswith("databricks"),
-    "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
-).or_null(", or null")
 MATCHING = "matching_sparsity"
 SIZES = ("sparsity/overall", "parameters/remaining", "macs/remaining")
 """What a search may be told beside metrics: figures of the last round's record."""
@@ -74,38 +66,6 @@ def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 @dataclass
-class Tracking:
-    """Where the view of the sweep goes: `mlflow` or `none`."""
-
-    kind: str = key("mlflow", one_of("mlflow", "none"))
-    uri: str | None = key(None, _ADDRESS)
-    experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))
-
-
-@dataclass
-class Store:
-    """Where finished stages are kept, and how much of them: see `orchestrator.store.store`."""
-
-    uri: str = "store"
-    keep: str = key("needed", one_of("needed", "all"))
-    options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
-    max_bytes: int | str | None = key(
-        None,
-        Rule(cluster.is_memory, "be above 0, in bytes or as text with a unit; pass 50GB, or null for no limit"),
-    )
-    """Where the store is larger, weights that nothing starts from go, with `keep=all` the oldest first."""
-
-
-@dataclass
-class Compare:
-    """How trials are compared: what they are does not depend on it."""
-
-    margin: float | None = key(None, MARGIN.or_null())
-    """The loss of the primary metric against dense that a match may hide; null: the metric's own."""
-
-
-@dataclass
 class Config:
     """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
 
@@ -130,9 +90,9 @@ class Config:
     prune: rounds.Prune = field(default_factory=rounds.Prune)
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
-    tracking: Tracking = field(default_factory=Tracking)
-    store: Store = field(default_factory=Store)
-    compare: Compare = field(default_factory=Compare)
+    tracking: results.Tracking = field(default_factory=results.Tracking)
+    store: results.Store = field(default_factory=results.Store)
+    compare: results.Compare = field(default_factory=results.Compare)
 
 
 NODES: Mapping[str, Mapping[str, type]] = {
