@@ -58,6 +58,7 @@ class Cluster:
     address: str | None = None
     """null: a Ray of the sweep's own unless RAY_ADDRESS names one; `auto`: the one on this machine; or `host:port`."""
     cpus_per_trial: float = key(1.0, _SHARE)
+    """CPUs that each running stage takes of the cluster; a fraction shares one."""
     gpus_per_trial: float = key(0.0, _GPUS)
     """A fraction shares a GPU between trials."""
     memory_per_trial: int | str | None = key(None, _MEMORY)

@@ -66,7 +66,9 @@ class Train:
     steps: int | None = key(None, _LENGTH)
     """Optimizer steps."""
     batch_size: int = key(64, _COUNT)
+    """Examples of a training batch."""
     eval_batch_size: int = key(512, _COUNT)
+    """Examples of a batch that is evaluated."""
     drop_last: bool = key(False, _FLAG)
     """Leave out the last batch of an epoch when it is smaller than `batch_size`."""
     accumulate: int = key(1, _COUNT)
@@ -104,6 +106,7 @@ class Train:
     teacher_weight: float = key(
         0.5, Rule(lambda value: is_number(value) and 0 < value <= 1, "lie in (0, 1]: the teacher's part of the loss")
     )
+    """The teacher's part of the loss; the rest is that of the data."""
     teacher_temperature: float = key(
         2.0, Rule(lambda value: is_number(value) and value > 0, "be greater than 0; pass 1 to leave outputs be")
     )
@@ -211,6 +214,7 @@ class RandomStructured(Method):
 
     kind: str | None = "random_structured"
     dim: int = key(0, Rule(is_int, "be an integer: the dimension whose slices are the channels"))
+    """The dimension whose slices are the channels: 0 are outputs, 1 inputs."""
 
 
 @dataclass
@@ -219,6 +223,7 @@ class LnStructured(RandomStructured):
 
     kind: str | None = "ln_structured"
     n: Any = key(2, _NORM)
+    """The order of the norm."""
 
 
 MODELS: Mapping[str, type] = {

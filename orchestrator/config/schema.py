@@ -70,29 +70,55 @@ class Config:
     """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
 
     name: str | None = None
+    """What the sweep is called in the store, in reports and in MLflow, with a digest behind it; null: the preset's
+    name."""
     seed: int = key(0, at_least(0, "; pass any other integer"))
+    """Initialisation, order of the data and random masks follow from it."""
     dry_run: bool = False
+    """Print the plan (trials, shared stages, resources), and run nothing."""
     retry_failed: bool = False
+    """Try again what has failed before and would fail so again, as a loss that diverged."""
     objective: Any = key(None, _OBJECTIVE.or_null())
+    """What a search plugin is told of a trial: a metric of its last round on the validation split, as in `val/loss`
+    (null: the primary one), a size, a measured latency, `matching_sparsity`, or a list of these."""
     model: Any = MISSING
+    """The network."""
     data: Any = MISSING
+    """The data set, and how it is split."""
     task: Any = MISSING
+    """What is learned: the loss and the metrics."""
     train: components.Train = field(default_factory=components.Train)
+    """How the dense network is trained."""
     score: Any = MISSING
+    """What ranks the entries."""
     unit: choices.Unit = field(default_factory=choices.Unit)
+    """What is pruned at once."""
     scope: choices.Scope = field(default_factory=choices.Scope)
+    """Among which units is ranked, and how many each tensor keeps."""
     dynamics: choices.Dynamics = field(default_factory=choices.Dynamics)
+    """Whether what was pruned may return."""
     repair: choices.Repair = field(default_factory=choices.Repair)
+    """What is done to the survivors."""
     method: Any = MISSING
+    """How entries are chosen: by a published combination of these choices, or by a class."""
     schedule: rounds.Schedule = field(default_factory=rounds.Schedule)
+    """How much each round prunes, and when."""
     finetune: components.Train = field(default_factory=components.Train)
+    """How the network is trained after each round of pruning: the keys of `train`."""
     restart: components.Restart = field(default_factory=components.Restart)
+    """What a round trains on from."""
     prune: rounds.Prune = field(default_factory=rounds.Prune)
+    """Which parameters are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
+    """In which formats the last network is measured."""
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
+    """Where trials run, and what each of them takes."""
     tracking: results.Tracking = field(default_factory=results.Tracking)
+    """Where the view of the sweep goes."""
     store: results.Store = field(default_factory=results.Store)
+    """Where finished stages are kept."""
     compare: results.Compare = field(default_factory=results.Compare)
+    """How trials are compared."""
 
 
 NODES: Mapping[str, Mapping[str, type]] = {

@@ -37,6 +37,7 @@ class Deploy:
             "pip install 'pruning-orchestrator[export]'",
         ),
     )
+    """What the last network of each trial, and the dense one, is deployed as and measured in."""
     batch_sizes: list[int] = key(
         [1, 64],
         Rule(
@@ -44,6 +45,10 @@ class Deploy:
             "hold numbers of examples of at least 1; pass [1] for one at a time",
         ),
     )
+    """Numbers of examples to a batch, at each of which latency is measured."""
     threads: int | None = key(None, whole(1, ", or null for those of a trial").or_null(""))
+    """Intra-op threads of the runtime; null: those of a trial."""
     seconds: float = key(1.5, at_least(0.01, "; a measurement at one batch size takes so many seconds"))
+    """How long each measurement takes."""
     blocks: int = key(16, whole(2, ": of so many independent parts a measurement is made"))
+    """A measurement is made in so many parts, whose spread gives its interval."""

@@ -60,7 +60,9 @@ class Model(Network):
     """What every network of ours takes; null is filled in from the data set."""
 
     input_shape: list[int] | None = key(None, _SIZES.or_null())
+    """Shape of an example without its batch; null: that of the data set."""
     classes: int | None = key(None, _COUNT.or_null())
+    """Number of outputs; null: that of the data set."""
 
 
 @dataclass
@@ -69,10 +71,13 @@ class Mlp(Model):
 
     kind: str | None = "mlp"
     hidden: list[int] = key([256, 128], _SIZES)
+    """Widths of the hidden layers."""
     dropout: float = key(0.0, _DROPOUT)
+    """Fraction of a hidden layer's outputs that training drops."""
     batch_norm: bool = False
     """Before each ReLU; the layers there have no biases then."""
     bias: bool = True
+    """Whether the layers have biases."""
 
 
 @dataclass
@@ -81,9 +86,13 @@ class Cnn(Model):
 
     kind: str | None = "cnn"
     channels: list[int] = key([32, 64], _SIZES)
+    """Output channels of each convolution."""
     hidden: list[int] = key([], _SIZES)
+    """Widths of the linear layers before the last."""
     batch_norm: bool = True
+    """After each convolution."""
     dropout: float = key(0.0, _DROPOUT)
+    """Fraction of what the linear layers see that training drops."""
 
 
 @dataclass
@@ -106,6 +115,7 @@ class Resnet20(Model):
 
     kind: str | None = "resnet20"
     width: int = key(16, _COUNT)
+    """Channels of the first stage; the next have twice and four times as many."""
 
 
 @dataclass
@@ -114,11 +124,15 @@ class Gpt(Model):
 
     kind: str | None = "gpt"
     layers: int = key(4, _COUNT)
+    """Blocks of attention and MLP."""
     heads: int = key(4, _COUNT)
+    """Heads of attention in each block; divides `width`."""
     width: int = key(128, _COUNT)
+    """Size of the embedding."""
     context: int | None = key(None, _COUNT.or_null())
     """The most tokens that it looks back on; null is the length of a block."""
     dropout: float = key(0.0, _DROPOUT)
+    """Fraction that training drops, after the embedding and in each block."""
 
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -137,6 +151,7 @@ class Transformers(Model):
     path: str = ""
     """A directory with a config.json, or a name on the hub whose files are on this machine."""
     architecture: str = key("AutoModelForCausalLM", Rule(lambda name: name.startswith("AutoModel"), _AUTO))
+    """The Auto class of transformers that builds it."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys of config.json that are to have other values."""
 
@@ -152,6 +167,7 @@ class Timm(Model):
 
     kind: str | None = "timm"
     architecture: str = key("resnet18", Rule(bool, "be a name of timm's; pass resnet18"))
+    """A name of timm's."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of timm.create_model."""
 
@@ -164,8 +180,11 @@ class DataSet(Component):
     """
 
     val_fraction: float | None = key(None, _VAL_FRACTION)
+    """Fraction of the training split that is held out for validation; exactly one of this and `val_size` is given."""
     val_size: int | None = key(None, _VAL_SIZE)
+    """Examples that are held out for validation."""
     split_seed: int = key(0, Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be an integer in [0, 2^63)"))
+    """The cut follows from it, and not from a trial's `seed`."""
 
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
@@ -184,9 +203,13 @@ class Digits(DataSet):
 
     kind: str | None = "digits"
     val_fraction: float | None = key(0.15, _VAL_FRACTION)
+    """Fraction of the training split that is held out for validation."""
     test_fraction: float = key(0.2, within(": the test split is what is reported"))
+    """Fraction of all examples that is the test split."""
     mean: list[float] = field(default_factory=lambda: [0.3053])
+    """Subtracted from pixels in [0, 1]."""
     std: list[float] = field(default_factory=lambda: [0.3760])
+    """Divides them then."""
 
 
 @dataclass
@@ -196,9 +219,13 @@ class Mnist(DataSet):
     kind: str | None = "mnist"
     val_size: int | None = key(5000, _VAL_SIZE)
     root: str = "data"
+    """The directory that holds, or is to hold, `mnist/` or `fashion-mnist/`."""
     download: bool = True
+    """Download the files where they are absent."""
     mean: list[float] = field(default_factory=lambda: [0.1307])
+    """Subtracted from pixels in [0, 1]."""
     std: list[float] = field(default_factory=lambda: [0.3081])
+    """Divides them then."""
 
 
 @dataclass
@@ -217,12 +244,19 @@ class HuggingFace(DataSet):
     kind: str | None = "huggingface"
     val_fraction: float | None = key(0.1, _VAL_FRACTION)
     path: str = "uoft-cs/cifar10"
+    """A name on the hub, or a local path."""
     subset: str | None = None
+    """Which configuration of the set; null: its only one."""
     revision: str | None = None
+    """Branch, tag or commit on the hub."""
     train_split: str = "train"
+    """Name of the training split."""
     test_split: str = "test"
+    """Name of the test split."""
     image_key: str = "img"
+    """Column of the images."""
     label_key: str = "label"
+    """Column of the labels."""
     mode: str = "RGB"
     """RGB, or L for grey."""
     size: list[int] | None = None
@@ -245,3 +279,4 @@ class Text(DataSet):
     block: int = key(128, _COUNT)
     """Tokens of an example."""
     test_fraction: float = key(0.1, within(": the test split is what is reported"))
+    """Fraction of the text, its end, that is the test split."""

@@ -23,8 +23,12 @@ class Tracking:
     """Where the view of the sweep goes: `mlflow` or `none`."""
 
     kind: str = key("mlflow", one_of("mlflow", "none"))
+    """`mlflow` shows a parent run for the sweep and a child for each trial; `none` shows nothing."""
     uri: str | None = key(None, _ADDRESS)
+    """Address of the MLflow server or database; null: MLFLOW_TRACKING_URI, else `mlflow.db` in the working
+    directory."""
     experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))
+    """MLflow's experiment; MLFLOW_EXPERIMENT_NAME, where it is set, goes before the default."""
 
 
 @dataclass
@@ -32,7 +36,10 @@ class Store:
     """Where finished stages are kept, and how much of them: see `orchestrator.store.store`."""
 
     uri: str = "store"
+    """A directory, or an address such as `s3://bucket/prefix`; what is finished there is not trained again."""
     keep: str = key("needed", one_of("needed", "all"))
+    """Whose weights stay: `needed`, those of dense networks, branch points, ends of trials and the newest stages, or
+    `all`."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
     max_bytes: int | str | None = key(

@@ -24,7 +24,10 @@ class Schedule:
     """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
 
     kind: str = key("geometric", one_of(*schedules.KINDS))
+    """How sparsity grows over the rounds, s in the end and k of n done: `geometric` 1 - (1 - s)^(k/n), `linear` s k/n,
+    `cubic` s - s (1 - k/n)^3, `one_shot` s in every round."""
     sparsity: float | None = key(None, _SPARSITY)
+    """The fraction of what is prunable that is zero in the end; exactly one of `sparsity` and `amount` is given."""
     at: str = key("trained", one_of("start", "trained"))
     """What is pruned first: the network as it is initialised, which is trained then, or the trained one."""
     inner: int = key(1, Rule(lambda inner: 1 <= inner <= MOST_ROUNDS, f"lie in [1, {MOST_ROUNDS}]"))
@@ -34,6 +37,7 @@ class Schedule:
         Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),
         Rule(lambda rounds: rounds <= MOST_ROUNDS, f"be at most {MOST_ROUNDS}; pass 1 to prune in one step"),
     )
+    """Rounds of pruning and fine-tuning."""
     amount: Any = key(
         None,
         Rule(is_number, "be a number; pass a float for a fraction, an int for a count").or_null(""),
@@ -43,6 +47,8 @@ class Schedule:
         ),
         Rule(lambda amount: amount is None or amount >= 0, "not be negative; pass 0 to prune nothing"),
     )
+    """What every round takes as `torch.nn.utils.prune` means it: a float is a fraction of what is left, an int a
+    count."""
 
 
 @dataclass
@@ -53,9 +59,13 @@ class Prune:
         ["Linear", *(f"Conv{part}{n}d" for part in ("", "Transpose") for n in (1, 2, 3))],
         _PATTERNS,
     )
+    """Class names of the modules whose parameters are pruned."""
     parameters: list[str] = key(["weight"], _PATTERNS)
+    """Names of their parameters, as in `weight`."""
     include: list[str] = key(["*"], _PATTERNS)
+    """Patterns of which one must fit a parameter's full name, as in `conv*`."""
     exclude: list[str] = field(default_factory=list)
+    """Patterns of which none may fit it, as in `classifier.*`."""
     holding: str = key("keeper", one_of("keeper", "hooks"))
     """What holds the masks while fine-tuning: a `keeper`, or `hooks`, which are as those of `torch.nn.utils.prune`."""
 

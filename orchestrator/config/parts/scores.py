@@ -71,6 +71,7 @@ class Grasp(ScoreOfGradient):
     examples: int | None = key(None, _MANY)
     per_class: int | None = key(10, _MANY)
     temperature: float = key(200.0, _ABOVE_0)
+    """Divides the network's outputs."""
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Taylor(ScoreOfGradient):
     examples: int | None = key(1920, _MANY)
     batch_size: int | None = key(64, _MANY)
     form: str = key("entry", one_of("entry", "filter", "gate", "bn"))
+    """What is scored: an `entry`; a `filter` by its weights, by a `gate` on its output, or by the gate of its `bn`."""
     per_example: bool = False
+    """With `gate`: squares are taken of each example's gradient, and not of a batch's."""
 
 
 @dataclass
@@ -92,6 +95,7 @@ class Synflow(Score):
     examples: int | None = key(1, _MANY)
     """Of which it sees the shape alone."""
     bias: bool = False
+    """Biases flow in, as |b|; else they are 0, as in the paper."""
 
 
 @dataclass
@@ -108,6 +112,7 @@ class Obs(ScoreByExample):
 
     kind: str | None = "obs"
     damping: float = key(1e-5, _ABOVE_0)
+    """Added to the diagonal of the Fisher matrix."""
     block: int | None = key(None, _MANY)
     """The inverse is of such blocks of consecutive entries; null: of all together."""
 
