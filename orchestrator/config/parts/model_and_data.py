@@ -262,8 +262,9 @@ class HuggingFace(DataSet):
     size: list[int] | None = None
     """[height, width] to resize to; null needs images of one size."""
     mean: list[float] | None = None
+    """Of each channel, subtracted from pixels in [0, 1]; null computes it from the training split."""
     std: list[float] | None = None
-    """Per channel, of pixels in [0, 1]; null computes them from the training split."""
+    """Of each channel, divides them then; null computes it from the training split."""
 
 
 @dataclass

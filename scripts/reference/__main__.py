@@ -1,0 +1,13 @@
+"""Make docs/reference/configuration.md and commands.md again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.__main__ import CONF
+from scripts.reference import commands, configuration
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+(REFERENCE / "configuration.md").write_text(configuration.page(CONF), encoding="utf-8")
+(REFERENCE / "commands.md").write_text(commands.page(), encoding="utf-8")
