@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from pruning.compact.constants import Constants
 from pruning.compact.deciding import Decision, decided
 from pruning.compact.flow import Flow
 from pruning.compact.rewriting import Rewrite, rewrites
-from pruning.compact.surgery import Fold, folds, smaller_graph, smaller_module
+from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
 from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
@@ -34,6 +34,7 @@ class Shrunk:
     Args:
         before, after: parameters of the network.
         removed: name -> (shape before, shape after) of each parameter and buffer that is smaller.
+        left: name of each of these -> bool that broadcasts to the shape before, where its entries were left.
         folded: name of a bias -> how many channels put out a constant that it holds now; some biases are new.
         kept: name of a weight -> why outputs of it that are empty were kept -> how many.
         form: "module": of the network's own class; "graph": a `torch.fx.GraphModule` of its operations, in evaluation;
@@ -45,6 +46,7 @@ class Shrunk:
     before: int
     after: int
     removed: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    left: Mapping[str, Tensor]
     folded: Mapping[str, int]
     kept: Mapping[str, Mapping[str, int]]
     form: Form
@@ -73,6 +75,12 @@ class Analysis:
         make = smaller_module if form == "module" else smaller_graph
         with quiet():
             return make(self.flow, self.decision, self.folds, self.rewrites, dtype)
+
+    def left(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return by name of a parameter or buffer where its entries are left, as far as they are not all."""
+        fields = fields_of(self.flow, self.flow.traced.model)
+        masks = {name: self.decision.mask(fields.get(name, [])) for name in names}
+        return {name: mask for name, mask in masks.items() if mask is not None}
 
     def empty_and_kept(self) -> dict[str, dict[str, int]]:
         """Return name of a weight -> why outputs without weights were kept -> how many."""
@@ -156,10 +164,12 @@ def _report(
     errors: Mapping[torch.dtype, float],
 ) -> Shrunk:
     shapes, left = ({name: tuple(t.shape) for name, t in m.state_dict().items()} for m in (plain, smaller))
+    removed = {name: (shapes[name], shape) for name, shape in left.items() if name in shapes and shapes[name] != shape}
     return Shrunk(
         sum(each.numel() for each in plain.parameters()),
         sum(each.numel() for each in smaller.parameters()),
-        {name: (shapes[name], shape) for name, shape in left.items() if name in shapes and shapes[name] != shape},
+        removed,
+        analysis.left(removed) if analysis else {},
         {fold.name: fold.channels for fold in analysis.folds} if analysis else {},
         analysis.empty_and_kept() if analysis else {},
         form,

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pruning.compact.deciding import Decision
 from pruning.compact.flow import Flow
-from pruning.compact.labels import Site, along
+from pruning.compact.labels import Fields, Site, along
 from pruning.compact.operations import CONVOLUTIONS, arguments, in_module, name_of
 from pruning.compact.rewriting import Rewrite, rewritten
 
@@ -114,8 +114,7 @@ def smaller_graph(
 
 def shrink_tensors(model: nn.Module, flow: Flow, decision: Decision, given: Sequence[Fold]) -> None:
     """Add constants to the biases of a copy of the network, and take what is removed out of its tensors."""
-    fields = {str(node.target): flow.fields[node] for node in flow.fields if node.op == "get_attr"}
-    by_tensor = {id(flow.traced.tensor(name)): own for name, own in fields.items()}
+    fields = fields_of(flow, model)
     for fold in given:
         _fold(model, fold)
         if fold.bias is None:
@@ -128,10 +127,18 @@ def shrink_tensors(model: nn.Module, flow: Flow, decision: Decision, given: Sequ
                 if tensor is None:
                     continue
                 if id(tensor) not in done:
-                    own = fields.get(name) or by_tensor.get(id(_find(flow, name)), [])
-                    done[id(tensor)] = _taken(tensor, decision, own)
+                    done[id(tensor)] = _taken(tensor, decision, fields.get(name, []))
                     done[id(done[id(tensor)])] = done[id(tensor)]
                 store[leaf] = done[id(tensor)]
+
+
+def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
+    """Return name -> fields of each parameter and buffer of the network or a copy, by each name that it has."""
+    fields = {str(node.target): flow.fields[node] for node in flow.fields if node.op == "get_attr"}
+    by_tensor = {id(flow.traced.tensor(name)): own for name, own in fields.items()}
+    tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    names = [name for each in tensors for name, _ in each]
+    return {name: fields.get(name) or by_tensor.get(id(_find(flow, name)), []) for name in names}
 
 
 def _find(flow: Flow, name: str) -> Tensor | None:
@@ -141,7 +148,7 @@ def _find(flow: Flow, name: str) -> Tensor | None:
         return None
 
 
-def _taken(tensor: Tensor, decision: Decision, fields: list[Tensor]) -> Tensor:
+def _taken(tensor: Tensor, decision: Decision, fields: Fields) -> Tensor:
     left = decision.taken(tensor.detach(), fields)
     if left.shape == tensor.shape:
         return tensor

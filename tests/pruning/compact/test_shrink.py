@@ -69,6 +69,10 @@ def test_what_masks_have_emptied_goes_through_residuals_norms_and_flatten() -> N
     }  # fmt: skip
     assert (smaller.first.out_channels, smaller.norm.num_features, smaller.hidden.in_features) == (6, 6, 80)
     agree(smaller, model, torch.randn(5, 3, 4, 4).double())
+    assert smaller.shrunk.left.keys() == smaller.shrunk.removed.keys()
+    for name, left in smaller.shrunk.left.items():
+        whole, part = model.state_dict()[name], smaller.state_dict()[name]
+        assert torch.equal(whole[left.expand(whole.shape)], part.flatten())
     smaller.train()(torch.randn(2, 3, 4, 4).double()).sum().backward()
     assert smaller.shrunk.removed["norm.running_var"] == ((8,), (6,))
     assert smaller.shrunk.after == sum(p.numel() for p in smaller.parameters())
