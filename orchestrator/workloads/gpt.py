@@ -28,10 +28,14 @@ class Gpt(nn.Module):
         self.blocks = nn.Sequential(*(_Block(heads, width, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew from N(0, 0.02^2), what layers have drawn of themselves left aside."""
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:  # those that end a shortcut's branch, less: the sum of all keeps its spread
                 ends_branch = name.endswith(("attention.out.weight", "fc2.weight"))
-                nn.init.normal_(parameter, std=0.02 / sqrt(2 * layers) if ends_branch else 0.02)
+                nn.init.normal_(parameter, std=0.02 / sqrt(2 * len(self.blocks)) if ends_branch else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits; raise `ModelError` for more tokens than the network has positions for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ def cnn(
 
 def lenet_300_100(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """Return LeNet-300-100 (LeCun et al. 1998) with ReLU and Gaussian Glorot weights, as in arXiv 1803.03635."""
-    return _glorot(mlp(input_shape, classes, hidden=(300, 100)))
+    return _Glorot.of(OrderedDict(mlp(input_shape, classes, hidden=(300, 100)).named_children()))
 
 
 def lenet5(input_shape: Sequence[int], classes: int) -> nn.Sequential:
@@ -112,22 +112,42 @@ def lenet5(input_shape: Sequence[int], classes: int) -> nn.Sequential:
     """
     channels, height, width = _image("lenet5", input_shape, least=16)
     side = [((extent - 4) // 2 - 4) // 2 for extent in (height, width)]
-    return _glorot(
-        nn.Sequential(
-            OrderedDict(
-                conv1=nn.Conv2d(channels, 20, 5),
-                relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
-                conv2=nn.Conv2d(20, 50, 5),
-                relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(50 * side[0] * side[1], 500),
-                relu3=nn.ReLU(),
-                fc2=nn.Linear(500, classes),
-            )
-        )
+    layers = OrderedDict[str, nn.Module](
+        conv1=nn.Conv2d(channels, 20, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(20, 50, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(50 * side[0] * side[1], 500),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(500, classes),
     )
+    return _Glorot.of(layers)
+
+
+class _Glorot(nn.Sequential):
+    """Layers with weights from N(0, 2 / (fan_in + fan_out)) and biases of zero (Glorot & Bengio 2010)."""
+
+    @classmethod
+    def of(cls, layers: OrderedDict[str, nn.Module]) -> Self:
+        (model := cls(layers)).reset_parameters()
+        return model
+
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                nn.init.xavier_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+class _ByFanOut(_Glorot):
+    def reset_parameters(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class _Block(nn.Module):
@@ -155,23 +175,17 @@ def resnet20(input_shape: Sequence[int], classes: int, width: int = 16) -> nn.Se
     Three stages of three blocks with `width`, 2 `width` and 4 `width` channels; 0.27 million parameters at 3x32x32 and
     10 classes. Convolutions are initialised from N(0, 2 / fan_out).
     """
-    channels, _, _ = _image("resnet20", input_shape, least=4)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
+    channels, *_ = _image("resnet20", input_shape, least=4)
+    layers = OrderedDict[str, nn.Module](
         conv=nn.Conv2d(channels, width, 3, padding=1, bias=False), bn=nn.BatchNorm2d(width), relu=nn.ReLU()
     )
     fan_in = width
     for stage, fan_out in enumerate((width, 2 * width, 4 * width), start=1):
-        blocks = []
-        for index in range(3):
-            blocks.append(_Block(fan_in, fan_out, stride=2 if index == 0 and stage > 1 else 1))
-            fan_in = fan_out
+        blocks = [_Block(fan_in, fan_out, stride=2 if stage > 1 else 1), *(_Block(fan_out, fan_out, 1) for _ in (2, 3))]
+        fan_in = fan_out
         layers[f"stage{stage}"] = nn.Sequential(*blocks)
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(fan_in, classes)}
-    model = nn.Sequential(layers)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
+    return _ByFanOut.of(layers)
 
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
@@ -196,16 +210,6 @@ def _image(name: str, shape: Sequence[int], least: int) -> tuple[int, int, int]:
         )
     channels, height, width = shape
     return channels, height, width
-
-
-def _glorot(model: nn.Sequential) -> nn.Sequential:
-    """Draw weights from N(0, 2 / (fan_in + fan_out)) and set biases to zero (Glorot & Bengio 2010)."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            nn.init.xavier_normal_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return model
 
 
 @dataclass(frozen=True)
