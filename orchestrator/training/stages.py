@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
-from orchestrator.training.steps import TrainingError
+from orchestrator.training.steps import TrainingError, kept_gradients
 from orchestrator.workloads import data, models
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import table
@@ -45,9 +45,6 @@ from orchestrator.workloads.tasks.task import Measured, Task
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
 from pruning import MaskKeeper, MaskSet, remove_all
 from pruning.measure.macs import Macs, macs
-
-ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
-"""Optimizers that move each entry by its own gradients alone."""
 
 
 def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
@@ -203,7 +200,7 @@ class Stage:
             fit = self._fit(state or self._onward(in_order))
             remove_all(self._model)
         else:
-            keeper = MaskKeeper(self._model, masks, _gradients(self._config))
+            keeper = MaskKeeper(self._model, masks, kept_gradients(self._config))
             fit = self._fit(state or self._onward(in_order), keeper)
             keeper.release()
         details = rounds.details(chosen, spec.fields, earlier, masks, plain_state(self._model), scoring.details)
@@ -287,10 +284,3 @@ class Stage:
         example = moved(data.first(self._data.train), self._device)  # a real one: tokens are integers
         given, named = arguments(self._model, example, labels=False)
         return macs(self._model, named or given, self._network.masks)
-
-
-def _gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
-    """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
-    known = config.get("clip_norm") is None and config.get("_target_") is None
-    alone = known and config["optimizer"]["_target_"] in ELEMENTWISE
-    return "dense" if alone else "masked"

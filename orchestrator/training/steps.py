@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import create
 from pruning.scores.network import batch_norms
+
+ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
+"""Optimizers that move each entry by its own gradients alone."""
 
 
 class TrainingError(OrchestratorError):
@@ -126,6 +129,13 @@ class Gradients:
                     scale.grad.add_(cast(Tensor, module.weight).sign(), alpha=self._penalty)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+
+
+def kept_gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
+    """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
+    known = config.get("clip_norm") is None and config.get("_target_") is None
+    alone = known and config["optimizer"]["_target_"] in ELEMENTWISE
+    return "dense" if alone else "masked"
 
 
 def _parameter(module: nn.Module) -> nn.Parameter:

@@ -23,7 +23,7 @@ from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import rounds, stages
+from orchestrator.training import rounds, stages, steps
 from orchestrator.training.rounds import LawBroken
 from orchestrator.workloads.models import prunable
 from orchestrator.workloads.tasks.task import Measured
@@ -128,7 +128,7 @@ def test_a_keeper_and_hooks_train_to_the_same_bits(store: Store) -> None:
     assert not {each.key for each in kept} & {each.key for each in hooked}
 
 
-@pytest.mark.parametrize("name", [*sorted(stages.ELEMENTWISE), "torch.optim.Adafactor"])
+@pytest.mark.parametrize("name", [*sorted(steps.ELEMENTWISE), "torch.optim.Adafactor"])
 def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     name: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def test_gradients_are_left_dense_only_where_that_gives_the_bits_of_masked_ones(
     dense, pruned = chain(0.5)
     specs = dense, replace(pruned, fields={**pruned.fields, "finetune": finetune})
     chosen = run(store, specs)[1]
-    monkeypatch.setattr(stages, "ELEMENTWISE", frozenset())
+    monkeypatch.setattr(steps, "ELEMENTWISE", frozenset())
     masked = run(Store(str(tmp_path / "other")), specs)[1]
 
     assert chosen.weights_digest == masked.weights_digest
