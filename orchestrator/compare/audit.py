@@ -109,8 +109,8 @@ def _control(comparison: Comparison, words: Sequence[str]) -> Answer:
 def _mask_control(plan: Plan) -> Answer:
     rounds = [spec.fields.get("restart", {}) for spec in plan.stages.values() if KINDS[spec.kind].prunes]
     found = {restart["control"] for restart in rounds if "control" in restart}
-    found |= {"reinit" for restart in rounds if restart.get("weights") == "reinit"}
-    faults = [] if found else ["none of restart.control=shuffle, reinit, invert"]
+    found |= {"reinit" for restart in rounds if restart.get("weights") == "reinit" and "small" not in restart.values()}
+    faults = [] if found else ["none of restart.control=shuffle, reinit, invert, small"]
     none = "every network is trained, pruned and fine-tuned"
     return _held([restart for restart in rounds if restart], faults, ", ".join(sorted(found)), none)
 

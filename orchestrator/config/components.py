@@ -158,8 +158,9 @@ class Restart:
     are drawn anew or a network that was never trained, else none of it, and rounds fine-tune by `finetune`."""
     optimizer: str = key("restored", one_of("restored", "fresh"))
     """Where a round trains on by `train`: the optimizer's state is that of the step, under the masks, or none."""
-    control: str = key("none", one_of("none", "shuffle", "reinit", "invert"))
-    """Of the last round: masks shuffled in each tensor, weights drawn anew under them, or the scores inverted."""
+    control: str = key("none", one_of("none", "shuffle", "reinit", "invert", "small"))
+    """Of the last round: masks shuffled in each tensor, weights drawn anew under them, the scores inverted, or the
+    small dense network that the masks leave, drawn anew."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class StageKind:
 
 KINDS: Mapping[str, StageKind] = {
     "start": StageKind(
-        "orchestrator.training.stages:train_start",
+        "orchestrator.training.stages:train_dense",
         "start of the training",
         prunes=False,
         reads_test=False,

@@ -7,6 +7,8 @@ from typing import Any
 
 from orchestrator.config.parts.choices import decides_itself
 
+WHOLE = ("channel", "group")
+"""Kinds of units that are whole channels."""
 Place = int | str
 """A step of a training; where only its epochs are known, epochs as in 2.5ep."""
 
@@ -15,15 +17,15 @@ def restart_of(config: Mapping[str, Any], *, last: bool) -> dict[str, Any]:
     """Return what the fields of a round say of its restart, {} for one that fine-tunes what it has pruned.
 
     `weights` is keep, step or reinit; `step` the place of those; `rates` that from which the round trains on by
-    `train`, absent where it fine-tunes; `optimizer` restored or fresh; `control` shuffle or invert.
+    `train`, absent where it fine-tunes; `optimizer` restored or fresh; `control` shuffle, invert or small.
 
     Args:
         last: whether it is the last round, which alone is a control.
     """
     asked, train = config["restart"], config["train"]
     control = asked["control"] if last else "none"
-    weights = "reinit" if control == "reinit" else asked["weights"]
-    rates = None if control == "reinit" else asked["rates"]
+    anew = control in ("reinit", "small")
+    weights, rates = ("reinit", None) if anew else (asked["weights"], asked["rates"])
     if rates is None and (weights != "keep" or config["schedule"]["at"] == "start"):
         rates = asked["step"] if weights == "step" else 0
     found: dict[str, Any] = {}
@@ -32,7 +34,7 @@ def restart_of(config: Mapping[str, Any], *, last: bool) -> dict[str, Any]:
         found["optimizer"] = asked["optimizer"] if found["rates"] else "restored"  # at step 0 there is nothing of it
     if weights == "step":
         found["step"] = place(asked["step"], train)
-    return found | ({"control": control} if control in ("shuffle", "invert") else {})
+    return found | ({"control": control} if control in ("shuffle", "invert", "small") else {})
 
 
 def place(asked: Any, train: Mapping[str, Any]) -> Place:
@@ -74,6 +76,15 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"`restart.control` (=invert) inverts scores, and `method` (={config['method'].get('name')}) has none to "
             "invert; pass method=magnitude, or another control."
+        )
+    method, unit = config["method"], config["unit"]["kind"]
+    chosen = decides_itself(method) or schedule["amount"] is not None
+    whole = str(method.get("kind")).endswith("_structured") or method.get("_target_") if chosen else unit in WHOLE
+    if restart["control"] == "small" and not whole:
+        named = f"`method` (={method.get('name')})" if chosen else f"`unit` (={unit})"
+        yield (
+            f"`restart.control` (=small) trains the dense network that is left without whole channels, and {named} "
+            "takes none out; pass method=magnitude unit=group, or another control."
         )
     if "rates" in restart_of(config, last=True):
         yield from _training_violations(config, train)

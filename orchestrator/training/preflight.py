@@ -27,6 +27,7 @@ from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
 from orchestrator.training.networks import initialised
 from orchestrator.training.stages import Stage
+from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
 from orchestrator.workloads.tasks.batch import kind
@@ -127,6 +128,12 @@ class _Rehearsal(Stage):
                 raise loop.Diverged("one step") from None
             self._hold_monitor()
             return loop.FitResult((), 1, 0)
+
+    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
+        """Leave it where layers are lost: of a network as it is initialised they may be, and not of the trained."""
+        if not all(mask.any() for mask in masks.values()):
+            return loop.FitResult((), 1, 0)
+        return super()._fit_small(masks, state)
 
     def _restart(self, masks: MaskSet) -> None:
         """A network as it is initialised stands for that of any step."""

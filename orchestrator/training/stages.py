@@ -30,8 +30,9 @@ from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.networks import Network, initialised, restored, stored
 from orchestrator.training.own_loop import Context, run_own_loop
-from orchestrator.training.scoring.ranking import Read, Scoring
+from orchestrator.training.scoring.ranking import Read, Scoring, example_of
 from orchestrator.training.state.checkpointing import Checkpointing
+from orchestrator.training.state.from_scratch import small_of
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
@@ -48,17 +49,12 @@ from pruning.measure.macs import Macs, macs
 
 
 def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Build a network and train it.
+    """Build a network and train it: to the end, or to the step at which a start ends, whose state is its result.
 
     Raises:
         loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
         OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
     """
-    return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
-
-
-def train_start(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Build a network and train it up to a step: its state then is the result; raise what `train_dense` raises."""
     return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
 
 
@@ -118,6 +114,7 @@ class Stage:
         task = table.build(spec.fields["task"])
         self._task = table.with_loss(task, self._config["loss"], f"{training}.loss", self._device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
+        self._is_small = spec.fields.get("restart", {}).get("control") == "small"
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
@@ -195,7 +192,9 @@ class Stage:
         self._network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         in_order = masks_of(self._model, masks)
-        if spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
+        if self._is_small:
+            fit = self._fit_small(masks, state)
+        elif spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
             masks.apply(self._model)
             fit = self._fit(state or self._onward(in_order))
             remove_all(self._model)
@@ -213,10 +212,22 @@ class Stage:
         shuffling = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
         reads = Read(self._data, self._task, shuffling)
         masks, scoring = rounds.prune_round(self._model, fields, earlier, generator, reads)
+        if self._is_small:  # it has none of the pruned network's weights
+            return masks, {}, scoring
         self._restart(masks)
         before = self._measured(self._data.val).figures
         rounds.hold_finite(before)
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
+
+    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
+        """Train the dense network that the masks leave, drawn anew, and put it into the place of what was pruned."""
+        whole, network, seed = self._model, self._network, self._spec.fields["seed"]
+        small = small_of(whole, masks, example_of(whole, self._data), derive(seed, f"{self._spec.round}/small"))
+        self._model, self._network = small.model, replace(network, model=small.model, masks=MaskSet({}))
+        fit = self._fit(state or self._onward([None for each in small.model.parameters() if each.requires_grad]))
+        self._model, self._network = whole, network
+        small.put_into(whole)
+        return fit
 
     def _restart(self, masks: MaskSet) -> None:
         restart(self._network, masks, self._spec, self._order)

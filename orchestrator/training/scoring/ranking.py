@@ -83,7 +83,7 @@ def rank(
     before = {name: mask for name, mask in parent.items() if spanning or name in names}
     shuffles = fields.get("restart", {}).get("control") == "shuffle"
     if spanning:
-        given["example"] = _example(model, read)
+        given["example"] = example_of(model, read.data)
         choices = replace(choices, restart=replace(choices.restart, control="shuffle")) if shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):
@@ -112,9 +112,9 @@ def rank(
     return masks, Scoring(details, dict(plan.seconds))
 
 
-def _example(model: nn.Module, read: Read) -> Any:
+def example_of(model: nn.Module, known: Data) -> Any:
     """Return what a network is called with: the first training example, twice."""
-    given, named = arguments(model, first(getattr(read.data, SPLIT)), labels=False)
+    given, named = arguments(model, first(getattr(known, SPLIT)), labels=False)
     return tree_map(
         lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, named or given
     )

@@ -149,7 +149,13 @@ def test_a_control_is_of_the_last_round_alone(settings: Settings) -> None:
             ("restart.control=invert", "method=random_unstructured"),
             "`method` (=random_unstructured) has none to invert",
         ),
-        (("restart.control=swap",), "`restart.control` (=swap) must be one of none, shuffle, reinit, invert"),
+        (("restart.control=swap",), "`restart.control` (=swap) must be one of none, shuffle, reinit, invert, small"),
+        (
+            ("+control=small", "method=magnitude"),
+            "left without whole channels, and `unit` (=entry) takes none out; pass method=magnitude unit=group",
+        ),
+        (("+control=small", "method=random_unstructured"), "and `method` (=random_unstructured) takes none out"),
+        (("+control=small", "method=ln_structured", "train=none"), "which trains nothing (train.epochs=0)"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(settings: Settings, overrides: tuple[str, ...], words: str) -> None:
@@ -184,6 +190,14 @@ def test_the_preview_says_where_a_score_of_untrained_networks_ranks_trained_ones
 
     assert preview("late", late, ()).count("prunes    the trained network by snip, grasp (schedule.at=trained)") == 1
     assert "prunes " not in preview("usual", usual, ())
+
+
+@pytest.mark.parametrize("method", ["method=ln_structured", "method=fpgm", "unit=group"])
+def test_the_small_control_is_of_what_takes_out_whole_channels(settings: Settings, method: str) -> None:
+    small, pruned = (planned(settings(*each, method)).trials[0].stages for each in (("+control=small",), ()))
+
+    assert small[:-1] == pruned[:-1]
+    assert small[-1] != pruned[-1]
 
 
 def test_the_longer_control_takes_the_rounds_of_a_trial_and_prunes_nothing(settings: Settings) -> None:
