@@ -218,7 +218,7 @@ def _default(kind: type, name: str) -> Any:
 
 def _values(kind: type, name: str) -> str:
     """Return type and rules of a key."""
-    text = re.sub(r"\bNone\b", "null", str(fields_of(kind)[name].type)).replace("Any", "any")
+    text = re.sub(r"\bNone\b", "null", str(fields_of(kind)[name].type)).replace("Any", "any").replace(" | ", "` or `")
     axis = get_type_hints(_axis(kind)).get(name) if _axis(kind) else None
     literal = next((each for each in (axis, *get_args(axis)) if get_origin(each) is Literal), None)
     rules = [f"one of {', '.join(get_args(literal))}"] if literal else []
