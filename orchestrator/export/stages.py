@@ -118,7 +118,7 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
         _record(spec, pruned, order, begun),
         weights_digest=pruned.weights_digest,
         warnings=measuring.warnings,
-        environment=environment()
+        environment=environment(order.device)
         | _processor(network, name)
         | {"threads": str(what["threads"]), "runtime": f"{package[0]} {version(package[0])}"},
     )
@@ -155,7 +155,7 @@ def _record(spec: StageSpec, above: StageRecord, order: WorkOrder, begun: float)
         device=order.device,
         host=socket.gethostname(),
         attempt=order.attempt,
-        environment=environment(),
+        environment=environment(order.device),
         files={},
         spec=redact_tree(spec.to_json()),
     )

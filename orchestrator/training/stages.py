@@ -164,7 +164,7 @@ class Stage:
             device=str(self._device),
             host=socket.gethostname(),
             attempt=self._order.attempt,
-            environment=environment(),
+            environment=environment(str(self._device)),
             spec=redact_tree(spec.to_json()),
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
