@@ -109,6 +109,7 @@ def _print(sweep: SavedSweep, comparison: Comparison) -> None:
     console = Console(highlight=False)
     tables.print_comparison(comparison, console)
     tables.print_audit(audit(sweep.plan, sweep.records, comparison), console)
+    tables.print_forecast(sweep.info, sweep.plan, sweep.records, console)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.core.plain_data import Count, Margin, Seconds
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan
@@ -55,6 +56,40 @@ class StageEvent:
 
 
 @dataclass(frozen=True)
+class Amount:
+    """A sum over stages: of those of which it is known, and how many it is not known of."""
+
+    known: Margin = 0.0
+    unknown: Count = 0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run was expected to take as it began, from what was finished then. Plain data, saved with the sweep."""
+
+    made: Seconds
+    """Unix seconds."""
+    stages: Count
+    """Left to run."""
+    work: Amount
+    """Seconds, one stage after the other."""
+    wall: Amount
+    """Seconds to the end of the run, on `slots`."""
+    slots: Count | None
+    """How many stages run at once; None where that was not known, and `wall` with it."""
+    steps: Amount
+    """Optimizer steps."""
+    bytes: Amount
+    """By which the store grows."""
+    shared: Margin = 0.0
+    """Seconds that sharing saves against each trial running by itself."""
+    done: Margin = 0.0
+    """Seconds that stages took which had finished."""
+    basis: str = ""
+    """A sentence: from what it was estimated, or why it was not."""
+
+
+@dataclass(frozen=True)
 class SweepInfo:
     """What views and the store are told of the sweep as a whole, redacted."""
 
@@ -62,6 +97,8 @@ class SweepInfo:
     config: Mapping[str, Any]
     command: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    forecast: Forecast | None = None
+    """Of the last run that had something to do; None where there was none, or a release without forecasts saved it."""
 
     def __post_init__(self) -> None:
         """Redact."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
+from msgspec.json import encode
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
@@ -153,6 +154,11 @@ class StageRecord:
     def seconds(self) -> float:
         """How long the stage took."""
         return self.measurements.get("seconds", 0.0)
+
+    @property
+    def text_bytes(self) -> int:
+        """About the bytes that the record itself takes in a store."""
+        return len(encode(self))
 
     @property
     def ended(self) -> float:

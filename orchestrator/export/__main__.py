@@ -16,8 +16,9 @@ from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept, kept
 from orchestrator.export.leaving import chosen_formats, leave, shrunk, size, writable
 from orchestrator.export.readme import readme
+from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
-from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store, readable
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 

@@ -7,14 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from orchestrator.config.parts.choices import published_at_start
+from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
+from orchestrator.planning.forecast import told
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
 """Trials listed by name; a longer sweep shows its first and last."""
 
 
-def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection[str] = ()) -> str:
+def preview(
+    name: str, plan: Plan, finished: Collection[str], failed: Collection[str] = (), forecast: Forecast | None = None
+) -> str:
     """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out.
 
     Args:
@@ -22,6 +26,7 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
         plan: what it is made of
         finished: stages that the store holds
         failed: stages of which the store knows how they failed
+        forecast: what is left is expected to take
     """
     asked = sum(map(len, plan.work))
     kinds = Counter(spec.kind for spec in plan.stages.values())
@@ -36,6 +41,7 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
         f"to run    {len(plan.stages) - sum(key in finished for key in plan.stages)}; "
         f"{sum(key in finished for key in plan.stages)} already in the store at {first['store']['uri']}",
         *_failed(plan, set(failed) - set(finished)),
+        *_forecast(forecast),
         *_when(plan),
         f"each      {_resources(first)}",
         f"tracking  {_tracking(first)}",
@@ -45,6 +51,13 @@ def preview(name: str, plan: Plan, finished: Collection[str], failed: Collection
         "Nothing was run: this is dry_run=true. Whether built-in parts fit each other is tried when a sweep starts.",
     ]
     return "\n".join(lines)
+
+
+def _forecast(forecast: Forecast | None) -> Iterator[str]:
+    head = "estimate"
+    for line in told(forecast) if forecast is not None else ():
+        yield f"{head:<8}  {line}"
+        head = ""
 
 
 def _failed(plan: Plan, failed: Collection[str]) -> Iterator[str]:

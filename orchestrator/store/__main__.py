@@ -10,6 +10,7 @@ from typing import get_args
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
@@ -20,7 +21,6 @@ from orchestrator.sweep.saved_sweeps import (
     file_system,
     list_store,
     open_store,
-    readable,
 )
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 

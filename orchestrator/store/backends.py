@@ -99,8 +99,8 @@ class Backend(Protocol):
         """Remove a folder and all below it, if it is there."""
         ...
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every file of the store."""
+    def entries(self, below: str = "") -> Iterator[Entry]:
+        """Yield every file of the store, or of one of its folders."""
         ...
 
 

@@ -123,8 +123,8 @@ class LocalBackend:
             full = self._folder(gone)
             shutil.rmtree(full) if os.path.isdir(full) else os.unlink(full)
 
-    def entries(self) -> Iterator[Entry]:
-        pending = [""]
+    def entries(self, below: str = "") -> Iterator[Entry]:
+        pending = [f"{below}/" if below else ""]
         while pending:
             below = pending.pop()
             with suppress(FileNotFoundError), explained(self.root, f"list {below}"):

@@ -164,10 +164,10 @@ class ObjectBackend:
                 with suppress(FileNotFoundError):
                     self._fs.rm_file(file)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, below: str = "") -> Iterator[Entry]:
         with explained(self.uri, "list the store"):
             self._fs.invalidate_cache()
-            found = self._fs.find(self._root, detail=True)
+            found = self._fs.find(f"{self._root}/{below}".rstrip("/"), detail=True)
         for path, info in found.items():
             modified = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
             yield Entry(path[len(self._root) + 1 :], int(info["size"] or 0), _timestamp(modified))

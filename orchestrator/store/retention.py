@@ -13,7 +13,7 @@ from orchestrator.config.cluster import to_bytes
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import Entry
@@ -49,8 +49,8 @@ def sizes(store: Store) -> dict[str, tuple[int, int]]:
     return found
 
 
-def needed_weights(records: Mapping[str, StageRecord], plans: Iterable[Plan]) -> set[str]:
-    """Return the finished stages from whose weights something starts, or which are results.
+def needed_weights(records: Mapping[str, StageRecord | StageSpec], plans: Iterable[Plan]) -> set[str]:
+    """Return the finished stages, or specs of what will be, from whose weights something starts, or which are results.
 
     They are dense stages, the ends of trials, rounds with no stage or several below them, and all that an unfinished
     stage starts from, or may go on from to save work. Branches are counted over everything in the store and the plans.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from orchestrator.core.errors import OrchestratorError, StoreError
-from orchestrator.core.events import SweepInfo
+from orchestrator.core.events import Forecast, SweepInfo
 from orchestrator.core.file_names import RECORD, WEIGHTS
 from orchestrator.core.plain_data import Margin, quoted, read_as
 from orchestrator.core.records import StageRecord
@@ -42,6 +42,7 @@ class _Manifest:
     environment: Mapping[str, str]
     plan: Mapping[str, Any]
     failures: Mapping[str, str]
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = N
         "environment": info.environment,
         "plan": redact_tree(plan.to_json()),
         "failures": failures or {},
+        "forecast": None if info.forecast is None else asdict(info.forecast),
     }
 
 
@@ -98,7 +100,8 @@ def read(store: Store, name: str) -> SavedSweep:
         plan = Plan.from_json(saved.plan)
         for trial in plan.trials:
             read_as(_Config, trial.config)
-    return SavedSweep(SweepInfo(name, saved.config, saved.command, saved.environment), plan, failures=saved.failures)
+    info = SweepInfo(name, saved.config, saved.command, saved.environment, saved.forecast)
+    return SavedSweep(info, plan, failures=saved.failures)
 
 
 def plan_of(store: Store, name: str) -> Plan:

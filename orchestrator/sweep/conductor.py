@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 from orchestrator.sweep.environment import environment
 from orchestrator.sweep.outcome import Outcome, behind
+from orchestrator.sweep.past import earlier_forecast, estimated
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
 from orchestrator.views.report.figures import drawing
@@ -67,7 +69,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
             if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
-            say(preview(info.name, plan, finished, store.failures.known()))
+            say(preview(info.name, plan, finished, store.failures.known(), estimated(store, plan, finished)[1]))
             return Outcome(plan, {}, ran=False)
     return _run(plan, info, store, config)
 
@@ -86,21 +88,23 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
     from orchestrator.compare.audit import audit  # a dry run needs none of these
     from orchestrator.compare.compare_trials import compare_trials
     from orchestrator.views.report.files import kept, report, write
-    from orchestrator.views.report.tables import print_audit, print_comparison
+    from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
 
     console = Console()
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
             outcome = Outcome(plan, store.resumable(plan))
             outcome.hold_objectives()
-        progress = Progress(plan, dict(outcome.records), console=console)
+            pace, made = estimated(store, plan, outcome.records)
+        info = replace(info, forecast=made if made.stages else earlier_forecast(store, info.name))
+        progress = Progress(plan, dict(outcome.records), console=console, slots=made.slots, pace=pace)
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
             outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
-            retention.prune_sweep(store, plan, outcome.records)
+            outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
             retention.limit(store, plan)
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
             say(error, amiss=True)
@@ -109,6 +113,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         if not outcome.interrupted:
             if outcome.records:
                 print_audit(audit(plan, outcome.records, comparison), console)
+            print_forecast(info, plan, outcome.records, console)
             folder = Path("outputs") / info.name
             files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:

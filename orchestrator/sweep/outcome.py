@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +14,13 @@ from orchestrator.config.schema import ConfigError, objectives
 from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.file_names import DROPPABLE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
+from orchestrator.planning.in_words import counted
 from orchestrator.sweep.objective import objective, unmeasured
-from orchestrator.views.terminal.progress import counted
 
 Status = Literal["finished", "failed", "killed"]
 NOT_THEIRS = (
@@ -78,6 +79,12 @@ class Outcome:
             self.failures[event.key] = event.failure.message
             if self.failures.keys().isdisjoint(self.plan.needs(event.key)):
                 self.causes[event.key] = event.failure
+
+    def without_weights(self, keys: Iterable[str]) -> None:
+        """Take note that the weights of stages were dropped."""
+        for key in keys:
+            files = {name: info for name, info in self.records[key].files.items() if name not in DROPPABLE}
+            self.records[key] = replace(self.records[key], files=files)
 
     def complete(self, trial: int) -> bool:
         """Whether every stage of the trial is durable."""

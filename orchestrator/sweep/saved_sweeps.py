@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.planning.in_words import readable
 from orchestrator.store.saved_sweep import summaries
 from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.streams import say
@@ -95,15 +96,6 @@ def list_store(store: Store) -> int:
     if not found:
         say(f"{store} holds no sweeps")
     return 0
-
-
-def readable(size: float) -> str:
-    """1500 -> 1.5 kB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def chosen_sweep(store: Store, name: str | None) -> str:

@@ -20,6 +20,7 @@ from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
+from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
 from orchestrator.views.report.page import page
@@ -56,9 +57,10 @@ def report(
     """
     findings = _or_left_out("the audit", lambda: audit(plan, records, comparison)) or ()
     figures = draw(plan, records, comparison, read)
+    spent = afterwards(info.forecast, plan, records) if info.forecast is not None else ""
     svgs = {name: formats["svg"] for name, formats in figures.items()}
     contents: dict[str, Callable[[], bytes]] = {
-        f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs).encode(),
+        f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs, spent).encode(),
         f"{FOLDER}/trials.csv": lambda: plain_files.rows_csv(comparison),
         f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
         f"{FOLDER}/audit.json": lambda: json.dumps(

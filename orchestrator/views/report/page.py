@@ -61,9 +61,14 @@ HALF_PAGE = 480.0
 
 
 def page(
-    info: SweepInfo, plan: Plan, comparison: Comparison, findings: Sequence[Finding], svgs: Mapping[str, bytes]
+    info: SweepInfo,
+    plan: Plan,
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    svgs: Mapping[str, bytes],
+    spent: str = "",
 ) -> str:
-    """Return the whole page."""
+    """Return the whole page; `spent` says what the sweep was estimated to take, and took."""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -71,6 +76,7 @@ def page(
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(info.name)}</title><style>{STYLE}</style></head><body>",
             *_head(info, plan, comparison),
+            *([f'<p class="quiet">{escape(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *_tables(comparison),
             *_figures(svgs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,12 @@ from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.further import Further
 from orchestrator.compare.statistics import Estimate
+from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import Metric, percent
+from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
+from orchestrator.core.specs import Plan
+from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report.columns import Column, measured_columns
 
 if TYPE_CHECKING:
@@ -194,6 +198,14 @@ def print_audit(findings: Sequence[Finding], console: Console) -> None:
 
     for line in audit_notes(findings):
         console.print(Text(shown(line)), soft_wrap=True)
+
+
+def print_forecast(info: SweepInfo, plan: Plan, records: Mapping[str, StageRecord], console: Console) -> None:
+    """Print what the last run was estimated to take and what it took, where that was estimated."""
+    from rich.text import Text
+
+    if info.forecast is not None:
+        console.print(Text(afterwards(info.forecast, plan, records)), soft_wrap=True)
 
 
 def notes(comparison: Comparison) -> Iterator[str]:

@@ -15,9 +15,11 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.in_words import counted, duration
+from orchestrator.planning.pace import Pace
 from orchestrator.views.terminal.figures import figures, reached, validated
 from orchestrator.views.terminal.tally import Tally
-from orchestrator.views.terminal.time_left import Eta
+from orchestrator.views.terminal.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,6 +39,7 @@ class Progress:
         finished: records of the stages that need not run (stage key -> record)
         console: where to; standard output where None
         slots: how many stages can run at once where that is known, else the most that did
+        pace: what earlier sweeps tell of how long stages take
         clock: returns Unix seconds
     """
 
@@ -47,6 +50,7 @@ class Progress:
         *,
         console: Console | None = None,
         slots: int | None = None,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if console is None:
@@ -58,8 +62,8 @@ class Progress:
         self._clock = clock
         self._begun = clock()
         self._tally = Tally(plan, finished)
-        self._eta = Eta(plan, finished, slots)
-        self._estimate: tuple[float, float | None] = (-1.0, None)
+        self._time_left = TimeLeft(plan, finished, slots, pace)
+        self._estimate: tuple[float, str] = (-1.0, "")
         self._lock = threading.Lock()
         self._live: Live | None = None
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
@@ -145,11 +149,11 @@ class Progress:
             self._tally.take(event)
             self._points.pop(event.key, None)
             if event.kind == "started":
-                self._eta.started(event.key, event.time)
-            elif event.kind == "finished":
-                self._eta.finished(event.key, event.time, event.record)
+                self._time_left.started(event.key, event.time)
+            elif event.record is not None:
+                self._time_left.finished(event.key, event.time, event.record)
             elif event.kind in ("failed", "killed"):
-                self._eta.dropped(event.key)
+                self._time_left.dropped(event.key)
         if (self._live is None and not idle) or (event.kind in ("failed", "retried") and not known):
             self.say(self._line(event))
 
@@ -222,9 +226,10 @@ class Progress:
         """The time to finish, estimated at most once a second."""
         now = self._clock()
         if now - self._estimate[0] >= 1.0:
-            self._estimate = (now, self._eta.seconds_left(now))
-        seconds = self._estimate[1]
-        return "" if seconds is None or not self._to_run() else f", {duration(seconds)} left"
+            left = self._time_left.seconds(now)
+            least = "at least " if left.unknown else ""
+            self._estimate = (now, f", {least}{duration(left.known)} left" if left.known else "")
+        return self._estimate[1] if self._to_run() else ""
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -270,15 +275,3 @@ class Progress:
             cpus += cluster.get("cpus_per_trial", 1) or 0
             gpus += cluster.get("gpus_per_trial", 0) or 0
         return f"{cpus:g} CPU" + (f", {gpus:g} GPU" if gpus else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """1 trial, 2 trials."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """75 -> 1:15, 3700 -> 1:01:40."""
-    whole = max(0, round(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

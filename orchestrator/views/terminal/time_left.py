@@ -1,37 +1,33 @@
-"""When a sweep will be done: the work left, at the speed seen so far, on as many slots as have been busy. Pure."""
+"""When a sweep will be done: the work left, at the pace seen so far, on as many slots as have been busy. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from statistics import fmean
-from typing import Any
+from collections.abc import Mapping
 
-from orchestrator.core.canonical import canonical_json
+from orchestrator.core.events import Amount
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import Plan, StageSpec
-
-_VARYING = ("seed", "target", "amount", "round")
-"""Fields that leave the duration of a stage about as it is."""
+from orchestrator.core.specs import Plan
+from orchestrator.planning.pace import Pace, places, wall
 
 
-class Eta:
-    """Estimates the seconds that are left.
+class TimeLeft:
+    """Estimates the seconds that are left, as `planning.pace` says.
 
-    A stage is expected to take as long as those of its kind took (everything equal but seed, target and round). Before
-    one of its kind has finished, the stages that have are scaled by the configured epochs or steps. With W slots, work
-    that takes t_i alone, and c the longest chain of work that must run one after the other:
-
-        seconds left = max(sum(t_i) / W, c)
+    Args:
+        plan: the whole sweep
+        finished: stages that need not run
+        slots: how many can run at once where that is known, else the most that did
+        pace: what earlier sweeps tell
     """
 
-    def __init__(self, plan: Plan, finished: Iterable[str], slots: int | None = None) -> None:
+    def __init__(
+        self, plan: Plan, finished: Mapping[str, object], slots: int | None = None, pace: Pace | None = None
+    ) -> None:
         self._plan = plan
-        known = set(finished)
-        self._left: dict[str, None] = dict.fromkeys(key for key in plan.stages if key not in known)
+        self._left: dict[str, None] = dict.fromkeys(key for key in plan.stages if key not in finished)
         self._slots = slots
-        self._kinds = {key: _kind(spec) for key, spec in plan.stages.items()}
-        self._units = {self._kinds[key]: _units(spec) for key, spec in plan.stages.items()}
-        self._seen: dict[str, list[float]] = {}
+        self._places = places(plan)
+        self._pace = pace or Pace()
         self._started: dict[str, float] = {}
         self._most_at_once = 1
 
@@ -40,12 +36,10 @@ class Eta:
         self._started[key] = time
         self._most_at_once = max(self._most_at_once, len(self._started))
 
-    def finished(self, key: str, time: float, record: StageRecord | None = None) -> None:
-        """Note that a stage has finished, `record` saying how long it took if its start was not seen."""
+    def finished(self, key: str, time: float, record: StageRecord) -> None:
+        """Note that a stage has finished; where its start was not seen, the record says how long it took."""
         begun = self._started.pop(key, None)
-        seconds = time - begun if begun is not None else record.seconds if record else None
-        if seconds is not None:
-            self._seen.setdefault(self._kinds[key], []).append(seconds)
+        self._pace.learn(self._places[key], record, None if begun is None else time - begun, own=True)
         self._left.pop(key, None)
 
     def dropped(self, key: str) -> None:
@@ -53,31 +47,13 @@ class Eta:
         self._started.pop(key, None)
         self._left.pop(key, None)
 
-    def seconds_left(self, now: float) -> float | None:
-        """Return the estimate at time `now`; None as long as nothing has finished."""
-        if not self._seen:
-            return None
-        means = {kind: fmean(seen) for kind, seen in self._seen.items()}
-        per_unit = fmean(mean / self._units[kind] for kind, mean in means.items())
+    def seconds(self, now: float) -> Amount:
+        """Return the estimate at time `now`, and of how many stages it leaves out the time, which is not known."""
         expected: dict[str, float] = {}
-        chain: dict[str, float] = {}
         for key in self._left:
-            kind = self._kinds[key]
-            whole = means[kind] if kind in means else per_unit * self._units[kind]
-            begun = self._started.get(key)
-            expected[key] = whole if begun is None else max(whole - (now - begun), 0.05 * whole)
-            parent = self._plan.stages[key].parent
-            chain[key] = expected[key] + chain.get(parent or "", 0.0)
+            whole = self._pace.expect(self._places[key], self._plan.stages[key]).seconds
+            if whole is not None:
+                begun = self._started.get(key)
+                expected[key] = whole if begun is None else max(whole - (now - begun), 0.05 * whole)
         slots = self._slots or self._most_at_once
-        return max(sum(expected.values()) / slots, max(chain.values(), default=0.0))
-
-
-def _kind(spec: StageSpec) -> str:
-    return canonical_json([spec.kind, {name: value for name, value in spec.fields.items() if name not in _VARYING}])
-
-
-def _units(spec: StageSpec) -> float:
-    training: Any = spec.fields.get(spec.training)
-    if not isinstance(training, Mapping):
-        return 1.0
-    return float(training.get("epochs") or training.get("steps") or 1.0)
+        return Amount(wall(self._plan, expected, slots), len(self._left) - len(expected))

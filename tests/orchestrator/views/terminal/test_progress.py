@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.core.events import Failure, StageEvent
+from orchestrator.core.events import Amount, Failure, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.views.terminal.figures import measured
-from orchestrator.views.terminal.progress import Progress, duration, reached
+from orchestrator.planning.in_words import duration
+from orchestrator.views.terminal.figures import measured, reached
+from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.tally import Tally, TrialState
-from orchestrator.views.terminal.time_left import Eta
+from orchestrator.views.terminal.time_left import TimeLeft
 
 
 def shown(
@@ -200,7 +201,10 @@ def test_how_far_a_stage_is_in_its_own_terms(training: dict[str, int | None], to
     assert reached(StageSpec("dense", {"train": training}), CurvePoint(3, 1.0, 0.0, {}), ACCURACY) == told
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (-3, "0:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (75, "1:15"), (3700, "1:01:40"), (86399, "23:59:59"), (184_440, "2 d 03:14"), (-3, "0:00")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -250,23 +254,24 @@ def test_the_tally_never_loses_a_trial_nor_what_is_durable(steps: list[tuple[int
         assert tally.trials()["done"] == sum(durable.issuperset(trial.stages) for trial in plan.trials)
 
 
-def simulate(plan: Plan, slots: int, spread: float, seed: int = 0) -> tuple[float, list[tuple[float, float | None]]]:
+def simulate(plan: Plan, slots: int, spread: float, seed: int = 0) -> tuple[float, list[tuple[float, float]]]:
     """Run `plan` on `slots` slots in made-up time; return its end and the estimates (time, seconds left)."""
     draw = random.Random(seed)
     took = {
         key: (12.0 if spec.kind == "dense" else 4.0) * draw.uniform(1 - spread, 1 + spread)
         for key, spec in plan.stages.items()
     }
-    eta, ready, running, now = Eta(plan, {}), [key for key in plan.stages if not plan.needs(key)], [], 0.0
-    estimates: list[tuple[float, float | None]] = []
+    left, ready, now = TimeLeft(plan, {}), [key for key in plan.stages if not plan.needs(key)], 0.0
+    running: list[tuple[float, str]] = []
+    estimates: list[tuple[float, float]] = []
     while ready or running:
         while ready and len(running) < slots:
             key = ready.pop(0)
-            eta.started(key, now)
+            left.started(key, now)
             heappush(running, (now + took[key], key))
         now, key = heappop(running)
-        eta.finished(key, now)
-        estimates.append((now, eta.seconds_left(now)))
+        left.finished(key, now, make_record(plan, key))
+        estimates.append((now, left.seconds(now).known))
         ready = [*plan.children.get(key, ()), *ready]
     return now, estimates
 
@@ -280,17 +285,22 @@ def test_after_a_third_the_time_to_finish_is_right_within_a_fifth(slots: int, se
     later = [(now, left) for now, left in estimates if end / 3 <= now <= 0.9 * end]
     assert later
     for now, left in later:
-        assert left is not None
         assert abs(now + left - end) <= 0.2 * end
 
 
-def test_nothing_is_estimated_before_something_has_finished() -> None:
+def test_nothing_is_estimated_before_something_alike_has_finished() -> None:
     plan = make_plan()
-    eta = Eta(plan, {})
+    dense, first, *_ = plan.stages
+    left = TimeLeft(plan, {})
 
-    assert eta.seconds_left(0.0) is None
-    eta.started(next(iter(plan.stages)), 0.0)
-    assert eta.seconds_left(5.0) is None
+    assert left.seconds(0.0) == Amount(0.0, len(plan.stages))
+    left.started(dense, 0.0)
+    assert left.seconds(5.0).known == 0.0
+    left.finished(dense, 12.0, make_record(plan, dense))
+    assert left.seconds(12.0).unknown == 0, "the pace of its steps tells of the others"
+    before = left.seconds(12.0).known
+    left.started(first, 12.0)
+    assert left.seconds(14.0).known == pytest.approx(before - 2.0)
 
 
 def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:

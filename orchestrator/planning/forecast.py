@@ -1,0 +1,126 @@
+"""What a run will take, before it begins, and what it has taken, once it has: hours, steps, bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from orchestrator.core.events import Amount, Forecast
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.planning.in_words import counted, duration, readable
+from orchestrator.planning.pace import Expected, Pace, places, wall
+from orchestrator.store.retention import needed_weights
+
+
+def forecast(
+    plan: Plan,
+    finished: Mapping[str, StageRecord],
+    pace: Pace,
+    *,
+    made: float,
+    slots: int | None,
+    keep: str = "needed",
+    basis: str = "",
+) -> Forecast:
+    """Return what the stages of a plan that are not finished are expected to take.
+
+    Args:
+        plan: the whole sweep
+        finished: records of its stages that need not run: they cost nothing
+        pace: what finished stages took
+        made: Unix seconds now
+        slots: how many stages run at once, where that is known
+        keep: `store.keep`
+        basis: a sentence, from what it is estimated
+    """
+    where = places(plan)
+    each = {key: pace.expect(where[key], spec) for key, spec in plan.stages.items() if key not in finished}
+    seconds = {key: found.seconds for key, found in each.items() if found.seconds is not None}
+    kept = set(plan.stages) if keep == "all" else needed_weights(plan.stages, [plan])
+    known = seconds | {key: finished[key].seconds for key in plan.stages if key in finished}
+    work = _sum(found.seconds for found in each.values())
+    return Forecast(
+        made=made,
+        stages=len(each),
+        work=work,
+        wall=Amount(0.0, len(each)) if slots is None else Amount(wall(plan, seconds, slots), work.unknown),
+        slots=slots,
+        steps=_sum(found.steps for found in each.values()),
+        bytes=_sum(_bytes(found, key in kept) for key, found in each.items()),
+        shared=sum(took * (len(plan.trials_of[key]) - 1) for key, took in known.items()),
+        done=sum(record.seconds for key, record in finished.items() if key in plan.stages),
+        basis=basis,
+    )
+
+
+def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> Forecast:
+    """Return what the run has taken of which `forecast` was made: the stages of its plan that ended after that."""
+    found = {key: record for key, record in records.items() if key in plan.stages and record.ended > forecast.made}
+    ended = max((record.ended for record in found.values()), default=forecast.made)
+    return Forecast(
+        made=forecast.made,
+        stages=len(found),
+        work=Amount(sum(record.seconds for record in found.values())),
+        wall=Amount(ended - forecast.made),
+        slots=forecast.slots,
+        steps=Amount(sum(record.steps for record in found.values())),
+        bytes=Amount(sum(_stored_bytes(record) for record in found.values())),
+    )
+
+
+def told(forecast: Forecast) -> Iterator[str]:
+    """Yield a forecast in lines of words; none where nothing is to run."""
+    if not forecast.stages:
+        return
+    figures = in_words(forecast)
+    if forecast.work.unknown == forecast.stages:
+        yield f"unknown: {forecast.basis}"
+        if figures:
+            yield f"known: {figures}"
+        return
+    yield figures
+    saved = [f"sharing saves {duration(forecast.shared)}"] if round(forecast.shared) else []
+    saved += [f"done already {duration(forecast.done)}"] if round(forecast.done) else []
+    yield "; ".join([forecast.basis, *saved])
+    if 0 < forecast.work.unknown < forecast.stages:
+        yield f"nothing like {forecast.work.unknown} of {counted(forecast.stages, 'stage')} has finished yet"
+
+
+def in_words(forecast: Forecast) -> str:
+    """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, 900 steps, ...`."""
+    stages, parts = forecast.stages, []
+    if forecast.work.unknown < stages:
+        parts.append(f"{_least(forecast.work)}{duration(forecast.work.known)} of work")
+    if forecast.wall.unknown < stages:
+        parts.append(f"{duration(forecast.wall.known)} with {forecast.slots or 'some'} at once")
+    if forecast.steps.unknown < stages:
+        parts.append(f"{_least(forecast.steps)}{forecast.steps.known:,.0f} steps")
+    if forecast.bytes.unknown < stages:
+        parts.append(f"{_least(forecast.bytes)}{readable(forecast.bytes.known)}")
+    return ", ".join(parts)
+
+
+def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> str:
+    """Return a sentence that says what was estimated of the last run, and what it took."""
+    estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
+    return f"Estimated as it began: {estimated}; taken: {in_words(taken(forecast, plan, records))}."
+
+
+def _least(amount: Amount) -> str:
+    return "at least " if amount.unknown else ""
+
+
+def _sum(values: Iterable[float | None]) -> Amount:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return Amount(sum(known), len(found) - len(known))
+
+
+def _stored_bytes(record: StageRecord) -> int:
+    return record.text_bytes + sum(info.bytes for info in record.files.values())
+
+
+def _bytes(expected: Expected, kept: bool) -> float | None:
+    if expected.bytes is None or (kept and expected.weights is None):
+        return None
+    return expected.bytes + (expected.weights or 0.0 if kept else 0.0)

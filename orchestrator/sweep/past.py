@@ -1,0 +1,141 @@
+"""What earlier sweeps of a store tell of how long another one takes, on the hardware that it will run on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Container, Mapping
+from typing import Any
+
+from orchestrator.config.cluster import Cluster
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import Forecast
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.execution.embedded_ray import address_of
+from orchestrator.execution.placement import slots
+from orchestrator.planning.forecast import forecast
+from orchestrator.planning.hardware import gpu_models, processor_model
+from orchestrator.planning.in_words import counted
+from orchestrator.planning.pace import Pace, Place, places
+from orchestrator.store import saved_sweep
+from orchestrator.store.store import Store
+
+MOST_SWEEPS, MOST_SECONDS = 30, 2.0
+"""How many of the sweeps that were saved last are looked at, and for how long."""
+MOST_ALIKE, ENOUGH, MOST_RECORDS = 12, 3, 400
+"""Of stages alike the most records that are read, and as many as are sought for; the most of all together."""
+
+
+def estimated(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> tuple[Pace, Forecast]:
+    """Return what finished stages tell of the pace of a sweep, and what is left of it is expected to take."""
+    config = plan.trials[0].config
+    cluster, here = Cluster(**config["cluster"]), _hardware(config["cluster"])
+    pace, basis = Pace(), "no stage is left to run"
+    if any(key not in finished for key in plan.stages):
+        pace, basis = _learned(store, plan, finished, here)
+    made = forecast(
+        plan, finished, pace, made=time.time(), slots=_at_once(cluster), keep=config["store"]["keep"], basis=basis
+    )
+    return pace, made
+
+
+def earlier_forecast(store: Store, name: str) -> Forecast | None:
+    """Return what was expected of the last run of a sweep that had something to do, where that is known."""
+    try:
+        return saved_sweep.read(store, name).info.forecast
+    except OrchestratorError:
+        return None
+
+
+def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here: str | None) -> tuple[Pace, str]:
+    """Return the pace of finished stages of one hardware, `here` or else that of the newest, and what that was."""
+    found = _alike(store, plan, finished)
+    found.sort(key=lambda each: -each[1].started)
+    names = dict.fromkeys(hardware_of(record) for _, record in found)
+    where = here or next(filter(None, names), None)
+    pace = Pace()
+    for place, record in found:
+        if where and hardware_of(record) == where:
+            pace.learn(place, record)
+    others = " and ".join(sorted(name for name in names if name and name != where))
+    if pace.learned:
+        assumed = "" if here else "; which hardware this run gets is not known yet"
+        return pace, f"from {counted(pace.learned, 'finished stage')} on {where}{assumed}"
+    wanted = "of this network and data in these batches has finished"
+    if others:
+        return pace, f"no stage {wanted} on {here}, only on {others}"
+    return pace, f"no stage {wanted} in this store with as many threads"
+
+
+def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> list[tuple[Place, StageRecord]]:
+    """Return finished stages with the batches of what is left of a plan: its own, then of the sweeps saved last."""
+    own = places(plan)
+    left = {own[key] for key in plan.stages if key not in finished}
+    batches, counts = {place.batches for place in left}, Counter[str]()
+    found: dict[str, tuple[Place, StageRecord]] = {}
+
+    def chosen(where: Mapping[str, Place], known: Container[str]) -> dict[str, Place]:
+        picked = {}
+        for key, place in where.items():
+            if key in known or place.batches not in batches or counts[place.alike] >= MOST_ALIKE:
+                continue
+            counts[place.alike] += 1
+            picked[key] = place
+            if len(found) + len(picked) >= MOST_RECORDS:
+                break
+        return picked
+
+    found |= {k: (place, finished[k]) for k, place in chosen({k: own[k] for k in finished if k in own}, ()).items()}
+    until = time.monotonic() + MOST_SECONDS
+    for name in _newest(store)[:MOST_SWEEPS]:
+        if time.monotonic() > until or all(counts[place.alike] >= ENOUGH for place in left):
+            break
+        try:
+            others = chosen(places(saved_sweep.plan_of(store, name)), found.keys() | own.keys())
+            found |= {key: (others[key], record) for key, record in store.finished(others).items()}
+        except OrchestratorError:  # another release's, or damaged: what reads it for its own sake says so
+            continue
+    return list(found.values())
+
+
+def _newest(store: Store) -> list[str]:
+    """Return the names of the sweeps that were saved last."""
+    saved = {
+        entry.path.removeprefix("sweeps/").removesuffix(".json"): entry.modified
+        for entry in store.backend.entries("sweeps")
+    }
+    return sorted(store.sweeps(), key=lambda name: -saved.get(name, 0.0))
+
+
+def hardware_of(record: StageRecord) -> str | None:
+    """Return the model of what a stage was computed on; None where its record does not say."""
+    if record.device.startswith("cuda"):
+        return record.environment.get("gpu")
+    return record.environment.get("processor", "").rpartition(", ")[0] or None
+
+
+def _hardware(cluster: Mapping[str, Any]) -> str | None:
+    """Return the model of what a sweep will run on; None where that is not known before it has connected."""
+    if not _here(Cluster(**cluster)):
+        return None
+    if cluster["gpus_per_trial"]:
+        return next(iter(gpu_models()), None)
+    return processor_model()
+
+
+def _at_once(cluster: Cluster) -> int | None:
+    """Return how many stages run at once; None where that is not known before the sweep has connected."""
+    if cluster.kind == "inline":
+        return 1
+    if not _here(cluster):
+        return None
+    here = {"CPU": float(cluster.num_cpus or os.cpu_count() or 1), "GPU": float(len(gpu_models()))}
+    wanted = {"CPU": cluster.cpus_per_trial, "GPU": cluster.gpus_per_trial}
+    fitting = slots({name: amount for name, amount in wanted.items() if amount}, [here])
+    return min(fitting, cluster.max_concurrent or fitting) or None
+
+
+def _here(cluster: Cluster) -> bool:
+    return cluster.kind == "inline" or (address_of(cluster).own and not cluster.autoscaling)

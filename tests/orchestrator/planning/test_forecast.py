@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import EPOCH, config, make_plan, make_record, make_records, plan_of, sweep_info
+
+from orchestrator.core.events import Amount, Forecast
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import FileInfo, StageRecord
+from orchestrator.core.specs import NETWORK, Plan, StageSpec
+from orchestrator.planning.forecast import afterwards, forecast, taken, told
+from orchestrator.planning.hardware import processor_model
+from orchestrator.planning.pace import Pace, length, places, wall
+from orchestrator.store.saved_sweep import manifest, read
+from orchestrator.store.store import Store
+from orchestrator.sweep.past import earlier_forecast, estimated
+
+
+def paced(plan: Plan, records: dict[str, StageRecord]) -> Pace:
+    pace, where = Pace(), places(plan)
+    for key, record in records.items():
+        pace.learn(where[key], record)
+    return pace
+
+
+def made(plan: Plan, pace: Pace, finished: dict[str, StageRecord] | None = None, slots: int | None = 2) -> Forecast:
+    return forecast(plan, finished or {}, pace, made=EPOCH, slots=slots)
+
+
+def trained(plan: Plan, **changes: Any) -> Plan:
+    """The same trials with `changes` in how rounds are fine-tuned."""
+    configs = [{**t.config, "finetune": {**t.config["finetune"], **changes}} for t in plan.trials]
+    return plan_of(configs)
+
+
+def test_other_seeds_and_sparsities_take_what_stages_alike_took() -> None:
+    before, plan = make_plan(seeds=(0,)), make_plan(sparsities=(0.3, 0.7), seeds=(1, 2))
+    found = made(plan, paced(before, make_records(before)))
+
+    dense, rounds = 2, 16  # of 3 s and 300 steps, of 1 s and 100 steps
+    assert found.stages == len(plan.stages) == dense + rounds
+    assert found.work == Amount(dense * 3.0 + rounds * 1.0)
+    assert found.steps == Amount(dense * 300 + rounds * 100)
+    assert found.wall == Amount((6.0 + 16.0) / 2)
+
+
+def test_equal_work_is_counted_once_and_what_that_saves_is_told() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5, 0.9), seeds=(0,), rounds=1)
+    found = made(plan, paced(plan, make_records(plan)))
+
+    assert found.work == Amount(3.0 + 1.0 + 1.0)
+    assert found.shared == 3.0, "the dense training of the second trial"
+
+
+def test_finished_stages_cost_nothing() -> None:
+    plan = make_plan(seeds=(0,))
+    records = make_records(plan)
+    dense = plan.trials[0].dense
+    pace = paced(plan, records)
+
+    assert made(plan, pace, {dense: records[dense]}).work == Amount(8.0)
+    assert made(plan, pace, {dense: records[dense]}).done == 3.0
+    nothing = made(plan, pace, records)
+    assert (nothing.stages, nothing.work, nothing.bytes) == (0, Amount(), Amount())
+    assert list(told(nothing)) == []
+
+
+@pytest.mark.parametrize("times", [0.5, 2, 10])
+def test_the_estimate_scales_with_the_steps(times: float) -> None:
+    before = make_plan(seeds=(0,))
+    longer = trained(before, epochs=4 * times)
+    found = made(longer, paced(before, make_records(before)))
+
+    assert found.work.known == pytest.approx(3.0 + 8 * times)
+    assert found.steps == Amount(300 + 8 * 100 * times)
+
+
+def test_steps_that_the_configuration_gives_are_known_without_any_record() -> None:
+    plan = trained(make_plan(seeds=(0,)), epochs=None, steps=50)
+    found = made(plan, Pace())
+
+    assert found.steps == Amount(8 * 50, unknown=1)
+    assert found.work == Amount(0.0, unknown=9)
+    assert list(told(replace(found, basis="nothing is there"))) == [
+        "unknown: nothing is there",
+        "known: at least 400 steps",
+    ]
+
+
+@pytest.mark.parametrize("part", ["model", "data"])
+def test_another_network_and_other_data_tell_nothing(part: str) -> None:
+    before = make_plan(seeds=(0,))
+    other = plan_of([config("l1_unstructured", 0.5, 0, 2, **{part: {"name": "x", "kind": "x"}})])
+
+    assert made(other, paced(before, make_records(before))).work == Amount(0.0, unknown=3)
+
+
+def test_another_batch_size_tells_nothing() -> None:
+    before = make_plan(seeds=(0,))
+    found = made(trained(before, batch_size=8), paced(before, make_records(before)))
+
+    assert found.work == Amount(3.0, unknown=8), "of the dense training alone"
+    assert "at least 0:03 of work" in next(told(found))
+
+
+def test_what_this_run_sees_takes_the_place_of_what_earlier_ones_saw() -> None:
+    plan = make_plan(seeds=(0,))
+    records, where = make_records(plan), places(plan)
+    pace = paced(plan, records)
+    dense = plan.trials[0].dense
+    pace.learn(where[dense], records[dense], 30.0, own=True)
+    pace.learn(where[dense], records[dense], 99.0)
+
+    assert pace.expect(where[dense], plan.stages[dense]).seconds == 30.0
+
+
+def test_weights_count_where_the_store_keeps_them() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=2)
+    files = {"masks.npz": FileInfo("0" * 64, 100), WEIGHTS: FileInfo("0" * 64, 5_000)}
+    records = {key: replace(record, files=files) for key, record in make_records(plan).items()}
+    texts = sum(record.text_bytes for record in records.values())
+
+    found = made(plan, paced(plan, records))
+    assert found.bytes.known == pytest.approx(3 * 100 + 2 * 5_000 + texts, rel=0.02), "not of the round between"
+    kept = forecast(plan, {}, paced(plan, records), made=EPOCH, slots=1, keep="all")
+    assert kept.bytes.known - found.bytes.known == pytest.approx(5_000)
+
+
+def test_the_wall_time_is_work_over_slots_but_no_chain_is_cut_and_measurements_run_alone() -> None:
+    dense = StageSpec("dense", {"seed": 0})
+    rounds = [StageSpec("round", {"target": t}, {NETWORK: dense.key}) for t in (0.1, 0.2, 0.3)]
+    deployed = StageSpec("deploy", {"format": "shrink"}, {NETWORK: rounds[0].key})
+    measure = StageSpec("measure", {"format": "shrink"}, {NETWORK: deployed.key})
+    plan = Plan({spec.key: spec for spec in (dense, *rounds, deployed, measure)}, ())
+    took = dict(zip(plan.stages, (10.0, 4.0, 4.0, 4.0, 1.0, 7.0), strict=True))
+
+    assert wall(plan, took, 1) == 30.0
+    assert wall(plan, took, 2) == 10 + 4 + 1 + 7, "(10 + 12 + 1) / 2 is less than the chain"
+    assert wall(plan, took, 100) == 22.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"train": {"epochs": 3, "steps": None}}, (0.0, 3.0)),
+        ({"train": {"epochs": None, "steps": 70}}, (70.0, 0.0)),
+        ({"train": {"epochs": 3}, "until": "1.5ep"}, (0.0, 1.5)),
+        ({"train": {"epochs": 3}, "until": 20}, (20.0, 0.0)),
+        ({"train": {"epochs": 3}, "restart": {"rates": 20}}, (-20.0, 3.0)),
+        ({"train": {"steps": 70}, "restart": {"rates": 20}}, (50.0, 0.0)),
+        ({"train": {"_target_": "mine.fit"}}, None),
+    ],
+)
+def test_the_length_of_a_training_in_its_own_terms(fields: dict[str, Any], expected: object) -> None:
+    assert length(StageSpec("dense", fields)) == expected
+
+
+def test_an_estimate_in_words() -> None:
+    plan = make_plan(seeds=(0,))
+    found = replace(
+        made(plan, paced(plan, make_records(plan))), basis="from 9 finished stages on X", bytes=Amount(1.5e6)
+    )
+    lines = list(told(found))
+
+    assert lines == ["0:11 of work, 0:06 with 2 at once, 1,100 steps, 1.5 MB", f"{found.basis}; sharing saves 0:09"]
+
+
+def test_what_a_run_took_counts_what_ended_after_its_estimate() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=1)
+    dense, last = plan.stages
+    records = {dense: make_record(plan, dense, EPOCH - 100), last: make_record(plan, last, EPOCH)}
+    estimate = made(plan, paced(plan, records), {dense: records[dense]}, slots=1)
+
+    took = taken(estimate, plan, records)
+    assert (took.stages, took.work, took.steps) == (1, Amount(1.0), Amount(100))
+    assert took.wall == Amount(records[last].ended - EPOCH)
+    assert afterwards(estimate, plan, records).startswith(
+        "Estimated as it began: 0:01 of work, 0:01 with 1 at once, 100"
+    )
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Store, Plan]:
+    """A store with a sweep of four trials, computed on this processor."""
+    store, plan = Store(str(tmp_path / "store")), make_plan(seeds=(0,))
+    for record in make_records(plan).values():
+        store.commit(replace(record, environment={"processor": f"{processor_model()}, AVX2"}), {})
+    store.save_sweep("before", manifest(sweep_info("before"), plan))
+    return store, plan
+
+
+def located(plan: Plan, **cluster: object) -> Plan:
+    cluster = {"kind": "inline", "cpus_per_trial": 1, "gpus_per_trial": 0, **cluster}
+    store = {"uri": "store", "keep": "needed"}
+    return plan_of([{**trial.config, "cluster": cluster, "store": store} for trial in plan.trials])
+
+
+def test_a_store_tells_of_other_sweeps(stored: tuple[Store, Plan]) -> None:
+    store, _ = stored
+    pace, found = estimated(store, located(make_plan(seeds=(5,))), {})
+
+    assert found.work == Amount(3.0 + 8 * 1.0)
+    assert found.slots == 1
+    assert found.basis == f"from 9 finished stages on {processor_model()}"
+    assert pace.learned == 9
+
+
+def test_a_store_of_another_processor_tells_nothing_and_says_so(tmp_path: Path) -> None:
+    store, plan = Store(str(tmp_path / "store")), make_plan(seeds=(0,))
+    for record in make_records(plan).values():
+        store.commit(replace(record, environment={"processor": "Z80, none"}), {})
+    store.save_sweep("before", manifest(sweep_info("before"), plan))
+
+    _, found = estimated(store, located(make_plan(seeds=(5,))), {})
+    assert found.work == Amount(0.0, unknown=9)
+    assert found.basis.endswith("only on Z80")
+    _, elsewhere = estimated(store, located(make_plan(seeds=(5,)), kind="ray", address="head:6379"), {})
+    assert elsewhere.work == Amount(11.0)
+    assert elsewhere.slots is None
+    assert "on Z80; which hardware this run gets is not known yet" in elsewhere.basis
+
+
+def test_a_forecast_is_saved_with_its_sweep_and_a_sweep_without_one_is_read(stored: tuple[Store, Plan]) -> None:
+    store, plan = stored
+    assert earlier_forecast(store, "before") is None
+    found = made(plan, paced(plan, make_records(plan)))
+    store.save_sweep("before", manifest(replace(sweep_info("before"), forecast=found), plan))
+
+    assert earlier_forecast(store, "before") == found
+    data = store.load_sweep("before")
+    del data["forecast"]
+    store.save_sweep("before", data)
+    assert read(store, "before").info.forecast is None
+    assert earlier_forecast(store, "none such") is None
