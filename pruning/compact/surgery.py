@@ -19,7 +19,7 @@ from pruning.compact.deciding import Decision
 from pruning.compact.flow import Flow
 from pruning.compact.labels import Fields, Site, along
 from pruning.compact.operations import CONVOLUTIONS, arguments, in_module, name_of
-from pruning.compact.rewriting import Rewrite, rewritten
+from pruning.compact.rewriting import Rewrite, call_functions, rewritten
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ def smaller_graph(
                     (user,) = node.users
                     user.args = (*user.args[:2], bias, *user.args[3:])
     rewritten(graph.graph, moved)
+    call_functions(graph.graph)
+    graph._tracer_cls = None  # that of torch.export cannot be pickled
     graph.recompile()
     return graph
 

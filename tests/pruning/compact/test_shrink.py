@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,33 @@ def test_an_embedding_is_narrowed_where_it_is_tied_and_a_forward_that_does_not_t
     assert smaller.get_parameter("attention.in_proj_weight").shape == (24, 11)
     assert smaller.get_parameter("embed.weight").shape == (20, 11)
     agree(smaller, model, torch.randint(20, (5, 7)))
+
+
+class OptionA(nn.Module):
+    """A shortcut that pads both sides of the channels alike, as the paper of ResNets has it for small images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.third = nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        return self.third(F.relu(self.second(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))))
+
+
+def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
+    torch.manual_seed(0)
+    model = OptionA().double().eval()
+    zero(model.second.weight[:2], model.second.bias[:2], model.second.weight[6], model.second.bias[6])
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 8, 8).double())
+
+    assert smaller.shrunk.form == "graph", smaller.shrunk.tried
+    assert "torch.ops" not in smaller.code
+    assert smaller.get_parameter("second.weight").shape == (5, 4, 3, 3)
+    agree(smaller, model, torch.randn(3, 3, 8, 8).double())
+    agree(pickle.loads(pickle.dumps(smaller)), model, torch.randn(3, 3, 8, 8).double())
 
 
 class Odd(nn.Module):
