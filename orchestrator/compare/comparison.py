@@ -124,10 +124,14 @@ class Point:
         return self.model, self.data, self.line
 
     @property
+    def asked_sparsity(self) -> float:
+        """What it is known by: the sparsity asked for, else the achieved one, whose last digits machines differ in."""
+        return round(self.sparsity if self.requested_sparsity is None else self.requested_sparsity, 6)
+
+    @property
     def level(self) -> Level:
-        """What it is compared at: the sparsity is what was asked for, else what was achieved."""
-        sparsity = self.sparsity if self.requested_sparsity is None else self.requested_sparsity
-        return self.model, self.data, self.metric.name, round(sparsity, 4)
+        """What it is compared at."""
+        return self.model, self.data, self.metric.name, self.asked_sparsity
 
 
 @dataclass(frozen=True)

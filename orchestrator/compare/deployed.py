@@ -47,30 +47,46 @@ def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRec
     """Return what was measured of the networks that these stages left, given `by_network`."""
     groups: dict[tuple[str, int, str], list[StageRecord]] = {}
     for record in (record for stage in stages for record in measurements.get(stage, ())):
-        hardware = ", ".join(record.environment.get(name, "?") for name in HARDWARE)
         for size in _sizes(record):
-            groups.setdefault((record.spec["fields"]["format"], size, hardware), []).append(record)
+            groups.setdefault((_format(record), size, hardware_of(record)), []).append(record)
     return tuple(_summary(*group, each) for group, each in groups.items())
 
 
+def measured_figures(record: StageRecord) -> dict[str, float]:
+    """Return what a measurement found, by the one name that each figure has everywhere: by batch size, in their order,
+    `deploy/onnx/64/latency_ms` and `deploy/onnx/64/speedup`, and `deploy/onnx/bytes`.
+    """
+    place, found = f"deploy/{_format(record)}", record.measurements
+    by_size = {
+        f"{place}/{size}/{name}": found[f"{name}/{size}"]
+        for size in _sizes(record)
+        for name in ("latency_ms", "speedup")
+    }
+    return {**by_size, f"{place}/bytes": found["bytes"]}
+
+
 def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
-    """Return (name, value, Unix seconds) of what was measured of a trial's last network, by its formats and then
-    by its batch sizes, as `deploy/onnx/64/speedup`; nothing before all is measured.
+    """Return (name, value, Unix seconds) of what was measured of a trial's last network, by its formats in their order;
+    nothing before all is measured.
     """
     found = [records[key] for key in trial.measured if all(each in records for each in trial.measured)]
-    return [
-        (f"deploy/{record.spec['fields']['format']}/{size}/{name}", record.measurements[key], record.ended)
-        for record in found
-        for size in _sizes(record)
-        for name, key in (("latency_ms", f"latency_ms/{size}"), ("speedup", f"speedup/{size}"), ("bytes", "bytes"))
-    ]
+    return [(name, value, record.ended) for record in found for name, value in measured_figures(record).items()]
 
 
 def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
     """Return the same for people: those in the first format at its first batch size are `deploy/speedup` and such."""
-    found = figures_of(trial, records)
-    first = found[0][0].rpartition("/")[0] if found else ""
-    return [(name.replace(f"{first}/", "deploy/"), value, at) for name, value, at in found]
+    found = [(*name.rpartition("/")[::2], value, at) for name, value, at in figures_of(trial, records)]
+    first = (found[0][0], found[0][0].rpartition("/")[0]) if found else ()
+    return [(f"{'deploy' if place in first else place}/{name}", value, at) for place, name, value, at in found]
+
+
+def hardware_of(record: StageRecord) -> str:
+    """Return on what it was measured."""
+    return ", ".join(f"{name} {record.environment.get(name, '?')}" for name in HARDWARE)
+
+
+def _format(record: StageRecord) -> str:
+    return str(record.spec["fields"]["format"])
 
 
 def _sizes(record: StageRecord) -> list[int]:

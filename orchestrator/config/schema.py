@@ -30,7 +30,7 @@ class ConfigError(OrchestratorError):
 MATCHING = "matching_sparsity"
 SIZES = ("sparsity/overall", "parameters/remaining", "macs/remaining")
 """What a search may be told beside metrics: figures of the last round's record."""
-_MEASURED = re.compile(r"deploy/(\w+/\d+/)?(latency_ms|speedup|bytes)")
+_MEASURED = re.compile(r"deploy/((\w+/\d+/)?(latency_ms|speedup)|(\w+/)?bytes)")
 
 
 def _is_objective(name: Any) -> bool:
@@ -61,7 +61,7 @@ def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
         place = name.partition("/")[2].rpartition("/")[0]
         if not formats:
             yield f"`objective` (={name}) is measured where the network is deployed; pass deploy=shrink, or another."
-        elif place and place not in places:
+        elif place and place not in (*formats, *places):
             yield f"`objective` (={name}) must be of a format and batch size of `deploy`: {', '.join(places)}."
 
 

@@ -6,18 +6,19 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, to_builtins
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployed import HARDWARE
+from orchestrator.compare.deployed import by_network, hardware_of, measured_figures
 from orchestrator.compare.statistics import LEVEL, t_quantile
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.plain_data import Count, Fraction, Margin, Number, parse_json, read_as
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Plan
+from orchestrator.core.specs import Plan
 
 FORMAT: Literal[1] = 1
 SIZE_MARGIN, SPEED_MARGIN = 0.02, 0.1
@@ -33,7 +34,7 @@ class PointName(NamedTuple):
     data: str
     line: str
     sparsity: float
-    """The one asked for, and the achieved one where none was."""
+    """As `Point.asked_sparsity`."""
     round: int
 
     @property
@@ -98,44 +99,33 @@ def is_size(figure: str) -> bool:
 
 def is_speedup(figure: str) -> bool:
     """Say whether a figure is measured beside the dense network: more is better, on one kind of machine."""
-    return figure.startswith("deploy/") and "/speedup/" in figure
+    return figure.startswith("deploy/") and figure.endswith("/speedup")
+
+
+def is_latency(figure: str) -> bool:
+    """Say whether a figure is measured alone: less is better, and it drifts with the machine."""
+    return figure.startswith("deploy/") and figure.endswith("/latency_ms")
 
 
 def figures(
     comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]
 ) -> dict[PointName, dict[str, dict[int, float]]]:
-    """Return the figures that can be held of the dense networks and the operating points: figure -> seed -> value."""
-    rows, deployed = {row.stage: row for row in comparison.rows}, _deployed(plan, records)
+    """Return the figures of the dense networks and the operating points that can be paired: figure -> seed -> value."""
+    rows, measured = {row.stage: row for row in comparison.rows}, by_network(plan, records)
     found: dict[PointName, dict[str, dict[int, float]]] = {}
     for point in (*comparison.dense, *comparison.operating_points):
         of_point = found.setdefault(name_of(point), {})
         for row in (rows[stage] for stage in point.stages):
             own = {primary_figure(point): row.test, "parameters/remaining": float(row.remaining_parameters)}
-            for figure, value in (own | deployed.get(row.stage, {})).items():
-                of_point.setdefault(figure, {})[row.seed] = value
+            for each in (own, *map(measured_figures, measured.get(row.stage, ()))):
+                for figure, value in each.items():
+                    of_point.setdefault(figure, {})[row.seed] = value
     return found
-
-
-def _deployed(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, dict[str, float]]:
-    """Return stage key -> what was measured of its network, deployed: bytes, and speed-ups by batch size."""
-    found: dict[str, dict[str, float]] = {}
-    for record in _measurements(plan, records):
-        spec = plan.stages[record.key]
-        network = plan.stages[spec.inputs[NETWORK]].inputs[NETWORK]
-        for name, value in record.measurements.items():
-            if name == "bytes" or name.startswith("speedup/"):
-                found.setdefault(network, {})[f"deploy/{spec.fields['format']}/{name}"] = value
-    return found
-
-
-def _measurements(plan: Plan, records: Mapping[str, StageRecord]) -> list[StageRecord]:
-    return [records[key] for key, spec in plan.stages.items() if spec.kind == "measure" and key in records]
 
 
 def name_of(point: Point) -> PointName:
-    """Return what a point is called; the last digits of its sparsity may differ between machines."""
-    sparsity = point.sparsity if point.requested_sparsity is None else point.requested_sparsity
-    return PointName(point.model, point.data, point.line, round(sparsity, 6), point.round)
+    """Return what a point is called."""
+    return PointName(point.model, point.data, point.line, point.asked_sparsity, point.round)
 
 
 def primary_figure(point: Point) -> str:
@@ -173,7 +163,7 @@ def make_baseline(
         listed = {
             figure: tuple(by_seed[seed] for seed in seeds)
             for figure, by_seed in values.items()
-            if by_seed.keys() >= set(seeds)
+            if by_seed.keys() >= set(seeds) and not is_latency(figure)
         }
         margins = {figure: margin for figure, margin in kept.get(name, {}).items() if figure in listed}
         found.append(BaselinePoint(*name, seeds=tuple(seeds), values=listed, margins=margins))
@@ -194,9 +184,8 @@ def hardware(records: Iterable[StageRecord]) -> tuple[str, ...]:
 def measured_on(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, tuple[str, ...]]:
     """Return on what latency was measured, by format, each of which has a runtime: processor, threads and runtime."""
     found: dict[str, set[str]] = {}
-    for record in _measurements(plan, records):
-        places = found.setdefault(plan.stages[record.key].fields["format"], set())
-        places.add(", ".join(f"{name} {record.environment.get(name, '')}" for name in HARDWARE))
+    for record in chain.from_iterable(by_network(plan, records).values()):
+        found.setdefault(record.spec["fields"]["format"], set()).add(hardware_of(record))
     return {name: tuple(sorted(places)) for name, places in sorted(found.items())}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.compare.deployed import headline
+from orchestrator.compare.deployed import figures_of, headline
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.views.report.figures import drawing
@@ -26,14 +26,14 @@ SPEEDUPS = {0: 1.0, 1: 2.0, 2: 4.0}
 """By seed."""
 
 
-def deploying(seeds: tuple[int, ...] = (0, 1, 2)) -> Plan:
-    """The plan of a line whose trials are deployed as onnx and measured."""
+def deploying(seeds: tuple[int, ...] = (0, 1, 2), sizes: tuple[int, int] = (1, 8)) -> Plan:
+    """The plan of a line whose trials are deployed as onnx and measured at these batch sizes."""
     plan = factories.make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=seeds)
     stages, trials = dict(plan.stages), []
     for trial in plan.trials:
         pair = [StageSpec("deploy", {"format": "onnx"}, {NETWORK: key}) for key in (trial.stages[-1], trial.dense)]
         inputs = {NETWORK: pair[0].key, DENSE: pair[1].key}
-        latency = StageSpec("measure", {"format": "onnx", "measure": {"batch_sizes": [1, 8]}}, inputs)
+        latency = StageSpec("measure", {"format": "onnx", "measure": {"batch_sizes": list(sizes)}}, inputs)
         stages |= {spec.key: spec for spec in (*pair, latency)}
         trials.append(replace(trial, measured=(latency.key,)))
     return Plan(stages, tuple(trials))
@@ -45,12 +45,13 @@ def plain(plan: Plan) -> Plan:
 
 
 def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> dict[str, StageRecord]:
-    """Records of all stages; the networks of each seed are as fast as `SPEEDUPS` says, times two at batch 8."""
+    """Records of all stages; the networks of each seed are as fast as `SPEEDUPS` says, twice at the second size."""
     records: dict[str, StageRecord] = factories.make_records(plain(plan))
     for trial in plan.trials:
         seed, last = int(trial.config["seed"]), records[trial.stages[-1]]
         figures: dict[str, float] = {"seconds": 1.0, "bytes": 1000.0 * (1 + seed), "dense_bytes": 8000.0}
-        for size, times in ((1, SPEEDUPS[seed]), (8, 2 * SPEEDUPS[seed])):
+        sizes = plan.stages[trial.measured[0]].fields["measure"]["batch_sizes"]
+        for size, times in zip(sizes, (SPEEDUPS[seed], 2 * SPEEDUPS[seed]), strict=True):
             figures |= {f"latency_ms/{size}": 1 / times, f"dense_ms/{size}": 1.0, f"speedup/{size}": times}
             figures |= {f"speedup_low/{size}": 0.9 * times, f"speedup_high/{size}": 1.1 * times}
         environment = {"processor": processor(seed), "threads": "1", "runtime": "onnxruntime 1"}
@@ -93,8 +94,8 @@ def test_unlike_machines_are_never_averaged() -> None:
     (point,) = compare_trials(plan, records).operating_points[-1:]
 
     assert [(each.hardware.split(",")[0], each.speedup.n) for each in point.deployed if each.batch_size == 1] == [
-        ("Abacus", 1),
-        ("Pen", 2),
+        ("processor Abacus", 1),
+        ("processor Pen", 2),
     ]
     headings = [column.heading(point.metric) for column in columns([point])]
     assert {"at batch 1 #1", "at batch 1 #2"} <= set(headings)
@@ -134,9 +135,23 @@ def test_a_tracker_is_told_when_all_is_measured() -> None:
         "deploy/bytes": 2000.0,
         "deploy/onnx/8/latency_ms": 0.25,
         "deploy/onnx/8/speedup": 4.0,
-        "deploy/onnx/8/bytes": 2000.0,
     }
     assert not list(headline(trial, {key: record for key, record in records.items() if record.kind != "measure"}))
+
+
+@pytest.mark.parametrize("sizes", [(8, 1), (8, 16), (1, 16)])
+def test_figures_stand_in_the_order_of_the_batch_sizes_that_were_asked_for(sizes: tuple[int, int]) -> None:
+    plan = deploying((1,), sizes)
+    records, (trial,) = measured(plan), plan.trials
+    first, second = sizes
+
+    names = [f"deploy/onnx/{size}/{name}" for size in sizes for name in ("latency_ms", "speedup")]
+    assert [name for name, *_ in figures_of(trial, records)] == [*names, "deploy/onnx/bytes"]
+    told = {name: value for name, value, _ in headline(trial, records)}
+    assert (told["deploy/speedup"], told[f"deploy/onnx/{second}/speedup"]) == (2.0, 4.0)
+    assert f"deploy/onnx/{first}/speedup" not in told
+    (point,) = compare_trials(plan, records).operating_points[-1:]
+    assert [each.batch_size for each in point.deployed] == list(sizes)
 
 
 def test_the_audit_asks_for_measured_speed_ups_where_trials_are_deployed() -> None:
@@ -167,7 +182,7 @@ def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
     latency, sizes = against_latency(comparison), against_bytes(comparison)
 
     assert len(latency) == 4, "of two batch sizes on two machines"
-    assert latency[0].title.startswith("cnn on digits, onnx, batch 1, Abacus")
+    assert latency[0].title.startswith("cnn on digits, onnx, batch 1, processor Abacus")
     assert [series.label for series in latency[0].series] == ["l1_unstructured", "dense", FRONT]
     assert latency[0].series[0].x == (1.0,)
     assert [plot.title for plot in sizes] == ["cnn on digits, onnx"]

@@ -53,23 +53,28 @@ def compared(
 ) -> Swept:
     """Return a sweep in which the seeds have these test accuracies, dense and at 50%, and these speed-ups there."""
     plan = make_plan(("l1_unstructured",), (0.5,), range(len(values)), rounds=1)
-    stages, records = dict(plan.stages), make_records(plan)
+    stages, records, trials = dict(plan.stages), make_records(plan), list(plan.trials)
     for trial, value in zip(plan.trials, values, strict=True):
         for key in trial.stages:
             records[key] = replace(records[key], after={**records[key].after, "test/accuracy": value}, **changes)
-    for trial, speedup in zip(plan.trials, speedups, strict=False):
+    for place, (trial, speedup) in enumerate(zip(plan.trials, speedups, strict=False)):
         asked = {"formats": list(runtimes), "batch_sizes": [1], "seconds": 1.0, "blocks": 2, "threads": 1}
         dense = StageSpec("dense", {"device": "cpu", "sources": {}, "seed": trial.config["seed"]})
         specs, measuring = deployments(asked, dense, plan.stages[trial.stages[-1]])
-        stages |= {spec.key: spec for spec in specs}
-        for key, runtime in zip(measuring, runtimes.values(), strict=True):
-            records[key] = replace(
+        stages |= {spec.key: spec for spec in (dense, *specs)}
+        trials[place] = replace(trial, measured=measuring)
+        figures = {"bytes": 5000.0, "dense_bytes": 9000.0, "latency_ms/1": 1.0, "dense_ms/1": speedup}
+        figures |= {"speedup/1": speedup, "speedup_low/1": 1.0, "speedup_high/1": 9.0}
+        for spec in (dense, *specs):
+            runtime = runtimes.get(spec.fields.get("format", ""), "")
+            records[spec.key] = replace(
                 records[trial.stages[-1]],
-                key=key,
-                measurements={"bytes": 5000.0, "speedup/1": speedup, "speedup_low/1": 1.0, "latency_ms/1": 1.0},
+                key=spec.key,
+                measurements=figures,
                 environment={"processor": "one", "threads": "1", "runtime": runtime},
+                spec=spec.to_json(),
             )
-    return swept(Plan(stages, plan.trials), records)
+    return swept(Plan(stages, tuple(trials)), records)
 
 
 def made(found: Swept, before: Baseline | None = None, name: str = "synthetic") -> Baseline:
@@ -196,7 +201,7 @@ def test_a_size_may_grow_by_its_margin() -> None:
     assert grown(0.015) == ["pass", "fail"]  # half of them are pruned: what is left has grown by 3%
 
 
-SPEEDUP = "deploy/shrink/speedup/1"
+SPEEDUP = "deploy/shrink/1/speedup"
 
 
 def test_a_measured_speedup_is_held_by_its_ratio() -> None:
@@ -210,7 +215,7 @@ def test_a_measured_speedup_is_held_by_its_ratio() -> None:
     assert statuses(found, SPEEDUP) == statuses(found, "deploy/shrink/bytes") == ["pass"]
     tighter = baseline_of(compared(speedups=(2.0, 2.1, 2.2)), margins={SPEEDUP: 0.057})
     assert statuses(judged(tighter, slower), SPEEDUP) == ["fail"]
-    assert "     50.00 deploy/shrink/speedup/1 %     2.10x     2.00x      -4.9 [-5.8, -4.1]   -10.0      pass" in (
+    assert "     50.00 deploy/shrink/1/speedup %     2.10x     2.00x      -4.9 [-5.8, -4.1]   -10.0      pass" in (
         list(gate_table(found))
     )
 
@@ -232,7 +237,7 @@ def test_formats_have_runtimes_of_their_own() -> None:
     assert passes(judged(baseline_of(both), both), False)
     (undecided,) = (each for each in judged(baseline_of(both), newer) if each.status != "pass")
     where = "processor one, threads 1, runtime onnxruntime"
-    assert undecided.figure == "deploy/onnx/speedup/1"
+    assert undecided.figure == "deploy/onnx/1/speedup"
     assert undecided.reason == f"measured on {where} 2, and for the baseline on {where} 1"
 
 
