@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.compare.against.baseline import Baseline, hardware, make_baseline, read_baseline, text_of
+from orchestrator.compare.against.baseline import Baseline, make_baseline, read_baseline, text_of
+from orchestrator.compare.against.figures import hardware
 from orchestrator.compare.against.gate import alarms, passes, verdicts
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison

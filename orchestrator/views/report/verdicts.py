@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
-from orchestrator.compare.against.baseline import is_speedup
-from orchestrator.compare.against.gate import Verdict, counted
+from orchestrator.compare.against.figures import is_latency, is_speedup
+from orchestrator.compare.against.gate import counted
+from orchestrator.compare.against.verdicts import Verdict
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
 from orchestrator.views.report.tables import aligned, difference
@@ -24,25 +25,33 @@ NOTE = (
 def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
     """Yield the lines of the table, why what does not pass does not, and a count."""
     of_points = [each for each in found if each.point is not None]
-    rows = [_cells(each) for each in of_points]
-    widths = [
-        max(least, *map(len, cells)) for least, cells in zip(WIDTHS, zip(HEADINGS, *rows, strict=True), strict=True)
-    ]
-    for title, panel in groupby(
-        zip(of_points, rows, strict=True), key=lambda pair: pair[0].point and pair[0].point.panel
-    ):
-        yield str(title)
-        yield aligned(HEADINGS, widths)
-        for line, of_line in groupby(panel, key=lambda pair: pair[0].point and pair[0].point.line):
-            yield str(line)
-            for _, cells in of_line:
-                yield aligned(cells, widths)
-        yield ""
+    yield from verdict_table(HEADINGS, WIDTHS, [(each, (*cells(each), each.status)) for each in of_points])
     for each in found:
         if each.reason:
             yield f"{each.status}: {title_of(each)}: {each.reason}"
     yield NOTE
     yield f"{counted(found)}."
+
+
+def verdict_table(
+    headings: Sequence[str], widths: Sequence[int], rows: Sequence[tuple[Verdict, Sequence[str]]]
+) -> Iterator[str]:
+    """Yield the lines of a table of verdicts on points, panel by panel and line by line.
+
+    Args:
+        widths: of the columns at least, in characters
+        rows: verdicts with the cells that stand for them
+    """
+    columns = zip(headings, *(cells for _, cells in rows), strict=True)
+    widths = [max(least, *map(len, column)) for least, column in zip(widths, columns, strict=True)]
+    for title, panel in groupby(rows, key=lambda row: row[0].point and row[0].point.panel):
+        yield str(title)
+        yield aligned(headings, widths)
+        for line, of_line in groupby(panel, key=lambda row: row[0].point and row[0].point.line):
+            yield str(line)
+            for _, cells in of_line:
+                yield aligned(cells, widths)
+        yield ""
 
 
 def title_of(verdict: Verdict) -> str:
@@ -82,16 +91,20 @@ def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
     return content + b"\n"
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return sparsity, figure, the values then and now, the change and its limit as texts."""
     metric, name = verdict.metric, verdict.point
     assert name is not None
     sparsity = percent(name.sparsity) if name.round else "dense"
     figure = verdict.figure if metric is None else f"{verdict.figure} {metric.unit}".rstrip()
     if verdict.now is None or verdict.baseline is None:
-        return sparsity, figure, "", "", "", "", verdict.status
+        return sparsity, figure, "", "", "", ""
     if metric is None:
         change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
         values = f"{verdict.baseline:,.0f}", f"{verdict.now:,.0f}", change, f"{verdict.margin:+.1%}"
+    elif is_latency(verdict.figure):
+        change = difference(verdict.change, metric)
+        values = f"{verdict.baseline:.3g}", f"{verdict.now:.3g}", change, metric.written(verdict.margin, "+")
     elif is_speedup(verdict.figure):
         change = difference(verdict.change, metric)
         values = f"{verdict.baseline:.2f}x", f"{verdict.now:.2f}x", change, metric.written(-verdict.margin, "+")
@@ -101,4 +114,4 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
             *(metric.written(verdict.baseline), metric.written(verdict.now)),
             *(difference(verdict.change, metric), metric.written(sign * verdict.margin, "+")),
         )
-    return sparsity, figure, *values, verdict.status
+    return sparsity, figure, *values

@@ -21,7 +21,8 @@ from orchestrator.compare.against.baseline import (
     read_baseline,
     text_of,
 )
-from orchestrator.compare.against.gate import Status, Verdict, alarms, not_worse, passes, verdicts
+from orchestrator.compare.against.gate import alarms, passes, verdicts
+from orchestrator.compare.against.verdicts import Status, Verdict, not_worse
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.compare.statistics import estimate
