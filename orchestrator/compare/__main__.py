@@ -1,13 +1,16 @@
-"""`python -m orchestrator.compare SWEEP [SWEEP ...]`: rebuild or merge comparisons from the store, or from MLflow."""
+"""`python -m orchestrator.compare SWEEP [SWEEP]`: the comparison of a sweep again, or two sweeps side by side."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from orchestrator.compare.against.pairing import Side
+from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison
@@ -17,52 +20,28 @@ from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import margin_fault
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.sweep.saved_sweeps import chosen_sweeps, list_store, list_sweeps, open_store, sweeps_parser
-from orchestrator.views.report import tables
-from orchestrator.views.report.files import report, write
+from orchestrator.store.store import Store
+from orchestrator.sweep.saved_sweeps import (
+    chosen_sweeps,
+    file_system,
+    list_store,
+    list_sweeps,
+    open_store,
+    sweeps_parser,
+)
+from orchestrator.views.report import differences, tables
+from orchestrator.views.report.files import ReadFile, report, write
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison of the named sweeps, as one where there are several, and write its report if asked."""
+    """Print the comparison of a sweep, of several as one, or of two side by side; write what is asked for."""
     show_what_can_be_shown()
-    parser = sweeps_parser(
-        "compare", "Compare sweeps, each by itself or several as one, from what the store holds of them."
-    )
-    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
-    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
-    parser.add_argument(
-        "--margin",
-        metavar="LOSS",
-        help="that a match may hide, in the metric's own scale (default: compare.margin of the sweeps)",
-    )
-    parser.add_argument("--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     gc.disable()  # all that is made is needed to the end: a third of the time of ten thousand trials
     try:
-        margin = _margin(options.margin)
-        if options.mlflow:
-            where, read = f"MLflow at {options.mlflow}", None
-            known = sweeps_in_mlflow(options.mlflow, options.experiment)
-            load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
-        else:
-            store = open_store(options)
-            if not options.sweeps:
-                return list_store(store)
-            where, read, known, load = str(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
-        if not options.sweeps:
-            return list_sweeps(known, where)
-        sweep = _merged([load(name) for name in chosen_sweeps(known, options.sweeps, where)])
-        for metric in {record.primary for record in sweep.records.values()} if margin is not None else ():
-            if fault := margin_fault(metric, margin or 0.0):
-                raise OrchestratorError(f"`--margin` (={margin}) {fault}")
-        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
-        _print(sweep, comparison)
-        if options.output:
-            files = report(sweep.info, sweep.plan, sweep.records, comparison, read)
-            write(Path(options.output), files)
-            say(f"report: {Path(options.output, 'comparison', 'report.html').absolute()}")
+        return _run(options, _margin(options.margin))
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
@@ -71,7 +50,98 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     finally:
         gc.enable()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = sweeps_parser(
+        "compare", "Compare the trials of a sweep, or two sweeps side by side, from what the store holds of them."
+    )
+    parser.add_argument("--merge", action="store_true", help="compare the trials of several sweeps as those of one")
+    parser.add_argument("--other-store", metavar="URI", help="where the second of two sweeps ran, if elsewhere")
+    parser.add_argument("--other-option", action="append", default=[], metavar="KEY=VALUE", help="of its file system")
+    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument(
+        "--margin",
+        metavar="LOSS",
+        help="that a match may hide, in the metric's own scale (default: compare.margin of the sweeps)",
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures; of two sweeps CSV"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace, margin: float | None) -> int:
+    if options.mlflow:
+        where, read = f"MLflow at {options.mlflow}", None
+        known = sweeps_in_mlflow(options.mlflow, options.experiment)
+        load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
+    else:
+        store = open_store(options)
+        if not options.sweeps:
+            return list_store(store)
+        where, read, known, load = str(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
+    if not options.sweeps:
+        return list_sweeps(known, where)
+    two = _asks_for_two(options)
+    names = chosen_sweeps(known, options.sweeps[:1] if two and options.other_store else options.sweeps, where)
+    sweeps = [load(name) for name in names]
+    if two and options.other_store:
+        sweeps.append(_from_other_store(options))
+    shown = sweeps if two else [_merged(sweeps)]
+    sides = [Side(sweep, _compared(sweep, margin)) for sweep in shown]
+    if two:
+        _side_by_side(compare_two(*sides), options.output)
+    else:
+        _alone(sides[0], read, options.output)
     return 0
+
+
+def _asks_for_two(options: argparse.Namespace) -> bool:
+    """Say whether two sweeps are to stand side by side; raise OrchestratorError where it is not clear what is asked."""
+    count = len(options.sweeps)
+    if options.other_store and (count != 2 or options.merge):
+        raise OrchestratorError(
+            f"`--other-store` (={options.other_store}) says where the second of two sweeps ran; name two, without "
+            "--merge."
+        )
+    if count > 2 and not options.merge:
+        raise OrchestratorError(
+            f"`SWEEP` names {count} sweeps, and two at most stand side by side; pass --merge to compare the trials of "
+            "all as those of one sweep."
+        )
+    return count == 2 and not options.merge
+
+
+def _from_other_store(options: argparse.Namespace) -> SavedSweep:
+    given = file_system(options.other_option, "--other-option")
+    store = Store(options.other_store, options=given).opened(exists=True)
+    (name,) = chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
+    return saved_sweep.load(store, name)
+
+
+def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:
+    for metric in {record.primary for record in sweep.records.values()} if margin is not None else ():
+        if fault := margin_fault(metric, margin or 0.0):
+            raise OrchestratorError(f"`--margin` (={margin}) {fault}")
+    return compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
+
+
+def _side_by_side(found: TwoSweeps, output: str | None) -> None:
+    for line in differences.two_sweeps_text(found):
+        say(line)
+    if output:
+        write(Path(output), {differences.FILE: differences.two_sweeps_csv(found)})
+        say(f"differences: {Path(output, differences.FILE).absolute()}")
+
+
+def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:
+    sweep, comparison = side.sweep, side.comparison
+    _print(sweep, comparison)
+    if output:
+        write(Path(output), report(sweep.info, sweep.plan, sweep.records, comparison, read))
+        say(f"report: {Path(output, 'comparison', 'report.html').absolute()}")
 
 
 def _margin(text: str | None) -> float | None:

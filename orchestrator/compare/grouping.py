@@ -17,7 +17,7 @@ POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
 _MOVING = ("seed", "target", "amount")
 """How a stage's fields call that, and what repeats a trial."""
 
-_DENSE = ("model.", "data.", "task.", "train.", "device", "threads")
+DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
 """What a dense network depends on, but its seed."""
 CONTROL = "restart.control"
 """What the last round of a trial alone says, and so none of the stages that tell its line."""
@@ -72,7 +72,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
         methods = [_name(settings, "method", "trial") for settings in lines.values()]
         labels = _labels(methods, list(lines.values()))
         line_labels |= {(panel, line): label for line, label in zip(lines, labels, strict=True)}
-        own = [{k: v for k, v in settings.items() if k.startswith(_DENSE)} for settings in networks.values()]
+        own = [{k: v for k, v in settings.items() if k.startswith(DENSE_SETTINGS)} for settings in networks.values()]
         labels = _labels(["dense"] * len(networks), own)
         dense_labels |= {(panel, network): label for network, label in zip(networks, labels, strict=True)}
     return tuple(

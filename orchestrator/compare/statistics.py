@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, TypeVar
 
@@ -55,8 +55,15 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
     if n == 1:
         return Estimate(1, mean)
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = t_quantile(level, n - 1) * std / math.sqrt(n)
-    return Estimate(n, mean, std, mean - half, mean + half)
+    return at_level(Estimate(n, mean, std), level)
+
+
+def at_level(found: Estimate, level: float) -> Estimate:
+    """Return the same estimate with the interval of another level, where it has one."""
+    if found.std is None:
+        return found
+    half = t_quantile(level, found.n - 1) * found.std / math.sqrt(found.n)
+    return replace(found, low=found.mean - half, high=found.mean + half)
 
 
 def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:

@@ -22,7 +22,7 @@ def rows_csv(comparison: Comparison) -> bytes:
     """
     others = sorted({name for row in comparison.rows for name in row.others})
     names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
-    return _csv(
+    return table_csv(
         [*names, *(field.name for field in fields(Chosen)), *others],
         ({name: vars(row)[name] for name in names} | vars(row.chosen) | {**row.others} for row in comparison.rows),
     )
@@ -31,7 +31,7 @@ def rows_csv(comparison: Comparison) -> bytes:
 def points_csv(comparison: Comparison) -> bytes:
     """Return the summary: a line for each operating point, estimates spread over columns."""
     points = [_flat(point) for point in (*comparison.dense, *comparison.operating_points)]
-    return _csv(list(dict.fromkeys(name for point in points for name in point)), points)
+    return table_csv(list(dict.fromkeys(name for point in points for name in point)), points)
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -70,7 +70,8 @@ def _measured(each: Deployed) -> dict[str, Any]:
     return sizes | times | estimate | {f"{where}_hardware": each.hardware}
 
 
-def _csv(names: Sequence[str], rows: Any) -> bytes:
+def table_csv(names: Sequence[str], rows: Any) -> bytes:
+    """Return a table as CSV; what a spreadsheet would compute is text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()

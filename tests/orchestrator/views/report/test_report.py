@@ -217,7 +217,7 @@ def test_a_saved_sweep_is_loaded_as_it_was(stored: Store) -> None:
 
 
 def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare_main(["first", "second-2", "--output", "out"]) == 0
+    assert compare_main(["first", "second-2", "--merge", "--output", "out"]) == 0
 
     out = capsys.readouterr().out
     assert "l1_unstructured" in out

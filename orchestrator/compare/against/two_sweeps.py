@@ -1,0 +1,146 @@
+"""Two sweeps side by side: what differs between them, and by how much each figure does, paired by seed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.compare.against.baseline import SIZE_MARGIN, SPEED_MARGIN
+from orchestrator.compare.against.figures import (
+    PointName,
+    figures,
+    is_size,
+    measured_on,
+    name_of,
+    primary_figure,
+)
+from orchestrator.compare.against.pairing import Side, pair
+from orchestrator.compare.against.unlike import unlike_beside_settings
+from orchestrator.compare.against.verdicts import Places, Values, Verdict, elsewhere, judge
+from orchestrator.compare.comparison import Point
+from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain
+
+Word = Literal["better", "no worse", "worse", "open", "undecided", "the same"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of a point in two sweeps: `verdict.now` is that of the second, over the seeds that both have."""
+
+    verdict: Verdict
+    seeds: tuple[int, ...]
+
+    @property
+    def word(self) -> Word:
+        """What came of it: `better` and `worse` where the interval leaves out 0, else `no worse` where a loss of the
+        margin is ruled out and `open` where it is not; `undecided` where nothing can be tested. A size is counted.
+        """
+        change, metric, status = self.verdict.change, self.verdict.metric, self.verdict.status
+        if change is None:
+            return "undecided"
+        if change.mean == 0 and not change.std:
+            return "the same"
+        if metric is None:
+            return "better" if change.mean < 0 else "no worse" if status == "pass" else "worse"
+        if status == "undecided":
+            return "undecided"
+        if not has_spread(change):
+            return "better" if status == "pass" else "worse"
+        if excludes_zero(change):
+            return "better" if least_gain(change, metric) > 0 else "worse"
+        return "no worse" if status == "pass" else "open"
+
+
+@dataclass(frozen=True)
+class PairedPoint:
+    """A point that both sweeps have."""
+
+    name: PointName
+    """In the second sweep, with the first's name of the line where that is another."""
+    same_stages: bool
+    """Whether the stages of all seeds have the same keys in both: nothing differs that could change a bit."""
+    only: tuple[tuple[int, ...], tuple[int, ...]]
+    """The seeds that one sweep alone has."""
+    differences: tuple[Difference, ...]
+    """The first one is that of the primary metric."""
+
+
+@dataclass(frozen=True)
+class TwoSweeps:
+    """What there is to say of two sweeps."""
+
+    first: Side
+    second: Side
+    unlike: Mapping[str, tuple[str, str]]
+    """What differs in all of both: name -> what it is in the first, and in the second."""
+    points: tuple[PairedPoint, ...]
+    only: tuple[tuple[Point, ...], tuple[Point, ...]]
+    """The points that one sweep alone has."""
+
+    @property
+    def tested(self) -> tuple[Estimate, ...]:
+        """The differences of primary metrics that have an interval, and where something differs."""
+        changes = (point.differences[0].verdict.change for point in self.points)
+        return tuple(change for change in changes if change is not None and has_spread(change))
+
+    @property
+    def level_together(self) -> float:
+        """The level of intervals of which all hold with a probability of LEVEL at least (Bonferroni)."""
+        return 1 - (1 - LEVEL) / max(1, len(self.tested))
+
+    @property
+    def beyond_zero(self) -> tuple[int, int]:
+        """How many of the intervals leave out 0: each by itself, and where all are to hold together."""
+        wider = (at_level(change, self.level_together) for change in self.tested)
+        return sum(map(excludes_zero, self.tested)), sum(map(excludes_zero, wider))
+
+
+def compare_two(first: Side, second: Side) -> TwoSweeps:
+    """Return the differences of the second sweep from the first; raise what `pair` raises."""
+    pairing = pair(first, second)
+    sides = (first, second)
+    found = [figures(side.comparison, side.sweep.plan, side.sweep.records) for side in sides]
+    places = [measured_on(side.sweep.plan, side.sweep.records) for side in sides]
+    points = [
+        _paired(one, other, found[0][name_of(one)], found[1][name_of(other)], (places[0], places[1], first.name))
+        for one, other in pairing.pairs
+        if set(one.seeds) & set(other.seeds)
+    ]
+    unlike = {**pairing.unlike, **unlike_beside_settings(first, second)}
+    return TwoSweeps(first, second, unlike, tuple(points), pairing.only)
+
+
+def excludes_zero(change: Estimate) -> bool:
+    """Say whether an interval leaves out 0."""
+    return change.low is not None and change.high is not None and change.low * change.high > 0
+
+
+def _paired(
+    one: Point, other: Point, before: Mapping[str, Values], now: Mapping[str, Values], where: tuple[Places, Places, str]
+) -> PairedPoint:
+    seeds = [seed for seed in one.seeds if seed in other.seeds]
+    keys = [dict(zip(point.seeds, point.stages, strict=True)) for point in (one, other)]
+    line = other.line if one.line == other.line else f"{one.line} | {other.line}"
+    name = name_of(other)._replace(line=line)
+    margin = min(one.metric.margin, other.metric.margin)
+    primary = primary_figure(other)
+    differences = []
+    for figure in (figure for figure in before if figure in now):
+        was, is_ = ({seed: of[figure][seed] for seed in seeds if seed in of[figure]} for of in (before, now))
+        was, is_ = ({seed: values[seed] for seed in was if seed in is_} for values in (was, is_))
+        if not was or (figure == "parameters/remaining" and was == is_):
+            continue
+        metric = replace(other.metric, margin=margin) if figure == primary else None
+        may = margin if metric is not None else SIZE_MARGIN if is_size(figure) else SPEED_MARGIN
+        verdict = judge(name, figure, metric, was, is_, may, elsewhere(figure, where[1], where[0], where[2]))
+        differences.append(Difference(verdict, tuple(was)))
+    return PairedPoint(
+        name,
+        all(keys[0][seed] == keys[1][seed] for seed in seeds),
+        (
+            tuple(seed for seed in one.seeds if seed not in other.seeds),
+            tuple(seed for seed in other.seeds if seed not in one.seeds),
+        ),
+        tuple(differences),
+    )

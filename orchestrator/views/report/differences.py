@@ -1,0 +1,130 @@
+"""Two sweeps side by side, as text for the terminal and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.compare.against.two_sweeps import Difference, PairedPoint, TwoSweeps
+from orchestrator.compare.comparison import Point
+from orchestrator.compare.statistics import LEVEL
+from orchestrator.core.metrics import percent
+from orchestrator.views.report.plain_files import table_csv
+from orchestrator.views.report.tables import failure_notes
+from orchestrator.views.report.verdicts import cells, title_of, verdict_table
+
+FILE = "comparison/differences.csv"
+HEADINGS = ("sparsity %", "figure", "first", "second", "change [95% interval]", "seeds", "verdict")
+WIDTHS = (10, 20, 8, 8, 22, 5, 9)
+LISTED, LETTERS = 20, 80
+"""At most so many lines are named, and so many letters of a value shown."""
+
+
+def two_sweeps_text(found: TwoSweeps) -> Iterator[str]:
+    """Yield the lines: what differs between the sweeps, the table, and what is to be known of it."""
+    yield f"first:  {found.first.name}"
+    yield f"second: {found.second.name}"
+    yield from _unlike(found)
+    yield ""
+    rows = [
+        (each.verdict, (*cells(each.verdict)[:5], str(len(each.seeds)), _word(point, each)))
+        for point in found.points
+        for each in point.differences
+    ]
+    yield from verdict_table(HEADINGS, WIDTHS, rows)
+    for point in found.points:
+        for each in point.differences:
+            if each.word == "undecided" and each.verdict.reason:
+                yield f"undecided: {title_of(each.verdict)}: {each.verdict.reason}"
+        if point.same_stages and any(each.word != "the same" for each in point.differences[:1]):
+            yield f"{title_of(point.differences[0].verdict)}: the stages are the same, and their results are not"
+    yield from _notes(found)
+
+
+def two_sweeps_csv(found: TwoSweeps) -> bytes:
+    """Return a line for each difference, in the figures' own scales."""
+    rows = []
+    for point in found.points:
+        for each in point.differences:
+            verdict, change = each.verdict, each.verdict.change
+            interval = {name: getattr(change, name, None) for name in ("mean", "std", "low", "high")}
+            rows.append(
+                {
+                    **point.name._asdict(),
+                    "figure": verdict.figure,
+                    "first": verdict.baseline,
+                    "second": verdict.now,
+                    **{f"change_{name}": value for name, value in interval.items()},
+                    "margin": verdict.margin,
+                    "verdict": each.word,
+                    "reason": verdict.reason if each.word == "undecided" else "",
+                    "same_stages": point.same_stages,
+                    "seeds": " ".join(map(str, each.seeds)),
+                }
+            )
+    return table_csv(list(rows[0]), rows)
+
+
+def _unlike(found: TwoSweeps) -> Iterator[str]:
+    if not found.unlike:
+        yield "Nothing differs between them in all of their settings, code or environment."
+        return
+    yield "what differs between them, and not within either:"
+    rows = [(name, *map(_value, values)) for name, values in found.unlike.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *values in rows:
+        yield f"  {name.ljust(widths[0])}  {values[0].ljust(widths[1])}  {values[1]}".rstrip()
+
+
+def _value(text: str) -> str:
+    if not text:
+        return "–"
+    return text if len(text) <= LETTERS else f"{text[:LETTERS]}..."
+
+
+def _word(point: PairedPoint, each: Difference) -> str:
+    return "the same stages" if each.word == "the same" and point.same_stages else each.word
+
+
+def _notes(found: TwoSweeps) -> Iterator[str]:
+    renamed = dict.fromkeys(point.name.line for point in found.points if " | " in point.name.line)
+    for line in renamed:
+        yield f"Paired though they are called differently: {line}."
+    for side, points, others in ((found.first, found.only[0], 0), (found.second, found.only[1], 1)):
+        if points:
+            yield f"Only in {side.name}: {_listed(points)}."
+        seeds = dict.fromkeys(point.only[others] for point in found.points if point.only[others])
+        for each in seeds:
+            count = sum(point.only[others] == each for point in found.points)
+            yield f"Seeds only in {side.name}: {', '.join(map(str, each))}, at {count} of {len(found.points)} points."
+    yield (
+        "Test figures of the models selected on validation; change: second less first, paired by seed; of speed-ups "
+        "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: a "
+        "loss of the margin is ruled out (one-sided 97.5% limit); open: it is not."
+    )
+    yield from _many(found)
+    for side in (found.first, found.second):
+        lines = list(failure_notes(side.comparison))
+        if lines:
+            yield f"In {side.name} {lines[0]}"
+            yield from lines[1:]
+
+
+def _many(found: TwoSweeps) -> Iterator[str]:
+    """Yield how many intervals there are, and how many of them leave out 0, which some do by chance."""
+    count, (alone, together) = len(found.tested), found.beyond_zero
+    if not count:
+        yield "No difference of a primary metric has an interval: that takes two seeds or more that differ."
+        return
+    yield (
+        f"Differences of primary metrics with an interval: {count}. Intervals of {LEVEL:.0%}, each by itself, leave "
+        f"out 0 at {alone} of them, by chance at {count * (1 - LEVEL):.2g} if nothing differed; intervals that hold "
+        f"together ({found.level_together:.2%} each, Bonferroni) at {together}."
+    )
+
+
+def _listed(points: Sequence[Point]) -> str:
+    lines: dict[str, list[str]] = {}
+    for point in points:
+        lines.setdefault(f"{point.line} of {point.model} on {point.data}", []).append(percent(point.asked_sparsity))
+    listed = [line if line.startswith("dense") else f"{line} at {', '.join(at)}%" for line, at in lines.items()]
+    return ", ".join(listed[:LISTED]) + (f" and {len(listed) - LISTED} more" if len(listed) > LISTED else "")
