@@ -50,7 +50,7 @@ VERSIONS: Mapping[str, int] = {
     "score/lamp": 1,
     "score/bn_scale": 1,
     "score/fpgm": 1,
-    "score/wanda": 1,
+    "score/wanda": 2,
 }
 """`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; `deploy`: shrinking and
 measuring; and each kind."""

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.scores.data import Batches, Loss, Size, tensors, weighed
 from pruning.scores.network import Masks, Network, network
-from pruning.scores.per_example import patches
+from pruning.scores.per_example import patches, windows
 
 
 def wanda(
@@ -43,17 +43,17 @@ def wanda(
     """
     with network(model, masks, parameters) as net, torch.no_grad():
         _refuse_tied(net)
-        squares: dict[str, Tensor] = {}
-        with _reading(net, squares) as seen:
+        read: dict[str, _Read] = {}
+        with _reading(net, read) as seen:
             for batch, _ in weighed("wanda", batches, size):
                 seen.clear()
                 _pass(net.model, loss, batch)
-        if unseen := [name for name in net.parameters if name not in squares]:
+        if unseen := [name for name in net.parameters if name not in read]:
             raise ValueError(
                 f"`parameters` (of {unseen[0]!r}) must belong to linear and convolutional layers that the network "
                 "calls, for `wanda` to see their inputs; name those alone."
             )
-        norms = {name: sums.sqrt_() for name, sums in squares.items()}
+        norms = {name: own.squares().sqrt_() for name, own in read.items()}
         return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
 
 
@@ -77,9 +77,51 @@ def _refuse_tied(net: Network) -> None:
             )
 
 
+class _Read:
+    """What a layer has read, as sums of squares: of each place of its inputs, as long as those are of one size.
+
+    Only then, or when all has been read, are those of a convolution summed by what each weight is multiplied with.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._spatial = len(module.kernel_size) if isinstance(module, _ConvNd) else 0
+        self._size: tuple[torch.Size, torch.Size] | None = None
+        self._places = self._weights = torch.zeros(())
+
+    def add(self, inputs: Tensor, output: Tensor) -> None:
+        """Add the squares of a batch, in float64."""
+        place = inputs.shape[-1 - self._spatial :]
+        size = place, output.shape[output.dim() - self._spatial :]
+        own = inputs.reshape(-1, *place).to(torch.float64, copy=True).square_().sum(0)
+        if size == self._size:
+            self._places.add_(own)
+        else:
+            self._weights, self._places, self._size = self.squares(), own, size
+
+    def squares(self) -> Tensor:
+        """Return the sum of squares of what each weight is multiplied with, of a shape that broadcasts to it."""
+        if self._size is None:
+            return self._weights
+        return self._weights.to(self._places) + _by_weight(self._module, self._places, self._size[1])
+
+
+def _by_weight(module: nn.Module, sums: Tensor, put_out: torch.Size) -> Tensor:
+    """Return what `sums` at each place of a layer's input give for each weight, where it puts out that size."""
+    if not isinstance(module, _ConvNd):
+        return sums[:, None] if type(module).__name__ == "Conv1D" else sums
+    kernel, groups = module.kernel_size, module.groups
+    if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
+        acts = patches(sums.new_ones(1, 1, *put_out), module)[0]
+        return torch.matmul(sums.flatten(1), acts).view(module.in_channels, 1, *kernel)
+    positions = tuple(range(1, 1 + len(kernel)))
+    by_group = windows(sums[None], module)[0].sum(positions).view(groups, module.in_channels // groups, *kernel)
+    return torch.repeat_interleave(by_group, module.out_channels // groups, 0)
+
+
 @contextmanager
-def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[set[str]]:
-    """Add the squares of what each layer reads to `squares`, of shapes that broadcast to its weight's.
+def _reading(net: Network, found: dict[str, _Read]) -> Iterator[set[str]]:
+    """Add what each layer reads to `found`, by the name of its weight.
 
     Yields the names of the layers that have acted in this pass, to be cleared before the next.
     """
@@ -94,8 +136,7 @@ def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[set[str]]:
                 "reads its inputs; leave it out of `parameters`."
             )
         seen.add(name)
-        own = _squares(module, given[0] if given else named["input"], output)
-        squares[name] = squares[name].add_(own) if name in squares else own
+        found.setdefault(name, _Read(module)).add(given[0] if given else named["input"], output)
 
     handles = [
         module.register_forward_hook(read, prepend=True, with_kwargs=True)
@@ -107,23 +148,3 @@ def _reading(net: Network, squares: dict[str, Tensor]) -> Iterator[set[str]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _squares(module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
-    """Return the sum of squares of what each weight is multiplied with, of a shape that broadcasts to the weight's."""
-    if not isinstance(module, _ConvNd):
-        sums = _sum_of_squares(inputs.reshape(-1, inputs.shape[-1]))
-        return sums[:, None] if type(module).__name__ == "Conv1D" else sums
-    spatial = len(module.kernel_size)
-    sums = _sum_of_squares(inputs.reshape(-1, *inputs.shape[-1 - spatial :]))  # before patches: so those are few
-    kernel, groups = module.kernel_size, module.groups
-    if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
-        acts = patches(sums.new_ones(1, 1, *output.shape[-spatial:]), module)[0]
-        return torch.matmul(sums.flatten(1), acts).view(module.in_channels, 1, *kernel)
-    by_group = patches(sums[None], module)[0].sum(0).view(groups, module.in_channels // groups, *kernel)
-    return torch.repeat_interleave(by_group, module.out_channels // groups, 0)
-
-
-def _sum_of_squares(inputs: Tensor) -> Tensor:
-    """Return the sum of squares over the first dimension, float64."""
-    return inputs.to(torch.float64, copy=True).square_().sum(0)

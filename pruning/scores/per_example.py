@@ -268,17 +268,21 @@ def _products(outer: Tensor, patched: Tensor, groups: int) -> Tensor:
 
 def patches(inputs: Tensor, module: _ConvNd) -> Tensor:
     """Return what a convolution multiplies its weight with: (examples, positions, channels and then kernel)."""
+    views, spatial = windows(inputs, module), len(module.kernel_size)
+    positions, kernel = range(2, 2 + spatial), range(2 + spatial, 2 + 2 * spatial)
+    entries = views.shape[1] * torch.Size(module.kernel_size).numel()
+    return views.permute(0, *positions, 1, *kernel).reshape(len(views), -1, entries)
+
+
+def windows(inputs: Tensor, module: _ConvNd) -> Tensor:
+    """Return the same as a view of the padded inputs: (examples, channels, *positions, *kernel)."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    windows = F.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
+    views = F.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
     for dim, (size, stride, dilation) in enumerate(
         zip(module.kernel_size, module.stride, module.dilation, strict=True)
     ):
-        windows = windows.unfold(2 + dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    spatial = len(module.kernel_size)
-    positions = range(2, 2 + spatial)
-    kernel = range(2 + spatial, 2 + 2 * spatial)
-    count, entries = len(windows), windows.shape[1] * torch.Size(module.kernel_size).numel()
-    return windows.permute(0, *positions, 1, *kernel).reshape(count, -1, entries)
+        views = views.unfold(2 + dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    return views
 
 
 def _patch_entries(call: _Call) -> int:

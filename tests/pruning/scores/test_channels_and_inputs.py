@@ -111,6 +111,16 @@ def test_wanda_of_every_kind_of_layer_against_single_weights(kind: str) -> None:
     assert_close(wanda(layer, inputs.split(3))["weight"], slow_wanda(layer, inputs))
 
 
+@pytest.mark.parametrize("kind", ["conv1d", "conv2d", "transposed"])
+def test_wanda_of_inputs_of_several_sizes_adds_up_their_squares(kind: str) -> None:
+    layer, (channels, *size) = LAYERS[kind]
+    layer, sizes = layer.double(), (size, [n + 1 for n in size], size)
+    batches = [torch.randn(2, channels, *each, dtype=torch.float64) for each in sizes]
+    squares = torch.stack([slow_wanda(layer, batch) ** 2 for batch in batches]).sum(0)
+
+    assert_close(wanda(layer, batches)["weight"], squares.sqrt())
+
+
 def test_wanda_on_another_network_against_single_weights() -> None:
     model, (inputs, _) = conv_network(), conv_batch()
     scores = wanda(model, [conv_batch()], cross_entropy)
