@@ -102,7 +102,8 @@ def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
 
 def _control(comparison: Comparison, words: Sequence[str]) -> Answer:
     methods = sorted({point.method for point in comparison.points})
-    controls = ", ".join(method for method in methods if any(word in method.lower() for word in words))
+    lines = dict.fromkeys(point.line for point in comparison.points)  # where scores differ, a line names its own
+    controls = ", ".join(line for line in lines if any(word in line.lower() for word in words))
     return _held(methods, [] if controls else [f"none among {', '.join(methods)}"], controls)
 
 

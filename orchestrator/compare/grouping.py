@@ -160,7 +160,7 @@ def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _short(names: Sequence[str]) -> dict[str, str]:
     """Return a word for each setting: `lr`, but `train.optimizer.lr` where that of `finetune` differs as well."""
-    paths = {name: name_of(name).removesuffix(".name") or name.removesuffix(".kind") for name in names}
+    paths = {name: (name_of(name) or name.removesuffix(".kind")).removesuffix(".name") for name in names}
     counts = Counter(path.rpartition(".")[2] for path in paths.values())
     words = {name: path.rpartition(".")[2] for name, path in paths.items()}
     return {name: word if counts[word] == 1 else paths[name] for name, word in words.items()}

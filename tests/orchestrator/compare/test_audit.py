@@ -162,6 +162,13 @@ def test_what_a_sweep_lacks_fails_with_its_reason(word: str, plan: Plan, reason:
     assert reason in found.reason
 
 
+def test_a_score_that_is_random_is_a_random_control_and_its_line_is_called_by_it() -> None:
+    scores = [{"kind": "random", "name": "random"}, {"_target_": "mine.relative", "name": "relative"}]
+    plan = plan_of([{**config("magnitude", 0.5, 0), "score": score} for score in scores])
+
+    assert one(plan, make_records(plan), "random control").reason == "magnitude, score=random"
+
+
 def broken(**changes: object) -> tuple[Plan, dict[str, StageRecord]]:
     plan = make_plan()
     records = make_records(plan)
