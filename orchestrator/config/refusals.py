@@ -225,9 +225,9 @@ def _of_a_choice(key: str, value: str, text: str) -> str:
         return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
     if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
         said = file[2].removeprefix("ConfigKeyError raised while composing config: ").rstrip(".")
-        outside = file[1].startswith("sweep/") and "Key 'sweep' not in 'Config'" in said
-        rule = " A preset begins with `# @package _global_`." if outside else ""
-        return f"{file[1]}.yaml cannot be composed: {said}.{rule}"
+        outside = file[1].startswith("sweep/") and re.search(r"Key 'sweep' not in 'Config'|override '\S+@sweep\.", said)
+        rule = " A preset begins with `# @package _global_`, in its first line." if outside else ""
+        return f"{file[1]}.yaml cannot be composed: {said.partition('. Did you mean')[0] if rule else said}.{rule}"
     if "No match in the defaults list" in text:
         return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     return ""

@@ -143,7 +143,10 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
     [
         ([*OWN, "model=broken"], "`model` (=broken) cannot be resolved: Interpolation key 'no.such' not found; check"),
         (["--config-dir", "nowhere", "seed=1"], "`--config-dir` (=nowhere) must be a directory"),
-        ([*OWN, "+sweep=unheaded"], "sweep/unheaded.yaml cannot be composed: Could not override 'model@sweep.model'."),
+        (
+            [*OWN, "+sweep=unheaded"],
+            "Could not override 'model@sweep.model'. A preset begins with `# @package _global_`",
+        ),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
         ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
         (
