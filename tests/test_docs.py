@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,19 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
 
     assert sorted(int(inputs[0]) // 10 for inputs in train) == list(range(8))
     assert [int(value) for inputs in test for value in inputs] == [90, 91, 92]
+
+
+def test_what_the_page_on_torch_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = snippets("reference/torch.md", "")
+    names: dict[str, Any] = {}
+
+    for code in shown:
+        exec(code, names)
+
+    assert len(shown) == 2
+    assert torch.equal(names["model"][2].weight_mask, names["masks"]["2.weight"].float())
+    assert torch.nn.utils.prune.is_pruned(names["model"])
 
 
 def test_the_workflow_of_the_gate_can_be_copied() -> None:
