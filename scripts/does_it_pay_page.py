@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.views.report.figures.drawing import COLOURS, MARKERS, render
+from orchestrator.views.report.figures.axes import COLOURS, MARKERS
+from orchestrator.views.report.figures.drawing import render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,7 +30,8 @@ from orchestrator.sweep.saved_sweeps import (
     sweeps_parser,
 )
 from orchestrator.views.report import differences, tables
-from orchestrator.views.report.files import ReadFile, report, write
+from orchestrator.views.report.figures.overlap import ReadFile
+from orchestrator.views.report.files import report, write
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,34 +13,26 @@ from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
-from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.file_names import MASKS, METRICS_FILE, NOTE_FILE
+from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
+from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.page import page
 from orchestrator.views.report.texts import markdown
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    Masks = Mapping[str, NDArray[np.bool_]]
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("orchestrator")
 FOLDER = "comparison"
-MOST_ENTRIES = 2**27
-"""Of all masks that are compared: a byte each, and while one is read some more."""
 METRICS_SHOWN = 200
 """At most so many summary metrics: a run with thousands of them is of no use in a table."""
-
-ReadFile = Callable[[str, str], bytes]
 
 
 def report(
@@ -124,9 +115,9 @@ def draw(
     if cost := _or_left_out("the figure cost", lambda: figure_data.cost(comparison)):
         figures["cost"] = lambda: drawing.cost(cost)
     if latency := _or_left_out("the figure latency", lambda: measured.against_latency(comparison)):
-        figures["latency"] = lambda: drawing.deployed(latency, "milliseconds of a call, measured")
+        figures["latency"] = lambda: drawing.deployed(latency, measured.LABELS["latency"])
     if sizes := _or_left_out("the figure bytes", lambda: measured.against_bytes(comparison)):
-        figures["bytes"] = lambda: drawing.deployed(sizes, "bytes, deployed")
+        figures["bytes"] = lambda: drawing.deployed(sizes, measured.LABELS["bytes"])
     if densities := _or_left_out("the figure densities", lambda: by_method.densities(records, comparison)):
         figures["densities"] = lambda: drawing.densities(densities)
     if read is not None and (
@@ -137,14 +128,6 @@ def draw(
         name: _or_left_out(f"the figure {name}", partial(drawing.render, make)) for name, make in figures.items()
     }
     return {name: formats for name, formats in rendered.items() if formats is not None}
-
-
-def overlap_of(
-    records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile
-) -> tuple[figure_data.Matrix, ...]:
-    """Return a matrix for each panel in which masks of two methods, for networks of one shape, can be read."""
-    masks = _masks(records, read, by_method.overlapping(comparison))
-    return by_method.overlap(comparison, masks, lambda one, other: _shared(masks[one], masks[other]))
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
@@ -185,41 +168,3 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
     lines += [tables.match_note(comparison)] if comparison.points else []
     return "\n".join(lines)
-
-
-def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
-    """Return the masks of these stages; where some cannot be read, or would fill the memory, say so and do without."""
-    # Files, unlike the masks of a model, need no torch: two seconds for the driver.
-    from pruning.masks import files as mask_files
-
-    readable: dict[str, Masks] = {}
-    room = MOST_ENTRIES
-    for key in keys:
-        sizes = records[key].tensor_sizes
-
-        def check(name: str, shape: Sequence[int], sizes: Mapping[str, int] = sizes) -> None:
-            if math.prod(shape) != sizes.get(name):
-                raise ValueError(f"The mask of `{name}` has not the {sizes.get(name)} entries that the record says.")
-
-        try:
-            if sum(sizes.values()) > room:
-                raise ValueError(f"The figure holds at most {MOST_ENTRIES} entries of masks.")
-            room -= sum(sizes.values())
-            readable[key], _digest = mask_files.decode(mask_files.read_npz(read(key, MASKS)), check)
-        except (OrchestratorError, OSError, ValueError) as error:
-            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], shown(error))
-    return readable
-
-
-def _shared(one: Masks, other: Masks) -> tuple[float, float] | None:
-    """Return what fraction of the entries that two networks keep both keep; None for networks of other shapes.
-
-    The second is what it would be by chance, with as many entries kept of each tensor.
-    """
-    if {name: mask.shape for name, mask in one.items()} != {name: mask.shape for name, mask in other.items()}:
-        return None
-    counts = [(int(mask.sum()), int(other[name].sum()), mask.size) for name, mask in one.items()]
-    kept = sum(a + b for a, b, _ in counts) / 2
-    both = sum(int((mask & other[name]).sum()) for name, mask in one.items())
-    by_chance = sum(a * b / size for a, b, size in counts if size)
-    return (both / kept, by_chance / kept) if kept else (1.0, 1.0)

@@ -16,7 +16,8 @@ from orchestrator.views.report.texts import as_yaml
 CAPTIONS = {
     "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
     "fine_tuning": "Validation figures before and after fine-tuning.",
-    "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds.",
+    "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds. "
+    "A mark: a round begins.",
     "cost": "Test figures against the cost: optimizer steps, and what scores read as further ones.",
     "latency": "Test figures against measured latency, deployed. Dotted: those that no other is better than in both.",
     "bytes": "Test figures against the bytes of deployed networks.",
@@ -78,7 +79,7 @@ def page(
             *_head(info, plan, comparison),
             *([f'<p class="quiet">{escape(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
-            *_tables(comparison),
+            *comparison_tables(comparison),
             *_figures(svgs),
             "<h2>Audit</h2>",
             *_audit(findings),
@@ -98,7 +99,8 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
     yield f"<pre>{escape(info.command)}</pre>"
 
 
-def _tables(comparison: Comparison) -> Iterator[str]:
+def comparison_tables(comparison: Comparison) -> Iterator[str]:
+    """Yield the parts of the tables, panel by panel, and the sentences below them."""
     for title, points in tables.sections(comparison):
         columns = tables.columns(points)
         yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'

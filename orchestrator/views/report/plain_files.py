@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any
 
 from orchestrator.compare.chosen import Chosen
@@ -16,22 +17,35 @@ from orchestrator.compare.deployed import Deployed
 
 
 def rows_csv(comparison: Comparison) -> bytes:
-    """Return the tidy table: a line for each trial and round; of other metrics and test sets the columns stand last.
-
-    Before these stand those of what was chosen, and what scoring took.
-    """
-    others = sorted({name for row in comparison.rows for name in row.others})
-    names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
+    """Return the tidy table, a line for each trial and round."""
+    columns = rows(comparison)
     return table_csv(
-        [*names, *(field.name for field in fields(Chosen)), *others],
-        ({name: vars(row)[name] for name in names} | vars(row.chosen) | {**row.others} for row in comparison.rows),
+        [*columns], (dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True))
     )
 
 
 def points_csv(comparison: Comparison) -> bytes:
-    """Return the summary: a line for each operating point, estimates spread over columns."""
-    points = [_flat(point) for point in (*comparison.dense, *comparison.operating_points)]
-    return table_csv(list(dict.fromkeys(name for point in points for name in point)), points)
+    """Return the summary, a line for each operating point."""
+    found = points(comparison)
+    return table_csv(list(dict.fromkeys(name for point in found for name in point)), found)
+
+
+def rows(comparison: Comparison) -> dict[str, list[Any]]:
+    """Return a value for each trial and round by column; of other metrics and test sets the columns stand last.
+
+    Before these stand those of what was chosen, and what scoring took. What a row lacks is None.
+    """
+    each = comparison.rows
+    others = sorted({name for row in each for name in row.others})
+    names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
+    found: dict[str, list[Any]] = {name: [row.others.get(name) for row in each] for name in others}
+    found = {field.name: [*map(attrgetter(f"chosen.{field.name}"), each)] for field in fields(Chosen)} | found
+    return {name: [*map(attrgetter(name), each)] for name in names} | found
+
+
+def points(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the columns of each operating point, those of dense networks first; estimates are spread over columns."""
+    return [_flat(point) for point in (*comparison.dense, *comparison.operating_points)]
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -52,8 +66,8 @@ def _flat(point: Point) -> dict[str, Any]:
                 for what, found in (("test", each.test), ("difference", each.difference)):
                     flat[f"{each.name}_{what}_mean"] = None if found is None else found.mean
         elif name == "deployed":
-            for measured in point.deployed:
-                flat |= _measured(measured)
+            for one in point.deployed:
+                flat |= measured(one)
         elif name == "harmed":
             flat[name] = " ".join(f"{each.label}:{each.loss:.6g}" for each in point.harmed)
         elif name != "stages":
@@ -61,7 +75,7 @@ def _flat(point: Point) -> dict[str, Any]:
     return flat
 
 
-def _measured(each: Deployed) -> dict[str, Any]:
+def measured(each: Deployed) -> dict[str, Any]:
     """Return the columns of a deployment; of several kinds of machine the last one's."""
     where = f"{each.format}_{each.batch_size}"
     estimate = {f"{where}_speedup_{part}": getattr(each.speedup, part) for part in ("mean", "low", "high")}

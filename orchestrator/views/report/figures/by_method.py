@@ -30,8 +30,12 @@ class Profile:
     series: tuple[Series, ...]
 
 
-def densities(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Profile, ...]:
-    """The fraction of each tensor that is kept, by method at one sparsity, mean over seeds; where there are two."""
+def densities(records: Mapping[str, StageRecord], comparison: Comparison, least: int = 2) -> tuple[Profile, ...]:
+    """The fraction of each tensor that is kept, by method at one sparsity, mean over seeds.
+
+    Args:
+        least: methods that a panel must have to be shown.
+    """
     profiles = []
     for panel in comparison.panels:
         level, points = _at_one_sparsity(comparison, panel)
@@ -42,7 +46,7 @@ def densities(records: Mapping[str, StageRecord], comparison: Comparison) -> tup
             kept = {index: mean_of_known(each.get(name) for each in seeds) for index, name in enumerate(layers)}
             known = {float(index): 1 - value for index, value in kept.items() if value is not None}
             series.append(Series(label, tuple(known), tuple(known.values())))
-        if len(series) > 1:
+        if len(series) >= least:
             profiles.append(Profile(f"{title(panel)}, {level:.0%} sparse", layers, tuple(series)))
     return tuple(profiles)
 

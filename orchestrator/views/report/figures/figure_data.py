@@ -30,6 +30,8 @@ class Series:
     y: tuple[float, ...]
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
+    marks: tuple[int, ...] | None = None
+    """Indices of the points that are marked; None: each."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Matrix:
     """What each value would be by chance, if that is known."""
 
 
-def tradeoff(comparison: Comparison) -> tuple[Plot, ...]:
-    """The primary metric on test against compression: one line a method, the 95% interval over seeds as its band."""
-    return _plots(comparison, lambda point: point.compression)
+def tradeoff(comparison: Comparison, against: str = "compression") -> tuple[Plot, ...]:
+    """The primary metric on test against `compression` or `sparsity`: one line a method, its 95% interval as a band."""
+    return _plots(comparison, lambda point: point.sparsity if against == "sparsity" else point.compression)
 
 
 def cost(comparison: Comparison) -> tuple[Plot, ...]:
@@ -85,8 +87,9 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
         series = []
         for label, points in list(lines_of(comparison, panel).items())[:CURVES]:
             point = max(points, key=lambda point: point.sparsity)
-            steps, means = _mean_curve([dict(_curve(plan, records, key)) for key in point.stages])
-            series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means))
+            chains = [_chain(plan, records, key) for key in point.stages]
+            steps, means = _mean_curve([dict(_curve(chain)) for chain in chains])
+            series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means, marks=_begins(chains[0], steps)))
         plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
@@ -128,13 +131,18 @@ def _series(label: str, points: Iterable[tuple[float, Estimate | None]]) -> Seri
     return Series(label, x, means, tuple(each.low for _, each in known), tuple(each.high for _, each in known))
 
 
-def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator[tuple[int, float]]:
-    """Yield (step over the whole chain, primary metric on the validation split) of the chain that ends in `key`."""
+def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:
+    """Return the stages whose network `key` goes on from, the first one first, and that one."""
     chain: list[StageRecord] = []
     following: str | None = key
     while following is not None:
         chain.insert(0, records[following])
         following = plan.stages[following].parent
+    return chain
+
+
+def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[int, float]]:
+    """Yield (step over the whole chain, primary metric on the validation split)."""
     offset = 0
     for record in chain:
         name = f"val/{record.primary.name}"
@@ -142,6 +150,16 @@ def _curve(plan: Plan, records: Mapping[str, StageRecord], key: str) -> Iterator
             if name in point.metrics:
                 yield offset + point.step, point.metrics[name]
         offset += record.steps
+
+
+def _begins(chain: Sequence[StageRecord], steps: Sequence[float]) -> tuple[int, ...]:
+    """Return where in these steps each round of a chain begins."""
+    found, offset = set[int](), 0
+    for record in chain:
+        if record.round:
+            found.update([next((index for index, step in enumerate(steps) if step > offset), len(steps))])
+        offset += record.steps
+    return tuple(sorted(found - {len(steps)}))
 
 
 def _mean_curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -1,8 +1,8 @@
-"""What the figures of deployed networks show: the metric against milliseconds and bytes, and who is best. Pure."""
+"""The metric against milliseconds and bytes of deployed networks, or what masks leave, and who is best. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
@@ -13,6 +13,13 @@ from orchestrator.views.report.figures.figure_data import FRONT, Panel, Plot, Se
 Place = tuple[float, float]
 Kind = tuple[str, int, str]
 """Format, batch size and machine."""
+LABELS: Mapping[str, str] = {
+    "parameters": "parameters left (% of dense)",
+    "macs": "multiply-accumulates left (% of dense)",
+    "latency": "milliseconds of a call, measured",
+    "bytes": "bytes, deployed",
+}
+"""What the metric is drawn against -> what is written at the axis."""
 
 
 def against_latency(comparison: Comparison) -> tuple[Plot, ...]:
@@ -31,6 +38,25 @@ def against_bytes(comparison: Comparison) -> tuple[Plot, ...]:
         for panel in comparison.panels
         for kind in {kind[0]: kind for kind in reversed(_kinds(comparison, panel))}.values()
     )
+
+
+def against_size(comparison: Comparison, of: str) -> tuple[Plot, ...]:
+    """The same against the `parameters` or `macs` that masks leave, in percent of dense: counted, not measured."""
+    plots = []
+    for panel in comparison.panels:
+        places = {
+            line: [(100 / _times(point, of), _test(point)) for point in points if point.test is not None]
+            for line, points in lines_of(comparison, panel).items()
+        }
+        plots.append(_with_front(comparison, panel, title(panel), places, [100.0]))
+    return tuple(plots)
+
+
+def against(comparison: Comparison, of: str) -> tuple[Plot, ...]:
+    """Return the plots against one of `LABELS`."""
+    if of in ("parameters", "macs"):
+        return against_size(comparison, of)
+    return against_latency(comparison) if of == "latency" else against_bytes(comparison)
 
 
 def front(places: Sequence[Place], metric: Metric) -> list[Place]:
@@ -64,6 +90,17 @@ def _plot(comparison: Comparison, panel: Panel, kind: Kind, what: str, words: st
         for point, each in ((p, d) for p in points for d in p.deployed if _kind(d) == kind and p.test is not None):
             places.setdefault(line, []).append((getattr(each, what), _test(point)))
             dense_at.append(each.dense_ms if what == "latency_ms" else each.dense_bytes)
+    return _with_front(comparison, panel, ", ".join(filter(None, (title(panel), words, machine))), places, dense_at)
+
+
+def _with_front(
+    comparison: Comparison, panel: Panel, name: str, places: dict[str, list[Place]], dense_at: Sequence[float]
+) -> Plot:
+    """Return a plot of these places, with the mean of the dense networks and the front.
+
+    Args:
+        dense_at: where the dense networks lie; none are shown where that is not known.
+    """
     dense = [p for p in comparison.dense if (p.model, p.data) == panel and p.test is not None]
     if dense and dense_at:
         places["dense"] = [(fmean(dense_at), fmean(map(_test, dense)))]
@@ -72,7 +109,11 @@ def _plot(comparison: Comparison, panel: Panel, kind: Kind, what: str, words: st
     series = tuple(
         Series(label, tuple(x for x, _ in each), tuple(y for _, y in each)) for label, each in places.items()
     )
-    return Plot(", ".join(filter(None, (title(panel), words, machine))), metric, series)
+    return Plot(name, metric, series)
+
+
+def _times(point: Point, of: str) -> float:
+    return point.compression if of == "parameters" else point.speedup
 
 
 def _test(point: Point) -> float:

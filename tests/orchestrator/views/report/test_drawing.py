@@ -12,7 +12,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
 from orchestrator.views.report import files
-from orchestrator.views.report.figures import by_method, drawing, figure_data
+from orchestrator.views.report.figures import by_method, drawing, figure_data, overlap
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
 RECORDS = make_records(PLAN)
@@ -107,9 +107,9 @@ def test_masks_share_what_both_keep_and_by_chance_what_their_layers_densities_gi
     one = {"a": np.array([1, 1, 0, 0], bool), "b": np.array([1, 0], bool)}
     other = {"a": np.array([1, 0, 0, 0], bool), "b": np.array([1, 1], bool)}
 
-    assert files._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
-    assert files._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
-    assert files._shared(one, {"a": one["a"]}) is None
+    assert overlap._shared(one, other) == (2 / 3, (2 * 1 / 4 + 1 * 2 / 2) / 3)
+    assert overlap._shared(one, one) == (1.0, (2 * 2 / 4 + 1 * 1 / 2) / 3)
+    assert overlap._shared(one, {"a": one["a"]}) is None
 
 
 def test_densities_are_those_of_each_method_at_the_sparsity_that_most_reach() -> None:

@@ -31,7 +31,8 @@ from orchestrator.store.saved_sweep import load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
 from orchestrator.views.report.figures import by_method, drawing, figure_data
-from orchestrator.views.report.files import kept, overlap_of, report, write
+from orchestrator.views.report.figures.overlap import overlap_of
+from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow
 from pruning.masks import files as mask_files

@@ -1,0 +1,192 @@
+"""Draw what a figure shows into one pair of matplotlib axes, be it a panel of the report or a caller's own.
+
+Lines differ in colour (Okabe and Ito's palette, safe for the colour-blind), marker and dash, so that they can be told
+apart in grey as well; matrices use cividis, whose lightness grows with the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.core.metrics import Metric
+from orchestrator.core.redact import shown
+from orchestrator.views.report.figures.by_method import Profile
+from orchestrator.views.report.figures.figure_data import FRONT, Matrix, Plot, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+WITHIN = 6
+"""Entries of a legend that have room within the axes."""
+SPARSE = 0.05
+"""Densities below are told apart on a logarithmic axis."""
+PERCENT = Metric("density", "%", "higher", margin=0.01, format=".2%")
+WRITTEN = 480
+"""Cells of a matrix into which values are written: more take long to draw."""
+LONGEST = 48
+"""Letters shown of a label."""
+
+
+def tradeoff(axes: Axes, plot: Plot, against: str = "compression") -> None:
+    """The primary metric against compression, on a logarithmic axis of base 2, or against sparsity in percent."""
+    if against == "compression":
+        _plot(axes, plot, "compression (parameters, dense / remaining)", "test", axis=_compression_axis)
+    else:
+        _plot(axes, plot, "sparsity (% of prunable weights)", "test", scale=100.0)
+
+
+def cost(axes: Axes, plot: Plot) -> None:
+    """The primary metric against training steps and scoring, a mark for each operating point."""
+    deployed(axes, plot, "steps from initialisation, with scoring")
+
+
+def deployed(axes: Axes, plot: Plot, x_label: str) -> None:
+    """The primary metric against what was measured or counted, a mark for each operating point."""
+    _plot(axes, plot, x_label, "test", axis=_axis_from_zero, joined=False)
+
+
+def fine_tuning(axes: Axes, plot: Plot) -> None:
+    """Before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
+    _plot(axes, plot, "sparsity (% of prunable weights)", "validation", pairs=True, scale=100.0)
+
+
+def curves(axes: Axes, plot: Plot) -> None:
+    """Training curves, a mark where a round begins."""
+    _plot(axes, plot, "optimizer steps from initialisation", "validation")
+
+
+def densities(axes: Axes, profile: Profile) -> None:
+    """What each method keeps of each tensor; on a logarithmic axis, with 0, where some keep little."""
+    for index, series in enumerate(profile.series):
+        _line(axes, series, PERCENT, index, DASHES[index % len(DASHES)], True, 1.0)
+    least = min((y for series in profile.series for y in series.y if y), default=1.0)
+    if least < SPARSE:
+        axes.set_yscale("symlog", linthresh=100 * least)
+        axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g}")  # powers of ten would be formulas
+    _name_columns(axes, profile.layers)
+    axes.set_ylabel("density (% of the tensor)")
+    axes.set_ylim(bottom=0)
+    axes.set_title(shown(profile.title))
+    _legend(axes, len(profile.series))
+
+
+def matrix(axes: Axes, found: Matrix, label: str) -> None:
+    """A matrix with its colours explained beside it, each value written into its cell where there is room."""
+    values = [[math.nan if value is None else value for value in row] for row in found.values]
+    image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    _name_columns(axes, found.columns)
+    axes.set_yticks(range(len(found.rows)), [*map(shortened, found.rows)])
+    axes.grid(False)
+    axes.set_title(shown(found.title))
+    if len(found.rows) * len(found.columns) <= WRITTEN:
+        for row, values_of_row in enumerate(found.values):
+            for column, value in enumerate(values_of_row):
+                if value is not None:
+                    ink = "black" if value > 0.55 else "white"
+                    chance = found.chance[row][column] if found.chance else None
+                    text = f"{value:.2f}" if chance is None else f"{value:.2f}\n({chance:.2f})"
+                    axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
+    axes.figure.colorbar(image, ax=axes, label=label, fraction=0.04, pad=0.02)
+
+
+def shortened(label: str) -> str:
+    """Return a label as it may be shown, without the middle of one that would need more room than the matrix."""
+    label = shown(label)
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
+
+
+def _name_columns(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_xticks(range(len(names)), [*map(shortened, names)], rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _plot(
+    axes: Axes,
+    plot: Plot,
+    x_label: str,
+    split: str,
+    *,
+    axis: Callable[[Axes, float], None] | None = None,
+    pairs: bool = False,
+    joined: bool = True,
+    scale: float = 1.0,
+) -> None:
+    for position, series in enumerate(plot.series):
+        line = position // 2 if pairs else position
+        dash = ("--", "-")[position % 2] if pairs else DASHES[line % len(DASHES)] if joined else "none"
+        front = series.label == FRONT
+        _line(axes, series, plot.metric, line, ":" if front else dash, not front, scale)
+    if axis is not None:
+        axis(axes, max((x for series in plot.series for x in series.x), default=1.0))
+    axes.set_xlabel(x_label)
+    unit = f" ({plot.metric.unit})" if plot.metric.unit else ""
+    axes.set_ylabel(f"{split} {plot.metric.title}{unit}")
+    _reference(axes, plot)
+    axes.set_title(shown(plot.title))
+    if plot.series:
+        _legend(axes, len(plot.series))
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    """Add a legend; a long one beside the axes, where it hides nothing."""
+    if entries > WITHIN:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    else:
+        axes.legend()
+
+
+def _line(axes: Axes, series: Series, metric: Metric, index: int, dash: Any, marked: bool, scale: float) -> None:
+    colour = COLOURS[index % len(COLOURS)]
+    x = [scale * value for value in series.x]
+    axes.plot(
+        x,
+        [metric.scale * value for value in series.y],
+        color=colour,
+        linestyle=dash,
+        marker=MARKERS[index % len(MARKERS)] if marked else None,
+        markevery=None if series.marks is None else list(series.marks),
+        markersize=5,
+        label=shortened(series.label),
+    )
+    band = [
+        (position, *_band(metric, low, high))
+        for position, low, high in zip(x, series.low, series.high, strict=False)
+        if low is not None and high is not None
+    ]
+    if band and dash != "none":
+        positions, lows, highs = zip(*band, strict=True)
+        axes.fill_between(positions, lows, highs, color=colour, alpha=0.15, linewidth=0)
+
+
+def _reference(axes: Axes, plot: Plot) -> None:
+    if plot.reference is None:
+        return
+    axes.axhline(plot.metric.scale * plot.reference.mean, color="0.25", linewidth=1, label="dense")
+    if plot.reference.low is not None and plot.reference.high is not None:
+        axes.axhspan(*_band(plot.metric, plot.reference.low, plot.reference.high), color="0.25", alpha=0.1, linewidth=0)
+
+
+def _band(metric: Metric, low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a band; of fractions as far as there are such fractions."""
+    if metric.scale == 1:
+        return low, high
+    return max(0.0, metric.scale * low), min(metric.scale, metric.scale * high)
+
+
+def _axis_from_zero(axes: Axes, largest: float) -> None:
+    axes.set_xlim(left=0, right=1.1 * largest or 1)  # nothing may have been trained
+
+
+def _compression_axis(axes: Axes, largest: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(0.9, max(2.0, largest) * 1.15)
