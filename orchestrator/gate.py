@@ -15,7 +15,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
-from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
 from orchestrator.views.report.verdicts import gate_table, junit
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         store = open_store(options)
-        sweep = saved_sweep.load(store, chosen_sweep(store, options.sweep))
+        sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)

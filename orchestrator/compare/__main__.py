@@ -22,7 +22,6 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.saved_sweeps import (
-    chosen_sweeps,
     file_system,
     list_store,
     list_sweeps,
@@ -86,7 +85,9 @@ def _run(options: argparse.Namespace, margin: float | None) -> int:
     if not options.sweeps:
         return list_sweeps(known, where)
     two = _asks_for_two(options)
-    names = chosen_sweeps(known, options.sweeps[:1] if two and options.other_store else options.sweeps, where)
+    names = saved_sweep.chosen_sweeps(
+        known, options.sweeps[:1] if two and options.other_store else options.sweeps, where
+    )
     sweeps = [load(name) for name in names]
     if two and options.other_store:
         sweeps.append(_from_other_store(options))
@@ -118,7 +119,7 @@ def _asks_for_two(options: argparse.Namespace) -> bool:
 def _from_other_store(options: argparse.Namespace) -> SavedSweep:
     given = file_system(options.other_option, "--other-option")
     store = Store(options.other_store, options=given).opened(exists=True)
-    (name,) = chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
+    (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
     return saved_sweep.load(store, name)
 
 

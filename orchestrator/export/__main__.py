@@ -18,7 +18,7 @@ from orchestrator.export.leaving import chosen_formats, leave, shrunk, size, wri
 from orchestrator.export.readme import readme
 from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
-from orchestrator.sweep.saved_sweeps import CommandParser, add_store, chosen_sweep, open_store
+from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ExportError(f"`--to` must be given: one of {', '.join(FORMATS)}, or several.")
         formats, folder = chosen_formats(options.to), writable(options.output)
         store = open_store(options)
-        sweep = saved_sweep.load(store, chosen_sweep(store, options.sweep))
+        sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
 
         @cache
         def found(stage: str) -> tuple[Kept, nn.Module]:

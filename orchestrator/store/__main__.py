@@ -17,7 +17,6 @@ from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
     CommandParser,
     add_store,
-    chosen_sweeps,
     file_system,
     list_store,
     open_store,
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         store = open_store(options, keep=getattr(options, "keep", "needed"))
         if "sweep" in options:
-            (options.sweep,) = chosen_sweeps(store.sweeps(), [options.sweep], str(store))
+            (options.sweep,) = saved_sweep.chosen_sweeps(store.sweeps(), [options.sweep], str(store))
         status: int = options.run(store, options)
     except OrchestratorError as error:
         say(error, amiss=True)

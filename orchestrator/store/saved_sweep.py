@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -150,12 +151,11 @@ def summaries(store: Store) -> list[Summary]:
             found.append(Summary(name, saved.get(name, 0.0), "damaged"))
             continue
         stages, finished = sweep.plan.stages, [done.issuperset(keys) for keys in sweep.plan.work]
-        status = "finished" if all(finished) else "failed" if sweep.failures else "unfinished"
         found.append(
             Summary(
                 name,
                 saved.get(name, 0.0),
-                "running" if leased(store, stages) else status,
+                status_of(store, sweep, all(finished)),
                 len(finished),
                 sum(finished),
                 sum(sizes.get(key, 0) for key in stages),
@@ -163,6 +163,46 @@ def summaries(store: Store) -> list[Summary]:
             )
         )
     return sorted(found, key=lambda summary: -summary.saved)
+
+
+def status_of(store: Store, sweep: SavedSweep, finished: bool) -> str:
+    """Return what came of a sweep of which all trials are `finished`, or not."""
+    if leased(store, sweep.plan.stages):
+        return "running"
+    return "finished" if finished else "failed" if sweep.failures else "unfinished"
+
+
+def chosen_sweep(store: Store, name: str | None, argument: str = "SWEEP") -> str:
+    """Return the full name of the sweep asked for, by how it begins; without a name, that of the one saved last.
+
+    Raises:
+        OrchestratorError: there is none, or several; the message quotes `argument`
+    """
+    if name:
+        return chosen_sweeps(store.sweeps(), [name], str(store), argument)[0]
+    found = summaries(store)
+    if not found:
+        raise OrchestratorError(f"{store} holds no sweeps; run one, or name the store of another")
+    return found[0].name
+
+
+def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str, argument: str = "SWEEP") -> list[str]:
+    """Return the full names of the sweeps asked for, by how they begin; raise OrchestratorError as `chosen_sweep`."""
+    chosen = []
+    for name in names:
+        matches = [name] if name in known else [other for other in known if other.startswith(name)]
+        if len(matches) > 1:
+            raise OrchestratorError(
+                f"`{argument}` (={name!r}) fits several, {', '.join(matches)}; give more of the name"
+            )
+        if not matches:
+            near = get_close_matches(name, known, n=3, cutoff=0.5)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise OrchestratorError(
+                f"`{argument}` (={name!r}) is not there; {meant}{where} holds: {', '.join(known) or 'none'}"
+            )
+        chosen += matches
+    return chosen
 
 
 def leased(store: Store, keys: Collection[str]) -> list[str]:

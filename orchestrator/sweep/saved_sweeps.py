@@ -96,28 +96,3 @@ def list_store(store: Store) -> int:
     if not found:
         say(f"{store} holds no sweeps")
     return 0
-
-
-def chosen_sweep(store: Store, name: str | None) -> str:
-    """Return the full name of the sweep asked for, by how it begins; without a name, that of the one saved last."""
-    if name:
-        return chosen_sweeps(store.sweeps(), [name], str(store))[0]
-    found = summaries(store)
-    if not found:
-        raise OrchestratorError(f"{store} holds no sweeps; run one, or name its store with --store")
-    return found[0].name
-
-
-def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str) -> list[str]:
-    """Return the full names of the sweeps asked for, by how they begin."""
-    chosen = []
-    for name in names:
-        matches = [name] if name in known else [other for other in known if other.startswith(name)]
-        if len(matches) != 1:
-            if matches:
-                raise OrchestratorError(
-                    f"`SWEEP` (={name!r}) fits several, {', '.join(matches)}; give more of the name"
-                )
-            raise OrchestratorError(f"`SWEEP` (={name!r}) is not there; {where} holds: {', '.join(known) or 'none'}")
-        chosen += matches
-    return chosen

@@ -15,7 +15,7 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import EXIT_BEHIND, behind
-from orchestrator.sweep.saved_sweeps import chosen_sweeps, file_system, list_store, open_store, sweeps_parser
+from orchestrator.sweep.saved_sweeps import file_system, list_store, open_store, sweeps_parser
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.streams import say
 from orchestrator.views.tracking.view_writer import Requests, ViewWriter
@@ -35,7 +35,7 @@ def sync_command(arguments: Sequence[str] | None) -> int:
         known = store.sweeps()
         if options.list or not known:
             return list_store(store)
-        chosen = chosen_sweeps(known, options.sweeps, str(store)) or known
+        chosen = saved_sweep.chosen_sweeps(known, options.sweeps, str(store)) or known
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
