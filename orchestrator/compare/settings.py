@@ -60,11 +60,14 @@ def as_typed(value: Any) -> str:
 def varying(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the names whose values differ, or that only some have, in order of first appearance: a sweep's axes."""
     missing = object()
-    first: dict[str, str | object] = {}
-    differ: dict[str, None] = {}
+    first: dict[str, Any] = {}
+    differ: set[str] = set()
     for index, each in enumerate(settings):
         for name in {**first, **each}:
-            value = as_typed(each[name]) if name in each else missing
-            if first.setdefault(name, value if index == 0 else missing) != value:
-                differ[name] = None
+            value = each.get(name, missing)
+            known = first.setdefault(name, value if index == 0 else missing)
+            if value is known or name in differ:  # as most are, where parts of configurations are shared
+                continue
+            if value is missing or known is missing or as_typed(value) != as_typed(known):
+                differ.add(name)
     return tuple(name for name in first if name in differ)
