@@ -22,7 +22,7 @@ WORKER = "orchestrator.training.stages"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
 FLOORS = (
     *("core", "config", "store", "planning", "workloads", "training", "execution", "compare", "export"),
-    *("views.report", "views.tracking", "views.terminal", "sweep"),
+    *("views.report", "results", "views.tracking", "views.terminal", "sweep"),
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")

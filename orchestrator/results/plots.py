@@ -1,0 +1,134 @@
+"""The figures of a sweep in axes of the caller's: each method draws one pair of axes and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
+
+from orchestrator.results.refusals import ResultsError, not_there
+from orchestrator.views.report.figures import axes as drawn
+from orchestrator.views.report.figures import by_method, figure_data, measured
+from orchestrator.views.report.figures.overlap import overlap_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from orchestrator.results.sweep import SweepResults
+
+Against = Literal["sparsity", "compression", "cost"]
+Size = Literal["parameters", "macs", "latency", "bytes"]
+
+
+class _Titled(Protocol):
+    @property
+    def title(self) -> str: ...
+
+
+T = TypeVar("T", bound=_Titled)
+
+
+class Plots:
+    """The figures of a sweep, as `sweep.plot.tradeoff(ax=ax)`.
+
+    Each method takes `ax`, the matplotlib axes to draw in (None: a new figure of pyplot's), and returns them; rcParams
+    are the caller's. A figure that exists several times, for several networks or data sets say, is chosen by
+    `panel`: its title, or how that begins.
+    """
+
+    def __init__(self, sweep: SweepResults) -> None:
+        self._sweep = sweep
+
+    def tradeoff(self, against: Against = "sparsity", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on test, with its 95% interval over seeds, and dense as a line with a band.
+
+        Args:
+            against: `sparsity`, `compression` (parameters, dense / remaining), or `cost` (training steps and scoring)
+            panel: which, where there are several
+            ax: axes to draw in
+        """
+        _check("against", against, get_args(Against))
+        comparison = self._sweep.comparison()
+        plots = figure_data.cost(comparison) if against == "cost" else figure_data.tradeoff(comparison, against)
+        draw = drawn.cost if against == "cost" else lambda axes, plot: drawn.tradeoff(axes, plot, against)
+        return _drawn(draw, _chosen(plots, panel, "a finished round, and for `cost` two methods"), ax)
+
+    def pareto(self, against: Size = "parameters", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on test against a size or a time, with the points that none is better than in both.
+
+        Args:
+            against: `parameters` or `macs`, as a part of the dense network's, counted; `latency` or `bytes` of what was
+                deployed, measured
+            panel: which, where there are several, such as formats
+            ax: axes to draw in
+        """
+        _check("against", against, get_args(Size))
+        needs = "what `deploy` measures" if against in ("latency", "bytes") else "a finished round"
+        chosen = _chosen(measured.against(self._sweep.comparison(), against), panel, needs)
+        return _drawn(lambda axes, plot: drawn.deployed(axes, plot, measured.LABELS[against]), chosen, ax)
+
+    def fine_tuning(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on validation against sparsity, before and after fine-tuning."""
+        return _drawn(
+            drawn.fine_tuning,
+            _chosen(figure_data.fine_tuning(self._sweep.comparison()), panel, "a finished round"),
+            ax,
+        )
+
+    def curves(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the primary metric on validation while each method's sparsest networks train, a mark at each round."""
+        sweep = self._sweep
+        plots = figure_data.curves(sweep.plan, sweep.records, sweep.comparison())
+        return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
+
+    def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw what each method keeps of each layer, at the sparsity that most of them reach."""
+        profiles = by_method.densities(self._sweep.records, self._sweep.comparison(), least=1)
+        return _drawn(drawn.densities, _chosen(profiles, panel, "a finished round"), ax)
+
+    def layers(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the sparsity of each layer at each operating point as a heat map."""
+        matrices = figure_data.layer_sparsity(self._sweep.records, self._sweep.comparison())
+        chosen = _chosen(matrices, panel, "a finished round")
+        return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "sparsity"), chosen, ax)
+
+    def overlap(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw of the entries that two methods keep the fraction that both keep; in brackets that by chance."""
+        sweep = self._sweep
+        chosen = _chosen(overlap_of(sweep.records, sweep.comparison(), sweep.read), panel, "masks of two methods")
+        return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "kept by both"), chosen, ax)
+
+
+def _check(argument: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise not_there(argument, value, known, "there are")
+
+
+def _chosen(found: Sequence[T], panel: str | None, needs: str) -> T:
+    """Return the one that is meant.
+
+    Raises:
+        ResultsError: there is none, or none of that title, or there are several
+    """
+    titles = [each.title for each in found]
+    if not found:
+        raise ResultsError(f"there is nothing to draw: the figure takes {needs}, which the sweep does not have.")
+    if panel is None:
+        if len(found) > 1:
+            raise ResultsError(f"`panel` must be given: the figure is there for {', '.join(map(repr, titles))}.")
+        return found[0]
+    meant = [each for each in found if each.title == panel] or [each for each in found if each.title.startswith(panel)]
+    if len(meant) != 1:
+        raise not_there("panel", panel, titles, "the figure is there for")
+    return meant[0]
+
+
+def _drawn(draw: Callable[[Axes, T], Any], what: T, ax: Axes | None) -> Axes:
+    import matplotlib as mpl
+
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots(layout="constrained")[1]
+    with mpl.rc_context({"text.parse_math": False, "text.usetex": False}):  # names are of foreign origin, no formulas
+        draw(ax, what)
+    return ax

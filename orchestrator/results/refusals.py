@@ -1,0 +1,30 @@
+"""Names that are not there, refused in a sentence with those that are near."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import quoted
+from orchestrator.core.redact import shown
+
+LISTED = 10
+"""Names that a sentence lists, of those that there are."""
+
+
+class ResultsError(OrchestratorError):
+    """What was asked for is not there; the text says what is."""
+
+
+def not_there(argument: str, value: object, known: Sequence[str], what: str) -> ResultsError:
+    """Return the error for a name that is none of those known.
+
+    Args:
+        what: has them, as in `the sweep has`.
+    """
+    near = get_close_matches(str(value), known, n=3)
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    held = f"{', '.join(map(repr, known[:LISTED]))}{more}" if known else "none"
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return ResultsError(shown(f"`{argument}` (={quoted(value)}) is not there; {meant}{what} {held}."))

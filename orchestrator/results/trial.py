@@ -1,0 +1,158 @@
+"""One trial of a sweep: its masks, curves, weights and networks, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.compare.settings import settings_of_each
+from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact_tree, shown
+from orchestrator.core.specs import TrialSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.results import frames
+from orchestrator.results.refusals import ResultsError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import Tensor, nn
+
+    from orchestrator.results.sweep import SweepResults
+    from pruning import MaskSet
+
+
+class TrialResults:
+    """What came of one trial. A `round` counts from 1, 0 is the dense network, and None the last round of the trial."""
+
+    def __init__(self, sweep: SweepResults, spec: TrialSpec) -> None:
+        self._sweep, self._spec = sweep, spec
+        self.name = shown(spec.name)
+
+    def __repr__(self) -> str:
+        """Name it, and say what became of it."""
+        return f"<trial {self.name!r}: {self.status}>"
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed` or `unfinished`."""
+        return self._sweep.comparison().trials[self._spec.name]
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed."""
+        reason = self._sweep.comparison().failures.get(self._spec.name)
+        return None if reason is None else shown(reason)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What was overridden for it, as one types it."""
+        return tuple(map(shown, self._spec.overrides))
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """All that defines it, by dotted name, as `train.epochs`."""
+        (found,) = settings_of_each([self._spec.config])
+        return redact_tree(found)  # type: ignore[no-any-return]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that are finished, 0 for the dense network."""
+        return tuple(number for number, key in self._stages.items() if key in self._sweep.records)
+
+    def record(self, round: int | None = None) -> StageRecord:
+        """Return what the stage of a round says of itself: all figures, sparsities by tensor, the curve, the times.
+
+        Raises:
+            ResultsError: the trial has no such round, or that is not finished
+        """
+        stages = self._stages
+        number = max(stages) if round is None else round
+        if isinstance(number, bool) or number not in stages:
+            raise ResultsError(
+                f"`round` (={number!r}) must be one of {', '.join(map(str, stages))}, the rounds of trial "
+                f"{self.name!r}, or None for the last."
+            )
+        if stages[number] not in self._sweep.records:
+            done = ", ".join(map(str, self.rounds)) or "none"
+            raise ResultsError(
+                f"round {number} of trial {self.name!r} is not finished, of its rounds are {done}; pass one of these, "
+                "or run the sweep again."
+            )
+        return self._sweep.records[stages[number]]
+
+    def masks(self, round: int | None = None) -> MaskSet:
+        """Return the masks of a round, 1 for what is kept; of the dense network there are none.
+
+        Raises:
+            ResultsError: the trial has no such round, or that is not finished
+            StoreError: the file is damaged
+        """
+        import torch
+
+        from orchestrator.views.report.figures.overlap import masks_of
+        from pruning import MaskSet
+
+        record = self.record(round)
+        if not KINDS[record.kind].prunes:
+            return MaskSet({})
+        found = masks_of(record, self._sweep.read(record.key, MASKS))
+        return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
+
+    def history(self) -> DataFrame:
+        """Return the training curves of its finished stages, a line for each point, as `sweep.frame(by="step")`."""
+        return frames.by_step([self._spec], self._sweep.records, {}).drop(columns="trial")
+
+    def weights(self, round: int | None = None) -> Mapping[str, Tensor]:
+        """Return parameters and buffers by name, as the round left them: pruned entries are zero.
+
+        Raises:
+            ResultsError: the trial has no such round, that is not finished, or its weights were dropped
+            StoreError: the file is damaged
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        record = self._with_weights(round)
+        path = self._sweep.store.fetch(record.key, WEIGHTS)
+        try:
+            found: dict[str, Tensor] = load_file(path)
+        except SafetensorError as error:
+            raise ResultsError(f"the weights of trial {self.name!r} are no safetensors file: {error}.") from None
+        return found
+
+    def model(self, round: int | None = None, *, run_own_code: bool = False) -> nn.Module:
+        """Return the network, built as the trial built it, with the weights of a round: pruned entries are zero.
+
+        It is on the CPU and in evaluation mode; `trial.masks(round).apply(model)` puts it under its masks.
+
+        Args:
+            round: counted from 1; 0 is the dense network, None the last
+            run_own_code: allow that a `_target_` of the sweep's is imported and run, which can be anything
+
+        Raises:
+            ResultsError: as of `weights`
+            OrchestratorError: it takes code of the user's own, or that, or the data, are not what was planned with
+        """
+        from orchestrator.export.choosing import Choice
+        from orchestrator.export.kept import kept
+
+        key = self._with_weights(round).key
+        return kept(self._sweep.store, self._sweep.saved, Choice(key, self._spec), run_own_code=run_own_code).model
+
+    def _with_weights(self, round: int | None) -> StageRecord:
+        record = self.record(round)
+        if WEIGHTS not in record.files:
+            raise ResultsError(
+                f"the store does not keep the weights of round {record.round} of trial {self.name!r}, from which "
+                "nothing starts; run the sweep with store.keep=all, and a `store.uri` of its own."
+            )
+        return record
+
+    @cached_property
+    def _stages(self) -> Mapping[int, str]:
+        """Round -> the key of its stage."""
+        stages = self._sweep.plan.stages
+        keys = [self._spec.dense, *self._spec.stages]
+        return {stages[key].round: key for key in keys if KINDS[stages[key].kind].reads_test}

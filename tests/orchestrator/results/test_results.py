@@ -1,0 +1,400 @@
+"""`orchestrator.open`: what a store holds, as tables, figures and networks, and what cannot be had in a sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from factories import config, make_plan, make_records, plan_of, sweep_info
+from matplotlib.figure import Figure
+
+import orchestrator
+from orchestrator.__main__ import main as orchestrate
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.specs import Plan
+from orchestrator.results.frames import STEP_COLUMNS
+from orchestrator.results.store import StoreResults
+from orchestrator.results.sweep import SweepResults
+from orchestrator.store.saved_sweep import SavedSweep, manifest
+from orchestrator.store.store import Store
+from orchestrator.views.report import plain_files
+
+RUN = (
+    *("model=mlp", "model.hidden=[12]", "train.epochs=1", "finetune.epochs=1", "schedule.rounds=2", "seed=0,1"),
+    *("method=l1_unstructured", "schedule.sparsity=0.5,0.75", "cluster=inline", "tracking=none"),
+)
+PLAN = make_plan(sparsities=(0.5, 0.9))
+RECORDS = make_records(PLAN)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a sweep of four trials has run."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+        patch.setattr(sys, "argv", ["orchestrator", "-m", *RUN])
+        orchestrate()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> StoreResults:
+    return orchestrator.open(str(folder / "store"))
+
+
+@pytest.fixture(scope="module")
+def sweep(store: StoreResults) -> SweepResults:
+    return store.sweep()
+
+
+def synthetic(plan: Plan = PLAN, **changes: object) -> SweepResults:
+    """Return a sweep of which no store has more than the name."""
+    return SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, make_records(plan), **changes))
+
+
+def refusal(call: object, *arguments: object, **named: object) -> str:
+    """Return what is said in one line."""
+    assert callable(call)
+    with pytest.raises(OrchestratorError) as caught:
+        call(*arguments, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_store_lists_its_sweeps(store: StoreResults) -> None:
+    found = store.sweeps()
+
+    assert list(found.columns) == ["date", "status", "trials", "finished", "bytes", "command"]
+    (line,) = found.itertuples()
+    assert (line.status, line.trials, line.finished) == ("finished", 4, 4)
+    assert line.bytes > 10_000
+    assert "method=l1_unstructured" in line.command
+    assert line.Index == store.sweep().name
+    assert abs(line.date.timestamp() - pd.Timestamp.now().timestamp()) < 24 * 3600
+
+
+@pytest.mark.parametrize("by", ["point", "round"])
+def test_a_frame_has_the_columns_and_values_of_the_csv_file(sweep: SweepResults, by: str) -> None:
+    write = plain_files.points_csv if by == "point" else plain_files.rows_csv
+    lines = list(csv.DictReader(io.StringIO(write(sweep.comparison()).decode())))
+    frame = sweep.frame(by=by)  # type: ignore[arg-type]
+
+    settings = {"schedule.sparsity"}
+    assert set(frame.columns) == set(lines[0]) | settings
+    assert len(frame) == len(lines) == (3 if by == "point" else 12)
+    for name in ("test_mean", "difference_low", "compression") if by == "point" else ("test", "sparsity", "macs"):
+        told = [float(line[name]) if line[name] else float("nan") for line in lines]
+        np.testing.assert_array_equal(frame[name], told)
+
+
+def test_settings_that_vary_are_columns_with_typed_values(sweep: SweepResults) -> None:
+    by_point, by_trial = sweep.frame(), sweep.frame(by="trial")
+
+    assert by_point["schedule.sparsity"].isna().tolist() == [True, False, False], "the dense network is of both"
+    assert by_point["schedule.sparsity"].tolist()[1:] == [0.5, 0.75]
+    assert by_trial["schedule.sparsity"].tolist() == [0.5, 0.75, 0.5, 0.75]
+    assert by_trial["seed"].tolist() == [0, 0, 1, 1]
+    assert by_trial["status"].tolist() == ["finished"] * 4
+    np.testing.assert_allclose(by_trial["difference"], by_trial["test"] - by_trial["dense"])
+    dense = sweep.frame(by="round").query("round == 0").set_index("trial")["test"]
+    assert by_trial.set_index("trial")["dense"].to_dict() == dense.to_dict()
+
+
+def test_curves_are_those_of_the_records(sweep: SweepResults) -> None:
+    frame = sweep.frame(by="step")
+    trial = sweep.trials[3]
+    history = trial.history()
+
+    assert set(STEP_COLUMNS) < set(history.columns)
+    own = frame[frame["trial"] == trial.name].reset_index(drop=True)
+    pd.testing.assert_frame_equal(own[history.columns], history)
+    assert history["round"].drop_duplicates().tolist() == [0, 1, 2]
+    steps = [trial.record(number).steps for number in trial.rounds]
+    last = history.groupby("round")["total_step"].max()
+    assert last.tolist() == np.cumsum(steps).tolist()
+    point = trial.record(1).curve[-1]
+    assert history[history["round"] == 1].iloc[-1]["val/loss"] == point.metrics["val/loss"]
+
+
+def test_a_trial_gives_masks_weights_and_the_network(sweep: SweepResults) -> None:
+    trial = sweep.trial(sweep.trials[3].name)
+    record, masks, weights, model = trial.record(), trial.masks(), trial.weights(), trial.model()
+
+    assert trial.rounds == (0, 1, 2)
+    assert masks.digest() == record.mask_digest
+    assert trial.masks(2).nested_in(trial.masks(1))
+    assert len(trial.masks(0)) == 0
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    for name, mask in masks.items():
+        assert not weights[name][~mask.bool()].any()
+        assert weights[name].count_nonzero() > 0
+    data = sweep_data(trial)
+    right = (model(data[0]).argmax(1) == data[1]).float().mean().item()
+    assert right == pytest.approx(record.after["test/accuracy"], abs=1e-6)
+    assert trial.model(0).state_dict().keys() == weights.keys()
+
+
+def sweep_data(trial: object) -> tuple[torch.Tensor, torch.Tensor]:
+    from orchestrator.workloads import data
+
+    (batch,) = data.load({"kind": "digits"}).test.batches(10_000, device=torch.device("cpu"))
+    return batch
+
+
+def test_weights_that_retention_dropped_have_a_remedy(sweep: SweepResults) -> None:
+    said = refusal(sweep.trials[0].weights, 1)
+
+    assert "does not keep the weights of round 1 of trial" in said
+    assert "store.keep=all" in said
+    assert refusal(sweep.trials[0].model, 1) == said
+
+
+def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep: SweepResults, tmp_path: Path) -> None:
+    trial = sweep.trials[0]
+    near = trial.name.replace("seed", "sede")
+    assert f"`name` (={near!r}) is not there; did you mean" in refusal(sweep.trial, near)
+    assert repr(trial.name) in refusal(sweep.trial, near)
+    assert "fits 4 trials" in refusal(sweep.trial, "seed")
+    assert "did you mean 'point'?" in refusal(sweep.frame, by="points")
+    assert "must be one of 0, 1, 2" in refusal(trial.masks, 7)
+    assert "must be one of" in refusal(trial.masks, True)
+    assert f"did you mean {sweep.name}?" in refusal(store.sweep, sweep.name[1:])
+    assert "is not there, or empty" in refusal(orchestrator.open, str(tmp_path / "none"))
+    assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
+    assert "takes what `deploy` measures" in refusal(sweep.plot.pareto, "latency")
+
+
+def test_a_sweep_shows_itself_in_a_notebook_and_on_a_terminal(store: StoreResults, sweep: SweepResults) -> None:
+    page = sweep._repr_html_()
+
+    assert "<table>" in page
+    assert page.count("data:image/svg+xml;base64,") == 1
+    assert "4 of 4 trials finished" in page
+    assert "mlp on digits" in str(sweep)
+    assert repr(sweep) == f"<sweep {sweep.name!r}: finished, 4 trials>"
+    assert sweep.name in store._repr_html_()
+
+
+FIGURES = ("tradeoff", "pareto", "fine_tuning", "curves", "densities", "layers")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_drawn_in_the_axes_that_are_given(name: str) -> None:
+    axes = Figure().add_subplot()
+
+    assert getattr(synthetic().plot, name)(ax=axes) is axes
+    assert axes.has_data()
+    assert axes.get_title().startswith("cnn on digits")
+
+
+def test_the_tradeoff_is_the_metric_with_its_bands_and_dense(sweep: SweepResults) -> None:
+    axes = sweep.plot.tradeoff(ax=Figure().add_subplot())
+    frame = sweep.frame()
+
+    line, dense = axes.lines
+    np.testing.assert_allclose(line.get_xdata(), 100 * frame["sparsity"][1:])
+    np.testing.assert_allclose(line.get_ydata(), 100 * frame["test_mean"][1:])
+    assert dense.get_ydata()[0] == pytest.approx(100 * frame["test_mean"][0])
+    assert len(axes.collections) == 1, "the band of the line"
+    assert axes.get_xlabel() == "sparsity (% of prunable weights)"
+
+
+def test_curves_are_marked_where_a_round_begins(sweep: SweepResults) -> None:
+    (line,) = sweep.plot.curves(ax=Figure().add_subplot()).lines
+    history = sweep.trials[3].history()
+
+    begins = history[history["round"] > 0].groupby("round")["total_step"].min().tolist()
+    assert [line.get_xdata()[index] for index in line.get_markevery()] == begins
+
+
+def test_the_front_is_of_what_masks_leave() -> None:
+    sweep = synthetic()
+    axes = sweep.plot.pareto("macs", ax=Figure().add_subplot())
+    found = {line.get_label(): line for line in axes.lines}
+
+    assert found["dense"].get_xdata() == [100.0]
+    points = [point for point in sweep.comparison().operating_points if point.line == "l1_unstructured"]
+    np.testing.assert_allclose(found["l1_unstructured"].get_xdata(), [100 / point.speedup for point in points])
+
+
+def test_several_panels_are_chosen_by_title() -> None:
+    networks = [{"name": name, "kind": "cnn"} for name in ("a", "b")]
+    plot = synthetic(plan_of([config("l1_unstructured", 0.5, 0, model=network) for network in networks])).plot
+
+    assert "`panel` must be given: the figure is there for 'a on digits', 'b on digits'" in refusal(plot.tradeoff)
+    assert plot.tradeoff(panel="b", ax=Figure().add_subplot()).get_title() == "b on digits"
+    assert "did you mean 'b on digits' or" in refusal(plot.layers, panel="b in digits")
+
+
+def test_names_from_a_store_are_no_markup_and_steer_no_terminal() -> None:
+    name = "<script>alert(1)</script>\x1b[2J $\\frac{$"
+    plan = plan_of([config("l1_unstructured", s, 0, method={"name": name, "kind": "l1"}) for s in (0.5, 0.9)])
+    failed = {plan.trials[0].stages[-1]: name}
+    records = {key: record for key, record in make_records(plan).items() if key not in failed}
+    sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, records, failed))
+
+    assert "<script" not in sweep._repr_html_()
+    assert "\x1b" not in str(sweep) + repr(sweep.trials) + str(sweep.trials[0].failure)
+    for by in ("point", "trial", "round", "step"):
+        assert "\x1b" not in sweep.frame(by=by).to_string()  # type: ignore[arg-type]
+    figure = Figure()
+    sweep.plot.tradeoff(ax=figure.add_subplot())
+    figure.draw_without_rendering()  # raises where the name is taken for a formula
+
+
+def test_failed_and_unfinished_trials_have_lines_without_figures() -> None:
+    end = PLAN.trials[0].stages[-1]
+    left = PLAN.trials[1].stages[-1]
+    records = {key: record for key, record in RECORDS.items() if key not in (end, left)}
+    saved = SavedSweep(sweep_info(), PLAN, records, {end: "loss is nan"})
+    sweep = SweepResults(Store("nowhere", read_only=True), saved)
+    frame = sweep.frame(by="trial")
+
+    assert frame["status"].tolist()[:3] == ["failed", "unfinished", "finished"]
+    assert frame["failure"].tolist()[0] == "loss is nan"
+    assert frame["test"].isna().tolist()[:3] == [True, True, False]
+    assert sweep.trials[0].rounds == (0, 1)
+    assert "of its rounds are 0, 1" in refusal(sweep.trials[0].masks)
+    assert sweep.status == "failed"
+
+
+def test_nothing_finished_is_no_error() -> None:
+    sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), PLAN))
+
+    assert len(sweep.frame()) == len(sweep.frame(by="round")) == len(sweep.frame(by="step")) == 0
+    assert len(sweep.frame(by="trial")) == len(PLAN.trials)
+    assert "0 of 12 trials finished" in sweep._repr_html_()
+    for name in (*FIGURES, "overlap"):
+        assert "nothing to draw" in refusal(getattr(sweep.plot, name))
+
+
+def test_one_trial_and_a_metric_that_is_no_fraction() -> None:
+    plan = make_plan(("l1_unstructured",), (0.5,), (0,), rounds=1)
+    rmse = replace(RECORDS[PLAN.trials[0].dense].metrics[0], name="rmse", unit="m", better="lower", format=".3f")
+    records = {
+        key: replace(record, metrics=(rmse,), after={"val/rmse": 2.0, "test/rmse": 3.0}, before={})
+        for key, record in make_records(plan).items()
+    }
+    sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, records))
+
+    assert sweep.frame()[["metric", "test_mean"]].to_numpy().tolist() == [["rmse", 3.0]] * 2
+    assert sweep.frame()["test_low"].isna().all()
+    assert sweep.plot.tradeoff(ax=Figure().add_subplot()).get_ylabel() == "test rmse (m)"
+    assert "rmse" in sweep._repr_html_()
+
+
+def test_a_damaged_stage_is_left_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plan = make_plan(("l1_unstructured",), (0.5,), (0,))
+    store = Store(str(tmp_path))
+    for key in plan.stages:
+        store.commit(replace(make_records(plan)[key], files={}), {})
+    store.save_sweep("mine", manifest(sweep_info("mine"), plan))
+    record = tmp_path / "stages" / plan.trials[0].stages[-1] / "record.json"
+    record.write_bytes(record.read_bytes()[:-9])
+    before = sorted(tmp_path.rglob("*"))
+
+    sweep = orchestrator.open(str(tmp_path)).sweep("mine")
+
+    assert sweep.frame(by="trial")["status"].tolist() == ["unfinished"]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "is damaged" in caplog.text
+
+
+def test_a_store_of_objects_is_opened_with_its_options(s3: dict[str, object]) -> None:
+    plan = make_plan(("l1_unstructured",), (0.5,), (0,))
+    store = Store("s3://bucket/results", options=s3)
+    for record in make_records(plan).values():
+        store.commit(replace(record, files={}), {})
+    store.save_sweep("mine", manifest(sweep_info("mine"), plan))
+
+    found = orchestrator.open("s3://bucket/results", options=s3)
+
+    assert found.sweeps().index.tolist() == ["mine"]
+    assert len(found.sweep().frame(by="round")) == 3
+
+
+LIGHT = """
+import sys, time
+sys.modules["torch"] = sys.modules["hydra"] = sys.modules["ray"] = sys.modules["mlflow"] = None
+import orchestrator
+assert not any(name.startswith("orchestrator.") for name in sys.modules)
+store = orchestrator.open(sys.argv[1])
+store.sweeps()
+seconds = time.process_time()
+sweep = store.sweep()
+for by in ("point", "trial", "round", "step"):
+    sweep.frame(by=by)
+sweep._repr_html_()
+sweep.trials[0].record()
+print(seconds)
+"""
+
+
+def test_tables_need_neither_torch_nor_hydra_nor_ray_nor_mlflow(store: StoreResults) -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, store.store.uri], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 3, "seconds of a processor, on a loaded machine; some 0.7 on a quiet one"
+
+
+MODEL = """
+import json, sys
+import orchestrator
+trial = orchestrator.open(sys.argv[1]).sweep().trials[0]
+trial.masks(), trial.weights(), trial.model()
+print(json.dumps([name for name in ("ray", "mlflow") if name in sys.modules]))
+"""
+
+
+def test_a_network_needs_neither_ray_nor_mlflow(store: StoreResults) -> None:
+    done = subprocess.run([sys.executable, "-c", MODEL, store.store.uri], capture_output=True, text=True, check=True)
+
+    assert json.loads(done.stdout) == []
+
+
+DOCS = Path(orchestrator.__file__).parent.parent / "docs"
+
+
+def test_the_page_runs_as_it_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(
+        r"^```python results\n(.*?)^```$", (DOCS / "how-to" / "results.md").read_text(), re.DOTALL | re.M
+    )
+
+    assert len(blocks) == 4
+    run(blocks, folder, monkeypatch)
+    assert (folder / "figure.pdf").exists()
+
+
+def test_the_notebook_runs_cell_by_cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = json.loads((DOCS / "tutorials" / "read-results.ipynb").read_text())
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "run it, and keep what it shows out"
+    run(["".join(cell["source"]) for cell in cells], folder, monkeypatch)
+
+
+def run(blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run code one block after another, as a notebook does, where a sweep has run."""
+    from matplotlib import pyplot
+
+    monkeypatch.chdir(folder)
+    names: dict[str, object] = {}
+    try:
+        for block in blocks:
+            exec(block, names)
+    finally:
+        pyplot.close("all")
