@@ -50,6 +50,7 @@ def holding_secrets(tmp_path: Path) -> list[Path]:
     return [path for path in files if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_what_a_sweep_leaves_holds_no_secret(start: Callable[..., Command], tmp_path: Path) -> None:
     folder = planted(tmp_path)
     command = start(folder, *PLANTED, "tracking=none", AWS_SECRET_ACCESS_KEY=SECRET)

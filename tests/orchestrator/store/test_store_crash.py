@@ -209,7 +209,7 @@ def say(writer: subprocess.Popen[str]) -> str:
     return writer.stdout.readline()
 
 
-@pytest.mark.parametrize("store", ["local", "s3"], indirect=True)
+@pytest.mark.parametrize("store", ["local", pytest.param("s3", marks=pytest.mark.slow)], indirect=True)
 def test_processes_that_commit_the_same_stages_agree_on_one_winner_each(store: Store) -> None:
     count = 60 if "://" not in store.uri else 15
     writers = [start_writer(store, attempt, count) for attempt in range(1, 5)]

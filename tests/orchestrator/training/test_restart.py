@@ -348,6 +348,7 @@ def test_inverted_scores_prune_what_is_largest(settings: Settings, store: Store,
     assert all(magnitude[kept].max() <= magnitude[~kept].min() for magnitude, kept in pairs)
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_what_was_never_dense_with_the_dense_training(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -391,6 +391,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_a_real_training_reaches_what_the_default_job_shows() -> None:
     """The default digits network and training: 98% and more of the test digits."""
     digits = data_sets.load(asdict(Digits()))

@@ -121,6 +121,7 @@ def publish(root: Path, monkeypatch: pytest.MonkeyPatch, train: int, test: int) 
     return published, arrays
 
 
+@pytest.mark.slow
 @linux
 def test_processes_of_a_node_prepare_a_set_once_and_hold_it_once(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -156,8 +156,9 @@ def grown(size: int, uri: str, options: dict[str, object] | None = None) -> list
     return [more / (4 * width**2) for more in json.loads(ended.stdout)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("size", [64 * 2**20, pytest.param(2**30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [64 * 2**20, 2**30])
 def test_committing_and_loading_take_no_second_copy_of_the_weights(tmp_path: Path, size: int) -> None:
     found = grown(size, str(tmp_path / "store"))
     print(f"beyond the network: committing {found[0]:.3f}, loading {found[1]:.3f} of the weights")

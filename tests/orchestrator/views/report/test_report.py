@@ -577,6 +577,7 @@ def test_an_audit_that_fails_leaves_the_page(monkeypatch: pytest.MonkeyPatch, ca
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
     (tmp_path / "sweep").write_bytes(
         pickle.dumps((sweep_info(), PLAN, RECORDS, {key: masks(key, "") for key in RECORDS}))

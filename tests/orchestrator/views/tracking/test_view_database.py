@@ -81,6 +81,7 @@ def test_a_new_database_is_what_mlflow_would_have_made(
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.3, 0.8, 1.3])
+@pytest.mark.slow
 def test_a_driver_killed_in_making_it_leaves_nothing_in_the_way(wait: float, tmp_path: Path) -> None:
     (first,) = drivers(tmp_path, 1)
     deadline = time.monotonic() + 60
