@@ -1,4 +1,4 @@
-"""Pages of the documentation site that lie outside of docs/, as hooks of MkDocs: README, CONTRIBUTING, CHANGELOG, API.
+"""Pages of the documentation site that lie outside of docs/, as hooks of MkDocs: what the root holds, and the API.
 
 On the site a link that leads to a file of the repository which is no page is shown as its text: the site stands alone.
 """
@@ -17,7 +17,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
 """File of the root -> page of the site."""
 RESULTS = """\
 # orchestrator in Python

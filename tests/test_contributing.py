@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING.md runs as it stands, and what it defines obeys the laws of a method."""
+"""The example of CONTRIBUTING.md runs and obeys the laws of a method; hooks and workflow do what CI does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 import pruning
 
-TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_a_pruning_method_in_fifteen_lines() -> None:
@@ -29,3 +31,12 @@ def test_a_pruning_method_in_fifteen_lines() -> None:
 
     pruning.remove(module, "weight")
     assert module.weight.tolist() == [[0.0, 0.0, 0.0, 9.0]]
+
+
+def test_the_hooks_and_the_workflow_run_what_ci_runs() -> None:
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    tools = {hook["entry"].split()[0] for hook in hooks["hooks"]}
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+
+    assert tools == set(re.findall(r"^\.venv/bin/\w+", (ROOT / "scripts" / "check").read_text(), re.MULTILINE))
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
