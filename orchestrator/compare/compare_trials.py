@@ -65,7 +65,8 @@ def compare_trials(
         ),
         points=_marked(replace(p, deployed=deployed(p.stages, measured)) for p in sorted(points, key=_rank(rows))),
         trials={
-            trial.name: _status(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
+            trial.name: _status(keys, plan, records, failures)
+            for trial, keys in zip(plan.trials, plan.work, strict=True)
         },
         failures=_reasons(plan, records, failures),
         cost=_cost(plan, records),
@@ -243,10 +244,15 @@ def _mean(point: Point) -> float | None:
     return point.test.mean if point.final and point.test is not None else None
 
 
-def _status(keys: Sequence[str], records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> TrialStatus:
-    if all(key in records for key in keys):
+def _status(
+    keys: Sequence[str], plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str]
+) -> TrialStatus:
+    missing = [key for key in keys if key not in records]
+    if not missing:
         return "finished"
-    return "failed" if any(key in failures for key in keys) else "unfinished"
+    if any(key in failures for key in keys):
+        return "failed"
+    return "unfinished" if any(KINDS[plan.stages[key].kind].trains for key in missing) else "unmeasured"
 
 
 def _reasons(plan: Plan, records: Mapping[str, StageRecord], failures: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from orchestrator.compare.further import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
-TrialStatus = Literal["finished", "failed", "unfinished"]
+TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured"]
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ class Dispatcher:
         events = [_event("failed", first, attempt, now, failure)]
         events += [_event("failed", key, attempt, now, cause) for key in rest]
         self._settle(attempt.segment)
-        for index in self._descendants(attempt.segment):
+        for index in filter(self._open.__contains__, self._descendants(attempt.segment)):  # once, of several inputs
             self._settle(index)
             events += [_event("failed", key, self._first(index), now, cause) for key in self._segments[index]]
         return events

@@ -10,6 +10,7 @@ from typing import get_args
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
@@ -63,7 +64,9 @@ def _show(store: Store, options: argparse.Namespace) -> int:
     for trial, keys in zip(plan.trials, plan.work, strict=True):
         missing = [key for key in keys if key not in records]
         if missing:
-            reason = next((sweep.failures[key] for key in missing if key in sweep.failures), "not run")
+            trained = not any(KINDS[plan.stages[key].kind].trains for key in missing)
+            lacking = "trained, not measured" if trained else "not run"
+            reason = next((sweep.failures[key] for key in missing if key in sweep.failures), lacking)
             say(f"  missing  {trial.name}: {reason}")
     return 0
 

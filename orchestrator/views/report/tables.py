@@ -264,7 +264,8 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
     yield f"{len(missing)} of {len(comparison.trials)} trials did not finish, {len(failed)} of them failed:"
     reasons: dict[str, list[str]] = {}
     for name in failed or missing:
-        reasons.setdefault(comparison.failures.get(name, "not run"), []).append(name)
+        lacking = "trained, not measured" if comparison.trials[name] == "unmeasured" else "not run"
+        reasons.setdefault(comparison.failures.get(name, lacking), []).append(name)
     for reason, (first, *others) in islice(reasons.items(), FAILURES_LISTED):
         yield f"  {first}{f' and {len(others)} more' if others else ''}: {reason}"
     if len(reasons) > FAILURES_LISTED:

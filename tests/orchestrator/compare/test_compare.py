@@ -19,7 +19,7 @@ from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import Plan
+from orchestrator.core.specs import NETWORK, Plan, StageSpec
 from orchestrator.views.report.plain_files import as_json, points_csv, rows_csv
 from orchestrator.views.report.tables import audit_notes, failure_notes, notes, text_table
 
@@ -289,6 +289,22 @@ def test_nothing_finished_is_an_empty_comparison() -> None:
     assert found.operating_points == ()
     assert set(found.trials.values()) == {"unfinished"}
     assert list(text_table(found)) == []
+
+
+def test_a_trial_that_was_trained_and_not_measured_is_called_that() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0, 1))
+    trial, other = plan.trials
+    deployed = StageSpec("deploy", {"format": "shrink"}, {NETWORK: trial.stages[-1]})
+    measured = StageSpec("measure", {"format": "shrink"}, {NETWORK: deployed.key})
+    records = make_records(plan)
+    stages = {**plan.stages, deployed.key: deployed, measured.key: measured}
+    found = compare_trials(Plan(stages, (replace(trial, measured=(measured.key,)), other)), records)
+
+    assert found.trials == {trial.name: "unmeasured", other.name: "finished"}
+    assert list(failure_notes(found)) == [
+        "1 of 2 trials did not finish, 0 of them failed:",
+        f"  {trial.name}: trained, not measured",
+    ]
 
 
 def test_merging_a_sweep_with_itself_changes_nothing() -> None:

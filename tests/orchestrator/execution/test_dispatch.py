@@ -12,7 +12,7 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.specs import NETWORK, Plan, StageSpec
+from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.core.work_order import Attempt, WorkOrder
 from orchestrator.execution.dispatch import Dispatcher
 
@@ -335,3 +335,17 @@ def test_what_runs_alone_does_not_wait_for_what_cannot_run() -> None:
     dispatcher.take(second, record(second.specs[0]))
 
     assert take(dispatcher).specs[0].fields["name"] == "measured"
+
+
+def test_what_needs_two_stages_that_both_failed_is_told_once() -> None:
+    (one,), (other,) = chain("a", {}), chain("b", {})
+    fields = {"name": "measured", "script": {}}
+    measured = StageSpec("measure", fields, {NETWORK: one.key, DENSE: other.key})
+    plan = plan_of([one], [other])
+    plan = replace(plan, stages={**plan.stages, measured.key: measured})
+    dispatcher = Dispatcher(plan, Cluster(), nothing)
+
+    first, second = take(dispatcher), take(dispatcher)
+    assert summary(dispatcher.take(first, BROKEN), plan) == ["failed a-0 1", "failed measured 1"]
+    assert summary(dispatcher.take(second, BROKEN), plan) == ["failed b-0 1"]
+    assert dispatcher.done
