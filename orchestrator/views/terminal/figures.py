@@ -1,4 +1,4 @@
-"""A stage in a few words: what a finished one achieved, how far a running one is."""
+"""A stage in a few words: its name, what a finished one achieved, how far a running one is."""
 
 from __future__ import annotations
 
@@ -7,11 +7,30 @@ from collections.abc import Mapping
 
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.specs import StageSpec
+from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
 BUSY = 0.5
 """Other processes that ran on average while latency was measured, from which on that is told."""
+
+
+def named(plan: Plan, key: str) -> str:
+    """Name a stage by its trial and round; a shared one also by how many trials share it."""
+    spec = plan.stages.get(key)
+    if spec is None:
+        return key[:12]
+    indices, kind = plan.trials_of[key], KINDS[spec.kind]
+    trial = plan.trials[indices[0]] if indices else None
+    shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
+    if not kind.trains:
+        parent = plan.stages.get(spec.parent or "") or plan.finished.get(spec.parent or "")
+        dense = "dense " if parent is not None and parent.kind == "dense" else ""
+        return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.fields)}{shared}"
+    if not kind.prunes:
+        start = f" until {spec.fields['until']}" if "until" in spec.fields else ""
+        return f"dense{start}, seed {spec.fields.get('seed', '?')}{shared}"
+    rounds = len(trial.stages) - 1 if trial else "?"
+    return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
 
 
 def figures(record: StageRecord) -> str:

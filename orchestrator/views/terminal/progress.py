@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,11 +14,13 @@ from orchestrator.core.events import StageEvent
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
-from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.in_words import counted, duration
 from orchestrator.planning.pace import Pace
-from orchestrator.views.terminal.figures import figures, reached, validated
+from orchestrator.views.terminal.by_axis import ByAxis
+from orchestrator.views.terminal.figures import figures, named, reached, validated
+from orchestrator.views.terminal.frame import frame
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import TimeLeft
 
@@ -25,8 +28,11 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-RUNNING_SHOWN = 12
-"""Running stages that the live display lists."""
+BAR, LEAST_BAR = 40, 8
+"""Cells of the progress bar, which is left out where there is no room for it."""
+
+LONG = 100
+"""Stages from which on, without a display, only what ends is told: trials, dense trainings, and what fails."""
 
 REFRESHES_PER_SECOND = 4
 
@@ -63,7 +69,8 @@ class Progress:
         self._begun = clock()
         self._tally = Tally(plan, finished)
         self._time_left = TimeLeft(plan, finished, slots, pace)
-        self._estimate: tuple[float, str] = (-1.0, "")
+        self._axes = ByAxis(plan, self._tally)
+        self._last: tuple[float, tuple[str, str, Mapping[str, Sequence[str]]]] = (-1.0, ("", "", {}))
         self._lock = threading.Lock()
         self._live: Live | None = None
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
@@ -73,7 +80,7 @@ class Progress:
         """Why stages were killed, as told: what never began is not told one by one."""
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_interactive and not os.environ.get("CI"):
             from rich.live import Live
 
             self._live = Live(
@@ -122,9 +129,11 @@ class Progress:
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"
             self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
-        if going_on := [f"{self._name(key)} from step {step}" for key, step in (steps or {}).items()]:
+        if going_on := [f"{named(self._plan, key)} from step {step}" for key, step in (steps or {}).items()]:
             more = f" and {len(going_on) - 3} more" if len(going_on) > 3 else ""
             self.say(f"Going on from checkpoints: {'; '.join(going_on[:3])}{more}.")
+        if self._live is None and len(stages) >= LONG:
+            self.say("A line follows for each trial and each dense training that ends, and for what fails.")
         self._say_places(places)
 
     def closing(self, places: Mapping[str, str]) -> None:
@@ -154,8 +163,17 @@ class Progress:
                 self._time_left.finished(event.key, event.time, event.record)
             elif event.kind in ("failed", "killed"):
                 self._time_left.dropped(event.key)
-        if (self._live is None and not idle) or (event.kind in ("failed", "retried") and not known):
+        if (self._live is None and not idle and self._tells(event)) or (
+            event.kind in ("failed", "retried") and not known
+        ):
             self.say(self._line(event))
+
+    def _tells(self, event: StageEvent) -> bool:
+        """Whether an event has a line of its own where there is no display: of a long sweep not each one."""
+        if len(self._plan.stages) < LONG or event.kind not in ("started", "finished"):
+            return True
+        ends = any(self._tally.state(index) == "done" for index in self._plan.trials_of.get(event.key, ()))
+        return event.kind == "finished" and (ends or not KINDS[self._plan.stages[event.key].kind].prunes)
 
     def say(self, text: str) -> None:
         """Print a line, above the live display where there is one."""
@@ -177,7 +195,7 @@ class Progress:
 
     def _line(self, event: StageEvent) -> str:
         """One event as a line of text."""
-        parts = [f"{duration(event.time - self._begun):>8}", f"{event.kind:<8}", self._name(event.key)]
+        parts = [f"{duration(event.time - self._begun):>8}", f"{event.kind:<8}", named(self._plan, event.key)]
         if event.record is not None:
             parts.append(figures(event.record))
         if self._is_below_a_failure(event):
@@ -189,7 +207,7 @@ class Progress:
         if event.kind == "retried":
             parts.append(f"attempt {event.attempt}{f', from step {event.reached}' if event.reached >= 0 else ''}")
         if event.kind == "finished":
-            parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._left()}]")
+            parts.append(f"[{self._tally.settled}/{len(self._plan.stages)}{self._seen()[0]}]")
         return "  ".join(parts)
 
     def _is_below_a_failure(self, event: StageEvent) -> bool:
@@ -199,37 +217,17 @@ class Progress:
             event.kind == "failed" and spec is not None and not self._tally.lost.isdisjoint(self._plan.needs(event.key))
         )
 
-    def _name(self, key: str) -> str:
-        """Name a stage by its trial and round; a shared one also by how many trials share it."""
-        spec = self._plan.stages.get(key)
-        if spec is None:
-            return key[:12]
-        indices = self._plan.trials_of[key]
-        trial = self._plan.trials[indices[0]] if indices else None
-        shared = f" (shared by {len(indices)} trials)" if len(indices) > 1 else ""
-        if not KINDS[spec.kind].trains:
-            return (
-                f"{trial.name if trial else key[:12]}, {self._what(spec)}{KINDS[spec.kind].named(spec.fields)}{shared}"
-            )
-        if not KINDS[spec.kind].prunes:
-            start = f" until {spec.fields['until']}" if "until" in spec.fields else ""
-            return f"dense{start}, seed {spec.fields.get('seed', '?')}{shared}"
-        rounds = len(trial.stages) - 1 if trial else "?"
-        return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
-
-    def _what(self, spec: StageSpec) -> str:
-        """Say of the deployment of a dense network that it is one."""
-        parent = self._plan.stages.get(spec.parent or "") or self._plan.finished.get(spec.parent or "")
-        return "dense " if parent is not None and parent.kind == "dense" else ""
-
-    def _left(self) -> str:
-        """The time to finish, estimated at most once a second."""
+    def _seen(self) -> tuple[str, str, Mapping[str, Sequence[str]]]:
+        """The time to finish, the best trial and how far each axis is, looked at once a second at most."""
         now = self._clock()
-        if now - self._estimate[0] >= 1.0:
+        if now - self._last[0] >= 1.0:
             left = self._time_left.seconds(now)
             least = "at least " if left.unknown else ""
-            self._estimate = (now, f", {least}{duration(left.known)} left" if left.known else "")
-        return self._estimate[1] if self._to_run() else ""
+            told = f", {least}{duration(left.known)} left" if left.known else ""
+            found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
+            self._last = now, (told, shown(self._axes.best()), found)
+        told, best, axes = self._last[1]
+        return told if self._to_run() else "", best, axes
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -237,23 +235,24 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
+        width, height = self._console.size
         with self._lock:
             tally = self._tally
-            bar = Table.grid(padding=(0, 1))
-            settled = len(tally.records) if self._interrupted else tally.settled
-            counts = f"{settled}/{len(self._plan.stages)} stages{self._left()}"
-            bar.add_row(ProgressBar(total=max(1, len(self._plan.stages)), completed=settled, width=40), counts)
+            settled, all_stages = len(tally.records) if self._interrupted else tally.settled, len(self._plan.stages)
+            left, best, axes = self._seen()
             count = tally.trials()
             trials = f"{count['waiting']} trials waiting, {count['running']} running, {count['done']} done"
-            trials += f", {count['failed']} {self._lost_are}"
-            running = Table.grid(padding=(0, 2))
-            for name, figure, elapsed in self._running():
-                running.add_row(Text(shown(name)), Text(figure), Text(elapsed, justify="right"))
-            return Group(bar, Text(f"{trials}; in use: {self._in_use()}"), running)
+            trials += f", {count['failed']} {self._lost_are}; in use: {self._in_use()}"
+            head = [f"{settled}/{all_stages} stages{left}", trials, *([best] if best else [])]
+            counts, *lines = frame(head, axes, list(self._running()), width, height - 1) or [""]
+        bar, room = Table.grid(padding=(0, 1)), min(BAR, width - len(counts) - 1)
+        cells = [ProgressBar(total=max(1, all_stages), completed=settled, width=room)] if room >= LEAST_BAR else []
+        bar.add_row(*cells, Text(counts, no_wrap=True))
+        return Group(bar, *(Text(line, no_wrap=True, overflow="crop") for line in lines))
 
     def _running(self) -> Iterator[tuple[str, str, str]]:
         now = self._clock()
-        for key, begun in list(self._tally.running.items())[:RUNNING_SHOWN]:
+        for key, begun in self._tally.running.items():
             spec = self._plan.stages[key]
             parent = self._tally.records.get(spec.parent or "")
             target = spec.fields.get("target")
@@ -261,10 +260,8 @@ class Progress:
             if parent is not None:
                 figure += f" from {100 * parent.sparsity:.1f}%, {validated(parent)}"
             if key in self._points:
-                figure += ("; " if figure else "") + reached(spec, *self._points[key])
-            yield self._name(key), figure.strip(), duration(now - begun)
-        if len(self._tally.running) > RUNNING_SHOWN:
-            yield f"and {len(self._tally.running) - RUNNING_SHOWN} more", "", ""
+                figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
+            yield shown(named(self._plan, key)), figure.strip(), duration(now - begun)
 
     def _in_use(self) -> str:
         """What the running stages have reserved."""

@@ -23,6 +23,7 @@ class Tally:
         """Key of a running stage -> when it started."""
         self.lost: set[str] = set()
         """Stages that failed or were killed, with the stages below them."""
+        self._states = [self._state_of(keys) for keys in plan.work]
 
     @property
     def settled(self) -> int:
@@ -31,7 +32,11 @@ class Tally:
 
     def trials(self) -> Counter[TrialState]:
         """Return how many trials are in each state."""
-        return Counter(map(self._state, self.plan.work))
+        return Counter(self._states)
+
+    def state(self, trial: int) -> TrialState:
+        """Return the state of a trial."""
+        return self._states[trial]
 
     def take(self, event: StageEvent) -> None:
         """Count one event."""
@@ -45,8 +50,10 @@ class Tally:
             self.lost.add(event.key)
         elif event.record is not None:
             self.records[event.key] = event.record
+        for index in self.plan.trials_of[event.key]:
+            self._states[index] = self._state_of(self.plan.work[index])
 
-    def _state(self, keys: Sequence[str]) -> TrialState:
+    def _state_of(self, keys: Sequence[str]) -> TrialState:
         if not self.lost.isdisjoint(keys):
             return "failed"
         if all(key in self.records for key in keys):

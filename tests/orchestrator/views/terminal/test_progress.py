@@ -174,6 +174,57 @@ def test_the_live_display_shows_how_far_a_stage_is() -> None:
     assert not progress.live, "and without a terminal nobody needs to ask for points"
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (80, 10), (20, 3)])
+def test_the_display_of_a_long_sweep_fits_and_says_how_far_each_axis_is(width: int, height: int) -> None:
+    plan = make_plan(sparsities=(0.5, 0.75, 0.9), seeds=range(100))
+    console = Console(file=io.StringIO(), width=width, height=height)
+    now = EPOCH
+    progress = Progress(plan, {}, console=console, clock=lambda: now, slots=4)
+    records = make_records(plan)
+    for trial in plan.trials[:7]:
+        for key in trial.stages:
+            progress.event(finished(records[key]))
+    for key in list(plan.stages)[-30:]:
+        progress.event(started(key, EPOCH))
+    now += 200_000
+    with console.capture() as capture:
+        console.print(progress._render())
+    lines = capture.get().splitlines()
+
+    assert len(lines) < height
+    assert all(len(line) <= width for line in lines)
+    if width >= 80:
+        done = [records[trial.stages[-1]].after["val/accuracy"] for trial in plan.trials[:7]]
+        assert f"21/{len(plan.stages)} stages" in lines[0]
+        assert any(line.startswith(f"best so far on validation: {max(done):.2%}, random_") for line in lines)
+        assert any(f"random_unstructured 7/300 {max(done):.2%}  l1_unstructured 0/300" in line for line in lines)
+        assert any(line.startswith("sparsity  0.5 7/200") for line in lines)
+        assert lines[-1] == f"and {30 - sum('2 d 07:33' in line for line in lines)} more run"
+
+
+@pytest.mark.parametrize("variable", ["CI", "TERM"])
+def test_where_no_display_can_be_lines_are_plain_and_few(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, {"CI": "true", "TERM": "dumb"}[variable])
+    plan = make_plan(seeds=range(15))
+    records = make_records(plan)
+    events = [event for key in plan.stages for event in (started(key, EPOCH), finished(records[key]))]
+    text = shown(plan, [*events, failed(plan.trials[0].stages[1])], terminal=True)
+
+    assert "\x1b[?25l" not in text, "nothing is drawn anew"
+    assert len(plan.stages) == 135
+    assert text.count("  started  ") == 0
+    assert text.count("  finished  ") == len(plan.trials) + 15, "the trials, and the dense trainings"
+    assert text.count("round 2/2") == len(plan.trials)
+
+
+def test_colours_are_left_out_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = shown(make_plan(seeds=(0,)), [], terminal=True)
+
+    assert "\x1b[?25l" in text, "the display itself is no colour"
+    assert "\x1b[3" not in text
+
+
 def test_what_an_interrupt_cut_short_has_not_failed() -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,))
     dense, *rounds = plan.stages

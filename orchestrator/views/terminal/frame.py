@@ -1,0 +1,95 @@
+"""Texts fitted into a terminal: never wider, never taller, whatever the characters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+MOST_RUNNING, LEAST_RUNNING, MOST_OF_AN_AXIS = 12, 3, 4
+"""Lines of running stages, where there is room, and where it is scarce; lines of an axis with many values."""
+
+Running = tuple[str, str, str]
+"""A running stage: its name, what is told of it, since when it runs."""
+
+
+def frame(
+    head: Sequence[str], axes: Mapping[str, Sequence[str]], running: Sequence[Running], width: int, height: int
+) -> list[str]:
+    """Return the lines of a display, `height` of them at most, none wider than `width` cells.
+
+    Args:
+        head: what comes first; what does not fit of it is left out from its end
+        axes: name -> how far it is with each value; a line each, several where there is room
+        running: stages that run, the rest of which are counted
+    """
+    least = min(len(running), LEAST_RUNNING)
+    lines = [fitted(text, width) for text in head[: max(1, height - least)]][: max(0, height)]
+    shown = list(axes.items())[: max(0, height - len(lines) - least)]
+    room = height - len(lines) - len(shown)
+    stages = columns(running, width, min(MOST_RUNNING, room))
+    each = 1 + (room - len(stages)) // len(shown) if shown else 1
+    label = max((cell_len(name) for name, _ in shown), default=0)
+    for name, texts in shown:
+        lines += row(f"{name}{' ' * (label - cell_len(name))}", texts, width, min(each, MOST_OF_AN_AXIS))
+    return lines + stages
+
+
+def fitted(text: str, width: int) -> str:
+    """Return a text on one line of `width` cells at most; dots stand where it is cut."""
+    text = " ".join(text.split("\n"))
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 2) + ".." if width > 2 else set_cell_size(text, max(0, width))
+
+
+def abridged(text: str, width: int) -> str:
+    """Return a text on one line of `width` cells at most, cut in its midst: names differ in how they end."""
+    text = " ".join(text.split("\n"))
+    if cell_len(text) <= width or width < 6:
+        return fitted(text, width)
+    end = text[-(most := 2 * (width - 2) // 3) :]
+    while cell_len(end) > most:
+        end = end[1:]
+    return f"{set_cell_size(text, width - 2 - cell_len(end))}..{end}"
+
+
+def row(label: str, texts: Sequence[str], width: int, lines: int) -> list[str]:
+    """Return texts side by side behind a label, on so many lines at most; those that do not fit are counted."""
+    indent = cell_len(label) + 2
+    left, found = list(texts), list[str]()
+    while left and len(found) < lines:
+        count, line = 1, fitted(left[0], width - indent)
+        for taken in range(1, len(left) + 1):
+            text = "  ".join(left[:taken])
+            if cell_len(text) > width - indent:
+                break
+            rest = f"  and {len(left) - taken} more" if len(found) == lines - 1 and taken < len(left) else ""
+            if cell_len(text + rest) <= width - indent:
+                count, line = taken, text + rest
+        left = left[count:]
+        found.append(fitted(f"{' ' * indent if found else f'{label}  '}{line}", width))
+    return found
+
+
+def columns(running: Sequence[Running], width: int, lines: int) -> list[str]:
+    """Return running stages in columns, on so many lines at most: what is told is cut first, the time never."""
+    if lines < len(running):
+        count = len(running) - max(0, lines - 1)
+        more = f"and {count} more run" if lines > 1 else f"{count} stages run"
+        return [*columns(running[: lines - 1], width, lines), fitted(more, width)] if lines > 0 else []
+    time_room = max((cell_len(time) for _, _, time in running), default=0)
+    room = max(0, width - time_room - 4)
+    longest, most = (max((cell_len(each[part]) for each in running), default=0) for part in (0, 1))
+    name_room = min(longest, max(room - most, room // 2))
+    text_room = min(most, room - name_room)
+    found = []
+    for name, text, time in running:
+        time = " " * (time_room - cell_len(time)) + time
+        told = f"{_cell(abridged(name, name_room), name_room)}  {_cell(text, text_room)}  {time}"
+        found.append(fitted(told, width))
+    return found
+
+
+def _cell(text: str, room: int) -> str:
+    return set_cell_size(fitted(text, room), room)
