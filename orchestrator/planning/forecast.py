@@ -87,12 +87,13 @@ def told(forecast: Forecast) -> Iterator[str]:
 
 
 def in_words(forecast: Forecast) -> str:
-    """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, 900 steps, ...`."""
+    """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, ...`."""
     stages, parts = forecast.stages, []
     if forecast.work.unknown < stages:
         parts.append(f"{_least(forecast.work)}{duration(forecast.work.known)} of work")
     if forecast.wall.unknown < stages:
-        parts.append(f"{duration(forecast.wall.known)} with {forecast.slots or 'some'} at once")
+        how = "in all" if forecast.slots is None else _at_once(forecast.slots)
+        parts.append(f"{duration(forecast.wall.known)} {how}")
     if forecast.steps.unknown < stages:
         parts.append(f"{_least(forecast.steps)}{forecast.steps.known:,.0f} steps")
     if forecast.bytes.unknown < stages:
@@ -104,6 +105,10 @@ def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord
     """Return a sentence that says what was estimated of the last run, and what it took."""
     estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
     return f"Estimated as it began: {estimated}; taken: {in_words(taken(forecast, plan, records))}."
+
+
+def _at_once(slots: int) -> str:
+    return "one at a time" if slots == 1 else f"with {slots} at once"
 
 
 def _least(amount: Amount) -> str:

@@ -178,7 +178,7 @@ def test_what_a_run_took_counts_what_ended_after_its_estimate() -> None:
     assert (took.stages, took.work, took.steps) == (1, Amount(1.0), Amount(100))
     assert took.wall == Amount(records[last].ended - EPOCH)
     assert afterwards(estimate, plan, records).startswith(
-        "Estimated as it began: 0:01 of work, 0:01 with 1 at once, 100"
+        "Estimated as it began: 0:01 of work, 0:01 one at a time, 100"
     )
 
 
