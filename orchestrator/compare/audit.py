@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.compare.comparison import Comparison, LineKey, Point
+from orchestrator.compare.statistics import has_spread, least_gain
 from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
@@ -45,7 +46,9 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
     known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
     answers = {
         f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
-        "compression and theoretical speed-up, both": _both_measures(points, deploys=_deploys(plan)),
+        "compression and theoretical speed-up, both": _both_measures(
+            points, deploys=any(trial.measured for trial in plan.trials)
+        ),
         "a random control": _control(comparison, ("random",)),
         "a magnitude baseline": _control(
             comparison, ("l1", "magnitude", "ln_", "lnstructured", "lottery", "rewinding")
@@ -57,6 +60,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
         "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
         "compared after equal training": _equally_trained(comparison),
+        "a gain over dense is one over dense trained as long": _gained(comparison),
         "methods prune when their papers do": _when_published(plan),
         "matching is a test against a stated margin": _matching(comparison),
         "achieved sparsity is the requested one": _achieved(plan, known),
@@ -83,10 +87,6 @@ def _operating_points(comparison: Comparison) -> Answer:
     counts = {line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in comparison.lines.items()}
     few = [f"{line} has {count}" for line, count in counts.items() if count < LEAST_POINTS]
     return _held(counts, few, f"every line has {min(counts.values(), default=0)} or more")
-
-
-def _deploys(plan: Plan) -> bool:
-    return any(trial.measured for trial in plan.trials)
 
 
 def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
@@ -184,6 +184,22 @@ def _equally_trained(comparison: Comparison) -> Answer:
             excess[point.line_key] = times, f"{_at(point)} had {times:.3g} times the steps of {other.line}"
     reason = f"at each sparsity, steps from initialisation with scoring differ by {EQUAL_COST:.0%} at most"
     return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
+
+
+def _gained(comparison: Comparison) -> Answer:
+    """Hold what is shown to be better than dense, and trained on from it, to what is not pruned and trained longest."""
+    longest: dict[tuple[str, str], float] = {}
+    for point in (*comparison.dense, *(point for point in comparison.points if not point.sparsity)):
+        panel = point.model, point.data
+        longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
+    anew = {row.stage for row in comparison.rows if row.chosen.restart.startswith(("weights=step", "weights=reinit"))}
+    pairs = ((point, point.difference) for point in comparison.operating_points if point.sparsity)
+    gained = [p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not anew & {*p.stages}]
+    costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
+    faults = (
+        f"{_at(p)} trained {cost:.3g} times as long; add +control=longer" for p, cost in costs if cost > 1 + EQUAL_COST
+    )
+    return _held(gained, faults, "in as many steps", "nothing is shown to gain by training on from dense")
 
 
 def _when_published(plan: Plan) -> Answer:

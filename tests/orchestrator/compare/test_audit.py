@@ -33,6 +33,7 @@ def test_a_sound_sweep_passes_all_but_the_number_of_networks() -> None:
         "a control of masks that are found before training, or trained from an earlier step": "n/a",
         "the initialisation that was scored is the one that is trained": "n/a",
         "scores read no test data": "n/a",
+        "a gain over dense is one over dense trained as long": "n/a",
         "methods prune when their papers do": "n/a",
     }
     assert all(each.reason for each in found.values())
@@ -120,6 +121,38 @@ def test_what_a_score_reads_makes_no_unequal_training() -> None:
     assert one(*unequal(20), "equal training").verdict == "pass"  # 5% of 400
     assert one(*unequal(21), "equal training").verdict == "fail"
     assert one(*unequal(0), "equal training").verdict == "pass"
+
+
+def gaining(gains: tuple[float, ...], methods: tuple[str, ...], restart: str = "keep") -> Finding:
+    """Return what is found of l1, which is better than dense by `gains`, one for each seed, beside other methods."""
+    plan = make_plan(("l1_unstructured", *methods), (0.5,), tuple(range(len(gains))), rounds=1)
+    records = make_records(plan)
+    for trial in plan.trials:
+        key, dense = trial.stages[-1], records[trial.dense]
+        if trial.name.startswith("l1"):
+            better = dense.figure("test") + gains[int(trial.config["seed"])]
+            records[key] = replace(records[key], after={**records[key].after, "test/accuracy": better})
+        elif trial.name.startswith("identity"):
+            records[key] = replace(records[key], sparsity=0.0)
+    found = compare_trials(plan, records)
+    rows = (replace(row, chosen=replace(row.chosen, restart=restart)) for row in found.rows)
+    (gain,) = [each for each in audit(plan, records, replace(found, rows=tuple(rows))) if "a gain" in each.rule]
+    return gain
+
+
+def test_a_gain_over_dense_is_held_against_dense_that_was_trained_as_long() -> None:
+    alone = gaining((0.01, 0.02, 0.03), ())  # 300 + 100 steps against 300; 0.02 +- 4.303 * 0.01 / sqrt(3)
+    surely = gaining((0.019, 0.02, 0.021), ())
+
+    assert alone.verdict == "n/a"
+    assert (surely.verdict, surely.reason) == (
+        "fail",
+        "l1_unstructured at 50.0% trained 1.33 times as long; add +control=longer",
+    )
+    assert gaining((0.019, 0.02, 0.021), ("identity",)).verdict == "pass"
+    assert gaining((-0.019, -0.02, -0.021), ()).verdict == "n/a"
+    assert gaining((0.019, 0.02, 0.021), (), "weights=step rates=0").verdict == "n/a"
+    assert gaining((0.019, 0.02, 0.021), (), "weights=keep rates=0").verdict == "fail"
 
 
 @pytest.mark.parametrize(("at", "verdict"), [("start", "pass"), ("trained", "fail")])
