@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
+from orchestrator.compare.grouping import positions
 from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
@@ -19,12 +20,13 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
     """Return the first part of the page, which files and how to load them follow."""
     record, config = kept.record, choice.trial.config
     dense = sweep.records.get(choice.trial.dense)
-    name, data, method = (config.get(part, {}).get("name") or "own" for part in ("model", "data", "method"))
+    where = positions(sweep.plan)[sweep.plan.trials.index(choice.trial)]
+    name, data = where.panel
     lines = [
         f"# {redact(choice.trial.name)}",
         "",
-        f"{name} on {data}, pruned by {method} to a sparsity of {percent(record.sparsity)}% of its prunable weights; "
-        "what the masks emptied is taken out.",
+        f"{name} on {data}, pruned by {where.line} to a sparsity of {percent(record.sparsity)}% of its prunable "
+        "weights; what the masks emptied is taken out.",
         "",
         f"- sweep {sweep.info.name}, trial `{redact(choice.trial.name)}`, seed {config.get('seed', 0)}, "
         f"round {record.round}",
