@@ -31,6 +31,9 @@ class Deployed:
     """How many times as fast as dense in the same format; of one seed the interval is that of the measurement."""
     bytes: float
     dense_bytes: float
+    memory: float | None
+    """Bytes at most while it runs, with its weights; None where a system did not say."""
+    dense_memory: float | None
 
 
 def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list[StageRecord]]:
@@ -70,7 +73,17 @@ def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tup
     nothing before all is measured.
     """
     found = [records[key] for key in trial.measured if all(each in records for each in trial.measured)]
-    return [(name, value, record.ended) for record in found for name, value in measured_figures(record).items()]
+    return [
+        (name, value, record.ended)
+        for record in found
+        for name, value in (measured_figures(record) | _peaks(record)).items()
+    ]
+
+
+def _peaks(record: StageRecord) -> dict[str, float]:
+    """Return the peak memory at each batch size that a system said: for people, as too rough for a gate."""
+    place, found = f"deploy/{_format(record)}", record.measurements
+    return {f"{place}/{size}/memory": found[f"memory/{size}"] for size in _sizes(record) if f"memory/{size}" in found}
 
 
 def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
@@ -93,6 +106,11 @@ def _sizes(record: StageRecord) -> list[int]:
     return list(record.spec["fields"]["measure"]["batch_sizes"])
 
 
+def _mean(found: Sequence[Mapping[str, float]], name: str) -> float | None:
+    """Return the mean of a figure, None where some measurement lacks it."""
+    return fmean(each[name] for each in found) if all(name in each for each in found) else None
+
+
 def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]) -> Deployed:
     found = [record.measurements for record in records]
     speedup = ratio([math.log(each[f"speedup/{size}"]) for each in found])
@@ -109,4 +127,6 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         speedup=speedup,
         bytes=fmean(each["bytes"] for each in found),
         dense_bytes=fmean(each["dense_bytes"] for each in found),
+        memory=_mean(found, f"memory/{size}"),
+        dense_memory=_mean(found, f"dense_memory/{size}"),
     )

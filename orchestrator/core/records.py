@@ -21,6 +21,10 @@ RECORD_VERSION = 3
 """Raised whenever a record's fields change: a store refuses the versions it does not know."""
 
 
+BUSY = 0.5
+"""Other processes that ran on average while latency was measured, from which on that is told."""
+
+
 @dataclass(frozen=True)
 class CurvePoint:
     """One point of a training curve: metrics after `step` optimizer steps of this stage, at `time` (Unix seconds)."""
@@ -113,7 +117,8 @@ class StageRecord:
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`; of a deployment its
     `bytes`, `parameters` left, and `difference` of outputs; of a measurement at each batch size N `latency_ms/N`,
-    `dense_ms/N`, `speedup/N` with `speedup_low/N` and `speedup_high/N`. Never part of the result.
+    `dense_ms/N`, `speedup/N` with `speedup_low/N` and `speedup_high/N`, `memory/N` and `dense_memory/N` where the
+    system says them, and how many `others` ran meanwhile. Never part of the result.
     """
     warnings: tuple[str, ...] = ()
     device: str = "cpu"

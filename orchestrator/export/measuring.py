@@ -8,24 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from orchestrator.compare.statistics import ratio
 from orchestrator.core.errors import Cancelled
+from orchestrator.core.records import BUSY
 from orchestrator.core.work_order import WorkOrder
 from pruning.measure.latency import Call, Make, compare_latency
-
-IDLE = 0.5
-"""Other processes that ran on average during a measurement, below which nothing is said of them."""
+from pruning.measure.memory import peak_memory
 
 
 class Measuring:
     """Measures as a stage's `measure` says, and notes how many other processes run at each block."""
 
-    def __init__(self, what: Mapping[str, Any], order: WorkOrder) -> None:
+    def __init__(self, what: Mapping[str, Any], order: WorkOrder, device: torch.device) -> None:
         self._what = {name: what[name] for name in ("blocks", "seconds", "threads")}
-        self._order, self._others = order, list[float]()
+        self._order, self._device, self._others = order, device, list[float]()
 
     def figures(self, makes: Sequence[Make], size: int) -> dict[str, float]:
-        """Return the figures at a batch size: milliseconds of a call, and the speed-up with its 95% interval.
+        """Return the figures at a batch size: milliseconds of a call, the speed-up with its 95% interval, peak memory.
 
         Args:
             makes: of the dense network, and of the pruned one.
@@ -37,7 +38,10 @@ class Measuring:
         assert speedup is not None
         assert speedup.low is not None
         assert speedup.high is not None
-        return {
+        peaks = {
+            name: peak_memory(make, self._device) for name, make in zip(("dense_memory", "memory"), makes, strict=True)
+        }
+        return {f"{name}/{size}": float(peak) for name, peak in peaks.items() if peak is not None} | {
             f"latency_ms/{size}": 1e3 * found.b,
             f"dense_ms/{size}": 1e3 * found.a,
             f"speedup/{size}": speedup.mean,
@@ -53,7 +57,7 @@ class Measuring:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What to say of that."""
-        if self.others < IDLE:
+        if self.others < BUSY:
             return ()
         return (
             f"{self.others:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} CPUs: "

@@ -13,6 +13,7 @@ from orchestrator.core.redact import redact
 from orchestrator.export.choosing import Choice, metric_named
 from orchestrator.export.kept import Kept
 from orchestrator.export.leaving import size
+from orchestrator.planning.in_words import readable
 from orchestrator.store.saved_sweep import SavedSweep
 
 
@@ -72,6 +73,9 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
                 f"| milliseconds at batch {batch} as {form}, on {record.environment.get('processor', record.host)} | "
                 f"{found[f'latency_ms/{batch}']:.3g} | {found[f'dense_ms/{batch}']:.3g} |"
             )
+            if f"memory/{batch}" in found:
+                memory, beside = (readable(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
+                yield f"| peak memory at batch {batch} as {form} | {memory} | {beside} |"
             yield (
                 f"| speed-up at batch {batch} as {form} | {found[f'speedup/{batch}']:.2f}x "
                 f"[{found[f'speedup_low/{batch}']:.2f}, {found[f'speedup_high/{batch}']:.2f}] | 1x |"

@@ -97,10 +97,10 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
     """
     begun, name, what = _begin(order), spec.fields["format"], spec.fields["measure"]
     pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
-    measuring = Measuring(what, order)
     figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
     figures["dense_bytes"] = dense.measurements["bytes"]
     network = _restored(spec, pruned.inputs[NETWORK], order)
+    measuring = Measuring(what, order, _device(network))
     with TemporaryDirectory() as place:
         if name == SHRINK:
             networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]

@@ -81,7 +81,8 @@ def measured(each: Deployed) -> dict[str, Any]:
     estimate = {f"{where}_speedup_{part}": getattr(each.speedup, part) for part in ("mean", "low", "high")}
     times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
     sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
-    return sizes | times | estimate | {f"{where}_hardware": each.hardware}
+    memory = {f"{where}_memory": each.memory, f"{where}_dense_memory": each.dense_memory}
+    return sizes | times | memory | estimate | {f"{where}_hardware": each.hardware}
 
 
 def table_csv(names: Sequence[str], rows: Any) -> bytes:

@@ -6,12 +6,9 @@ import math
 from collections.abc import Mapping
 
 from orchestrator.core.metrics import Metric
-from orchestrator.core.records import CurvePoint, StageRecord
+from orchestrator.core.records import BUSY, CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
-
-BUSY = 0.5
-"""Other processes that ran on average while latency was measured, from which on that is told."""
 
 
 def named(plan: Plan, key: str) -> str:

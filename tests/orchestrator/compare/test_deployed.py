@@ -50,6 +50,7 @@ def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> d
     for trial in plan.trials:
         seed, last = int(trial.config["seed"]), records[trial.stages[-1]]
         figures: dict[str, float] = {"seconds": 1.0, "bytes": 1000.0 * (1 + seed), "dense_bytes": 8000.0}
+        figures |= {"memory/8": 100.0 * (1 + seed), "dense_memory/8": 1000.0}
         sizes = plan.stages[trial.measured[0]].fields["measure"]["batch_sizes"]
         for size, times in zip(sizes, (SPEEDUPS[seed], 2 * SPEEDUPS[seed]), strict=True):
             figures |= {f"latency_ms/{size}": 1 / times, f"dense_ms/{size}": 1.0, f"speedup/{size}": times}
@@ -78,6 +79,8 @@ def test_seeds_are_averaged_as_ratios_with_an_interval_over_them() -> None:
     assert one.speedup.high == pytest.approx(2 * math.exp(4.30265 * math.log(2) / math.sqrt(3)), rel=1e-4)
     assert (one.latency_ms, one.dense_ms) == pytest.approx((0.5, 1.0))
     assert (eight.speedup.mean, eight.bytes, eight.dense_bytes) == pytest.approx((4.0, 2000.0, 8000.0))
+    assert (eight.memory, eight.dense_memory) == pytest.approx((200.0, 1000.0))
+    assert one.memory is None
 
 
 def test_one_seed_has_the_interval_of_its_measurement() -> None:
@@ -135,6 +138,7 @@ def test_a_tracker_is_told_when_all_is_measured() -> None:
         "deploy/bytes": 2000.0,
         "deploy/onnx/8/latency_ms": 0.25,
         "deploy/onnx/8/speedup": 4.0,
+        "deploy/onnx/8/memory": 200.0,
     }
     assert not list(headline(trial, {key: record for key, record in records.items() if record.kind != "measure"}))
 
@@ -146,7 +150,10 @@ def test_figures_stand_in_the_order_of_the_batch_sizes_that_were_asked_for(sizes
     first, second = sizes
 
     names = [f"deploy/onnx/{size}/{name}" for size in sizes for name in ("latency_ms", "speedup")]
-    assert [name for name, *_ in figures_of(trial, records)] == [*names, "deploy/onnx/bytes"]
+    assert [name for name, *_ in figures_of(trial, records) if name != "deploy/onnx/8/memory"] == [
+        *names,
+        "deploy/onnx/bytes",
+    ]
     told = {name: value for name, value, _ in headline(trial, records)}
     assert (told["deploy/speedup"], told[f"deploy/onnx/{second}/speedup"]) == (2.0, 4.0)
     assert f"deploy/onnx/{first}/speedup" not in told

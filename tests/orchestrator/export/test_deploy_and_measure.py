@@ -66,6 +66,7 @@ def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
     assert {name for name in measured.measurements if name not in ("seconds", "others")} == {
         *("bytes", "parameters", "dense_bytes"),
         *(f"{name}/{size}" for size in (1, 100) for name in ("latency_ms", "dense_ms")),
+        *(f"{name}/{size}" for size in (1, 100) for name in ("memory", "dense_memory")),
         *(f"{name}/{size}" for size in (1, 100) for name in ("speedup", "speedup_low", "speedup_high")),
     }
     for size in (1, 100):
