@@ -118,13 +118,28 @@ def meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str,
 def fewest(points: Sequence[Point], size: Callable[[str], float], records: Mapping[str, StageRecord]) -> str:
     """Return the best-validated stage of the point of the fewest bytes, the faster one where they are equal.
 
+    What is measured goes first: bytes and latency in the first format, at the first batch size and on the machine that
+    all points have. Else it is bytes once shrunk, and multiply-accumulates by the masks.
+
     Args:
-        size: stage -> bytes of its network without what is empty; asked only where there are several points.
+        size: stage -> bytes of its network without what is empty; asked only where there are several points, and they
+            are not all measured.
     """
-    best = {id(point): best_validated(point, records) for point in points}
+    best = [best_validated(point, records) for point in points]
     if len(points) == 1:
-        return best[id(points[0])]
-    return best[id(min(points, key=lambda point: (size(best[id(point)]), -point.speedup)))]
+        return best[0]
+    weighed = _measured(points) or [(size(stage), -point.speedup) for point, stage in zip(points, best, strict=True)]
+    return min(zip(weighed, best, strict=True), key=operator.itemgetter(0))[1]
+
+
+def _measured(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Return the measured bytes and milliseconds of each point; nothing where they were not all measured alike."""
+    found = [
+        {(each.format, each.batch_size, each.hardware): (each.bytes, each.latency_ms) for each in point.deployed}
+        for point in points
+    ]
+    shared = next((kind for kind in found[0] if all(kind in each for each in found)), None)
+    return [] if shared is None else [each[shared] for each in found]
 
 
 def best_validated(point: Point, records: Mapping[str, StageRecord]) -> str:

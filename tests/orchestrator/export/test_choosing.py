@@ -9,6 +9,8 @@ import pytest
 from factories import make_plan, make_record
 
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.deployed import Deployed
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.export.choosing import Condition, conditions, ending_with, fewest, meeting, named
@@ -30,6 +32,11 @@ def sweep() -> tuple[Plan, dict[str, StageRecord]]:
         else:
             del records[key]
     return plan, records
+
+
+def measured(machine: str, milliseconds: float) -> Deployed:
+    """A network of ten bytes, timed somewhere."""
+    return Deployed("onnx", 1, machine, milliseconds, 4.0, Estimate(1, 1.0, None, None, None), 10.0, 40.0, None, None)
 
 
 def with_val(record: StageRecord, value: float) -> StageRecord:
@@ -100,6 +107,14 @@ def test_the_fewest_bytes_leave_by_the_best_validated_seed(sweep: tuple[Plan, di
         [replace(point, speedup=9.0 if point.sparsity < 0.8 else 2.0) for point in points], lambda _: 1.0, records
     )
     assert ending_with(faster, plan).trial.name == "magnitude sparsity=0.5 seed=1"
+    timed = [
+        replace(
+            point, deployed=(measured(f"pen {index}", 0.1), measured("abacus", 1.0 if point.sparsity < 0.8 else 2.0))
+        )
+        for index, point in enumerate(points)
+    ]
+    found = fewest(timed, lambda _: 1 / 0, records)
+    assert ending_with(found, plan).trial.name == "magnitude sparsity=0.5 seed=1", "the faster one, as measured"
     assert fewest(points[:1], lambda _: 1 / 0, records) == sizes["magnitude", 0.5][1], "one point is not weighed"
 
 
