@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
@@ -56,14 +56,14 @@ def compare_trials(
             else:
                 groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
     measured = by_network(plan, records)
-    points = [_point(list(group.values()), metrics, records) for group in groups.values()]
+    points = [_point(list(group.values()), metrics, records, measured=measured) for group in groups.values()]
     comparison = Comparison(
         rows=tuple(rows),
         dense=tuple(
             _point([(row, row) for row in group.values()], metrics, records, dense_labels[key])
             for key, group in dense.items()
         ),
-        points=_marked(replace(p, deployed=deployed(p.stages, measured)) for p in sorted(points, key=_rank(rows))),
+        points=_marked(sorted(points, key=_rank(rows))),
         trials={
             trial.name: _status(keys, plan, records, failures)
             for trial, keys in zip(plan.trials, plan.work, strict=True)
@@ -150,11 +150,13 @@ def _point(
     metrics: Mapping[str, Metric],
     records: Mapping[str, StageRecord],
     label: str = "",
+    measured: Mapping[str, Sequence[StageRecord]] | None = None,
 ) -> Point:
     """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point.
 
     Args:
         metrics: stage key -> primary metric, with the margin that holds here
+        measured: stage key -> measurements of its network, deployed
     """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
@@ -182,6 +184,7 @@ def _point(
         difference=paired_difference(values, reference),
         further=further(stages, records),
         harmed=harmed(stages, records),
+        deployed=deployed(stages, measured or {}),
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),
@@ -199,18 +202,17 @@ def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]
     return lambda point: (panels[point.model, point.data], lines[point.line], point.sparsity, point.round)
 
 
-def _marked(points: Iterable[Point]) -> tuple[Point, ...]:
+def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
     """Mark the best mean where several lines of a panel end at one sparsity."""
-    points = tuple(points)
     levels: dict[Level, dict[str, float]] = {}
     pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
     for point in points:
         if (value := _mean(point)) is not None:
             levels.setdefault(point.level, {})[point.line] = value
     best = {level: pick[level[2]](of_line.values()) for level, of_line in levels.items() if len(of_line) > 1}
-    return tuple(
-        replace(point, best=_mean(point) is not None and _mean(point) == best.get(point.level)) for point in points
-    )
+    found = [point for point in points if (value := _mean(point)) is not None and value == best.get(point.level)]
+    marked = {id(point) for point in found}
+    return tuple(replace(point, best=True) if id(point) in marked else point for point in points)
 
 
 def _tested(comparison: Comparison) -> tuple[Point, ...]:

@@ -11,7 +11,7 @@ from orchestrator.compare.settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.views.report.plain_files import measured, points, rows
+from orchestrator.views.report.plain_files import measured, points, row_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,8 +40,8 @@ def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
     `status` and `failure` say what became of it, `dense` is the primary metric on test of its own dense network, and
     `difference` that of the trial less it. What was measured of it deployed is called as in summary.csv.
     """
-    every = rows(comparison)
-    last = {row.trial: index for index, row in enumerate(comparison.rows) if row.final}
+    last = {row.trial: row for row in comparison.rows if row.final}
+    place = {name: index for index, name in enumerate(last)}
     test_of = {row.stage: row.test for row in comparison.rows}
     figures: Columns = {
         "trial": [trial.name for trial in plan.trials],
@@ -49,8 +49,8 @@ def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
         "failure": [comparison.failures.get(trial.name) for trial in plan.trials],
         "dense": [test_of.get(trial.dense) for trial in plan.trials],
     }
-    places = [last.get(trial.name) for trial in plan.trials]
-    for name, values in every.items():
+    places = [place.get(trial.name) for trial in plan.trials]
+    for name, values in row_columns([*last.values()]).items():
         if name not in ("trial", "final"):
             figures[name] = [None if place is None else values[place] for place in places]
     pairs = zip(figures["test"], figures["dense"], strict=True)
@@ -60,7 +60,7 @@ def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
 
 def by_round(plan: Plan, comparison: Comparison) -> DataFrame:
     """Return a line for each trial and finished round, 0 being the dense network: the columns of trials.csv."""
-    figures = rows(comparison)
+    figures = row_columns(comparison.rows)
     place = {trial.name: index for index, trial in enumerate(plan.trials)}
     places = [place[name] for name in figures["trial"]]
     settings = {name: [values[place] for place in places] for name, values in parameters(plan).items()}

@@ -18,7 +18,7 @@ from orchestrator.compare.deployed import Deployed
 
 def rows_csv(comparison: Comparison) -> bytes:
     """Return the tidy table, a line for each trial and round."""
-    columns = rows(comparison)
+    columns = row_columns(comparison.rows)
     return table_csv(
         [*columns], (dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True))
     )
@@ -30,17 +30,17 @@ def points_csv(comparison: Comparison) -> bytes:
     return table_csv(list(dict.fromkeys(name for point in found for name in point)), found)
 
 
-def rows(comparison: Comparison) -> dict[str, list[Any]]:
-    """Return a value for each trial and round by column; of other metrics and test sets the columns stand last.
+def row_columns(each: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the columns of rows of a comparison; those of other metrics and test sets stand last.
 
     Before these stand those of what was chosen, and what scoring took. What a row lacks is None.
     """
-    each = comparison.rows
-    others = sorted({name for row in each for name in row.others})
     names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
-    found: dict[str, list[Any]] = {name: [row.others.get(name) for row in each] for name in others}
-    found = {field.name: [*map(attrgetter(f"chosen.{field.name}"), each)] for field in fields(Chosen)} | found
-    return {name: [*map(attrgetter(name), each)] for name in names} | found
+    names += [f"chosen.{field.name}" for field in fields(Chosen)]
+    values = [*zip(*map(attrgetter(*names), each), strict=True)] or [() for _ in names]
+    found = {name.removeprefix("chosen."): [*column] for name, column in zip(names, values, strict=True)}
+    others = sorted({name for row in each for name in row.others})
+    return found | {name: [row.others.get(name) for row in each] for name in others}
 
 
 def points(comparison: Comparison) -> list[dict[str, Any]]:
