@@ -46,7 +46,7 @@ class StoreResults:
         found = saved_sweep.summaries(self.store)
         rows = [
             (
-                datetime.fromtimestamp(each.saved),
+                datetime.fromtimestamp(int(each.saved)),
                 each.status,
                 each.trials,
                 each.finished,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from orchestrator.results.plots import Plots
 
 By = Literal["point", "trial", "round", "step"]
+LINES = 60
+"""Of its tables, that a sweep shows in a notebook."""
 
 
 class SweepResults:
@@ -57,7 +59,7 @@ class SweepResults:
         finished = sum(status == "finished" for status in comparison.trials.values())
         parts = [
             f"<p><b>{escape(self.name)}</b>: {self.status}, {finished} of {len(self.trials)} trials finished</p>",
-            *comparison_tables(comparison),
+            *_first(comparison_tables(comparison)),
         ]
         if comparison.operating_points:
             drawn = drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(comparison)))
@@ -159,6 +161,17 @@ class SweepResults:
     def _compared(self) -> Comparison:
         with _collector_paused():
             return compare_trials(self.plan, self.records, self.saved.failures)
+
+
+def _first(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the parts of tables with the first lines of all: a notebook keeps what it shows."""
+    lines = 0
+    for part in parts:
+        lines += part.startswith("<tr")
+        if lines <= LINES or not part.startswith("<tr"):
+            yield part
+    if lines > LINES:
+        yield f"<p>and {lines - LINES} lines more: <code>sweep.frame()</code> has all</p>"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS
 from orchestrator.results.store import StoreResults
-from orchestrator.results.sweep import SweepResults
+from orchestrator.results.sweep import LINES, SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import plain_files
@@ -189,6 +190,49 @@ def test_a_sweep_shows_itself_in_a_notebook_and_on_a_terminal(store: StoreResult
     assert sweep.name in store._repr_html_()
 
 
+def test_a_notebook_shows_the_first_lines_of_a_long_table() -> None:
+    sweep = synthetic(make_plan(("l1_unstructured",), [i / 100 for i in range(1, 90)], (0,), rounds=1))
+
+    page = sweep._repr_html_()
+    assert page.count("<tr class=") == LINES
+    assert "and 30 lines more: <code>sweep.frame()</code> has all" in page
+
+
+OWN = """
+from pathlib import Path
+from torch import nn
+
+Path("ran").write_text("")
+
+
+def net(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_own_code_builds_a_network_only_if_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+    (tmp_path / "read_own.py").write_text(OWN)
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: read_own.net\nclasses: null\n")
+    own = ["model=theirs", "schedule.sparsity=0.5", *(argument for argument in RUN[2:] if "sparsity" not in argument)]
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "--config-dir", "mine", "-m", *own])
+    orchestrate()
+    del sys.modules["read_own"]
+    (tmp_path / "ran").unlink()
+    trial = orchestrator.open().sweep().trials[0]
+
+    said = refusal(trial.model)
+    assert "`model._target_` (=read_own.net) of the sweep is code that would be run" in said
+    assert "run_own_code=True" in said
+    assert trial.weights()["1.weight"].shape == (10, 64)
+    assert not (tmp_path / "ran").exists()
+    assert torch.equal(trial.model(run_own_code=True)[1].weight, trial.weights()["1.weight"])
+    assert (tmp_path / "ran").exists()
+
+
 FIGURES = ("tradeoff", "pareto", "fine_tuning", "curves", "densities", "layers")
 
 
@@ -325,6 +369,22 @@ def test_a_store_of_objects_is_opened_with_its_options(s3: dict[str, object]) ->
 
     assert found.sweeps().index.tolist() == ["mine"]
     assert len(found.sweep().frame(by="round")) == 3
+
+
+@pytest.mark.slow  # makes ten thousand trials
+@pytest.mark.parametrize("by", ["point", "trial", "round", "step"])
+def test_ten_thousand_trials_are_a_frame_in_seconds(by: str) -> None:
+    methods = [f"m{number}" for number in range(20)]
+    made = make_plan(methods, [number / 101 for number in range(1, 101)], range(5))
+    plan = Plan.from_json(
+        json.loads(json.dumps(made.to_json()))
+    )  # which shares parts, as one that is read from a store
+    sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, make_records(plan)))
+    begun = time.process_time()
+    frame = sweep.frame(by=by)  # type: ignore[arg-type]
+
+    assert time.process_time() - begun < 8, "seconds of a processor, on a loaded machine"
+    assert len(frame) == {"point": 2001, "trial": 10_000, "round": 30_000, "step": 200_000}[by]
 
 
 LIGHT = """
