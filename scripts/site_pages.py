@@ -25,10 +25,19 @@ OUTSIDE = {
 }
 """File of the root -> page of the site."""
 RESULTS = """\
-# orchestrator in Python
+# Results in Python
+
+A sweep in a notebook: tables as pandas DataFrames, figures as matplotlib axes, networks with their masks.
 
 ::: orchestrator.open
 
+::: orchestrator.results.store.StoreResults
+
+::: orchestrator.results.sweep.SweepResults
+
+::: orchestrator.results.plots.Plots
+
+::: orchestrator.results.trial.TrialResults
 """
 LOOPS = """\
 # Training loops of your own
@@ -44,7 +53,11 @@ What a function that trains is given: see [the how-to](../how-to/own-training-lo
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages."""
     pages = {page: (ROOT / source).read_text(encoding="utf-8") for source, page in OUTSIDE.items()}
-    pages |= {"reference/api-pruning.md": _pruning(), "reference/api-training-loops.md": LOOPS}
+    pages |= {
+        "reference/api-pruning.md": _pruning(),
+        "reference/api-results.md": RESULTS,
+        "reference/api-training-loops.md": LOOPS,
+    }
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
