@@ -38,11 +38,15 @@ class Place:
 
 def places(plan: Plan) -> dict[str, Place]:
     """Return the place of each stage of a plan, finished or not."""
-    roots: dict[str, StageSpec] = {}
+    roots: dict[str, tuple[StageSpec, str]] = {}
+    known: dict[tuple[str, str], Place] = {}
     found = {}
     for key, spec in {**plan.finished, **plan.stages}.items():
-        roots[key] = roots.get(spec.parent or "", spec)
-        found[key] = _place(spec, roots[key])
+        text = repr([spec.kind, *(item for item in spec.fields.items() if item[0] not in VARYING)])
+        roots[key] = root, top = roots.get(spec.parent or "", (spec, text))
+        if (top, text) not in known:  # of thousands of stages few differ in what counts
+            known[top, text] = _place(spec, root)
+        found[key] = known[top, text]
     return found
 
 

@@ -70,6 +70,7 @@ class Progress:
         self._tally = Tally(plan, finished)
         self._time_left = TimeLeft(plan, finished, slots, pace)
         self._axes = ByAxis(plan, self._tally)
+        self._pause = 1.0
         self._last: tuple[float, tuple[str, str, Mapping[str, Sequence[str]]]] = (-1.0, ("", "", {}))
         self._lock = threading.Lock()
         self._live: Live | None = None
@@ -218,14 +219,18 @@ class Progress:
         )
 
     def _seen(self) -> tuple[str, str, Mapping[str, Sequence[str]]]:
-        """The time to finish, the best trial and how far each axis is, looked at once a second at most."""
+        """The time to finish, the best trial and how far each axis is: looked at each second, or more seldom where that
+        takes long.
+        """
         now = self._clock()
-        if now - self._last[0] >= 1.0:
+        if now - self._last[0] >= self._pause:
+            begun = time.process_time()
             left = self._time_left.seconds(now)
             least = "at least " if left.unknown else ""
             told = f", {least}{duration(left.known)} left" if left.known else ""
             found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
             self._last = now, (told, shown(self._axes.best()), found)
+            self._pause = max(1.0, 20 * (time.process_time() - begun))
         told, best, axes = self._last[1]
         return told if self._to_run() else "", best, axes
 

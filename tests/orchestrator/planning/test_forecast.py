@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import EPOCH, config, make_plan, make_record, make_records, plan_of, sweep_info
+from rich.console import Console
 
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.events import Amount, Forecast
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import FileInfo, StageRecord
@@ -17,6 +20,8 @@ from orchestrator.planning.pace import Pace, length, places, wall
 from orchestrator.store.saved_sweep import manifest, read
 from orchestrator.store.store import Store
 from orchestrator.sweep.past import earlier_forecast, estimated
+from orchestrator.views.report import files
+from orchestrator.views.report.tables import print_forecast
 
 
 def paced(plan: Plan, records: dict[str, StageRecord]) -> Pace:
@@ -180,6 +185,22 @@ def test_what_a_run_took_counts_what_ended_after_its_estimate() -> None:
     assert afterwards(estimate, plan, records).startswith(
         "Estimated as it began: 0:01 of work, 0:01 one at a time, 100"
     )
+
+
+def test_the_report_says_what_was_estimated_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "draw", lambda *_: {})
+    plan = make_plan(seeds=(0, 1))
+    records = {key: replace(record, started=EPOCH + 1) for key, record in make_records(plan).items()}
+    info = replace(sweep_info(), forecast=made(plan, paced(plan, records)))
+    console = Console(file=io.StringIO(), width=60)
+    print_forecast(info, plan, records, console)
+    comparison = compare_trials(plan, records)
+    with_it, without = (files.report(each, plan, records, comparison) for each in (info, sweep_info()))
+
+    told = "Estimated as it began: 0:22 of work, 0:11 with 2 at once, 2,200 steps"
+    assert told in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f'<p class="quiet">{told}'.encode() in with_it["comparison/report.html"]
+    assert b"Estimated" not in without["comparison/report.html"]
 
 
 @pytest.fixture
