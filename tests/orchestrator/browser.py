@@ -93,6 +93,12 @@ class Browser:
         command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": size}
         _call("POST", f"{self._url}/goog/cdp/execute", command)
 
+    def prefer(self, scheme: str) -> None:
+        """Show pages to someone who prefers this colour scheme, `light` or `dark`."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}}
+        _call("POST", f"{self._url}/goog/cdp/execute", command)
+
     def errors(self) -> list[str]:
         """Return the messages of level SEVERE since the last call."""
         entries = _call("POST", f"{self._url}/se/log", {"type": "browser"})

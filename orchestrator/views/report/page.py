@@ -11,6 +11,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import tables
+from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.texts import as_yaml
 
 CAPTIONS = {
@@ -28,35 +29,45 @@ CAPTIONS = {
 }
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 86rem; margin: 2rem auto;
-  padding: 0 1.5rem; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #595959; --page: #fff; --block: #f6f6f6; --rule: #e3e3e3;
+  --strong: #8c8c8c; --pass: #00694d; --fail: #a33c00; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --quiet: #a6a6a6; --page: #16181b; --block: #22252a; --rule: #33373d; --strong: #7d848d;
+    --pass: #4cc79f; --fail: #ff9a62; }
+  figure svg { background: #fff; border-radius: 4px; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); max-width: 86rem;
+  margin: 2rem auto; padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; }
-p { margin: .4rem 0; } .quiet { color: #595959; }
+p { margin: .4rem 0; } .quiet, figcaption { color: var(--quiet); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .84rem; }
-th, td { padding: .2rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #e3e3e3; }
-th { border-bottom: 2px solid #8c8c8c; font-weight: 600; vertical-align: bottom; white-space: normal; }
+th, td { padding: .2rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
+th { border-bottom: 2px solid var(--strong); font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
 td.text { white-space: normal; }
-tr.line td { border-top: 2px solid #c4c4c4; } tr.best td { font-weight: 700; }
-.pass::before { content: "✓ "; color: #00694d; } .fail::before { content: "✗ "; color: #a33c00; }
+tr.line td { border-top: 2px solid var(--strong); } tr.best td { font-weight: 700; }
+.pass::before { content: "✓ "; color: var(--pass); } .fail::before { content: "✗ "; color: var(--fail); }
 .na::before { content: "– "; } .fail { font-weight: 600; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30rem, 100%), 1fr)); gap: 1rem 2rem; }
-figure { margin: 0; } figure.wide { grid-column: 1 / -1; } figcaption { color: #595959; }
+figure { margin: 0; } figure.wide { grid-column: 1 / -1; }
 figure svg { max-width: 100%; height: auto; }
-pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px; }
+pre { background: var(--block); padding: .8rem; overflow-x: auto; font-size: 13px; }
 td { overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: 0 .8rem; margin: 1rem auto; } }
 summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 @media print {
-  @page { margin: 12mm; }
+  @page { margin: 12mm; } @page wide { size: landscape; } body.wide { page: wide; }
   body { max-width: none; margin: 0; padding: 0; font-size: 12px; }
-  .scroll { overflow: visible; } table { font-size: 8px; } th, td { padding: .1rem .25rem; }
+  .scroll { overflow: visible; } table { font-size: 10px; } .scroll table { font-size: 8px; }
+  .wide .scroll table { font-size: 7px; } th, td { padding: .1rem .25rem; }
   pre { white-space: pre-wrap; } details::details-content { content-visibility: visible; display: block; }
   .figures { grid-template-columns: 1fr 1fr; } figure, tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
 }
 """
 
+ROWS = 1000
+"""At most so many rows of a table, and names of trials: what is more is in the files beside the page."""
 HALF_PAGE = 480.0
 """Points of width beyond which a figure has a row to itself."""
 
@@ -70,23 +81,25 @@ def page(
     spent: str = "",
 ) -> str:
     """Return the whole page; `spent` says what the sweep was estimated to take, and took."""
+    columns = max((len(tables.columns(points)) for _, points in tables.sections(comparison)), default=0)
+    wide = ' class="wide"' if columns > len(tables.COLUMNS) else ""
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(info.name)}</title><style>{STYLE}</style></head><body>",
+            f"<title>{escape(info.name)}</title><style>{STYLE}</style></head><body{wide}>",
             *_head(info, plan, comparison),
             *([f'<p class="quiet">{escape(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *comparison_tables(comparison),
-            *_figures(svgs),
+            *_figures(svgs, figure_data.left_out(comparison)),
             "<h2>Audit</h2>",
             *_audit(findings),
             "<h2>How it was made</h2>",
             *_details("Configuration", as_yaml(info.config).decode()),
             *_details("Environment", as_yaml(info.environment).decode()),
-            *_details(f"{len(plan.trials)} trials", "\n".join(trial.name for trial in plan.trials)),
+            *_details(f"{len(plan.trials)} trials", "\n".join(_names(plan))),
             "</body></html>",
         ]
     )
@@ -110,7 +123,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
         )
         yield "</tr></thead><tbody>"
         before = ""
-        for point in points:
+        for point in points[:ROWS]:
             classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
             cells = [
                 point.line if point.line != before else "",
@@ -119,6 +132,8 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
             yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
             before = point.line
         yield "</tbody></table></div>"
+        if len(points) > ROWS:
+            yield f'<p class="quiet">{len(points) - ROWS:,} more rows are in summary.csv.</p>'
     yield from (f"<p>{escape(line)}</p>" for line in tables.notes(comparison))
 
 
@@ -127,10 +142,19 @@ def _typeset(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("-", "−").replace("x", "×")
 
 
-def _figures(svgs: Mapping[str, bytes]) -> Iterator[str]:
+def _names(plan: Plan) -> Iterator[str]:
+    yield from (trial.name for trial in plan.trials[:ROWS])
+    if len(plan.trials) > ROWS:
+        yield f"and {len(plan.trials) - ROWS:,} more, in trials.csv"
+
+
+def _figures(svgs: Mapping[str, bytes], left_out: str) -> Iterator[str]:
     if not svgs:
         return
-    yield '<h2>Figures</h2><div class="figures">'
+    yield "<h2>Figures</h2>"
+    if left_out:
+        yield f'<p class="quiet">{escape(left_out)}</p>'
+    yield '<div class="figures">'
     for name, content in svgs.items():
         caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>"
         kind = ' class="wide"' if _width(content) > HALF_PAGE else ""

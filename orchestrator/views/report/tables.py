@@ -22,7 +22,7 @@ from orchestrator.views.report.columns import Column, measured_columns
 if TYPE_CHECKING:
     from rich.console import Console
 
-FAILURES_LISTED = 10
+FAILURES_LISTED, LINES_LISTED = 10, 40
 
 
 COST = Column(
@@ -223,7 +223,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     )
     yield match_note(comparison)
     largest = comparison.largest_matching
-    for key in comparison.lines:
+    for key in islice(comparison.lines, LINES_LISTED):
         model, data, line = key
         shown = "not known, as a test takes two seeds or more that differ" if key not in largest else "none"
         if point := largest.get(key):
@@ -234,6 +234,8 @@ def notes(comparison: Comparison) -> Iterator[str]:
         if sparsest.harmed:
             shown = ", ".join(f"{each.label} (-{percent(each.loss)})" for each in sparsest.harmed)
             yield f"Classes that {line}{panel} at {percent(sparsest.sparsity)}% harms most, in points: {shown}"
+    if (more := len(comparison.lines) - LINES_LISTED) > 0:
+        yield f"Those of {more:,} more lines are in summary.csv of the report."
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.metrics import Metric
@@ -70,7 +71,7 @@ def densities(axes: Axes, profile: Profile) -> None:
         axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g}")  # powers of ten would be formulas
     _name_columns(axes, profile.layers)
     axes.set_ylabel("density (% of the tensor)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 105 * max((y for series in profile.series for y in series.y), default=1.0))
     axes.set_title(shown(profile.title))
     _legend(axes, len(profile.series))
 
@@ -126,7 +127,7 @@ def _plot(
     unit = f" ({plot.metric.unit})" if plot.metric.unit else ""
     axes.set_ylabel(f"{split} {plot.metric.title}{unit}")
     _reference(axes, plot)
-    axes.set_title(shown(plot.title))
+    axes.set_title(fill(shown(plot.title), LONGEST))
     if plot.series:
         _legend(axes, len(plot.series))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -17,8 +19,8 @@ Panel = tuple[str, str]
 
 FRONT = "Pareto front"
 """The series that joins the points that no other is better than in both."""
-HEAT_ROWS, CURVES = 40, 6
-"""At most so many operating points in a heat map, and curves in a plot: more cannot be read."""
+HEAT_ROWS, CURVES, LINES = 40, 6, 20
+"""At most so many operating points in a heat map, curves in a plot, and lines in any figure: more cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,27 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
 
 
 def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
-    """Return the operating points of each line of a panel, by sparsity."""
-    return {line: points for (model, data, line), points in comparison.lines.items() if (model, data) == panel}
+    """Return the operating points of each line of a panel that figures show, by sparsity.
+
+    Of many lines these are the LINES with the best mean on the validation split, in the order of all.
+    """
+    lines = {line: points for (model, data, line), points in comparison.lines.items() if (model, data) == panel}
+    if len(lines) <= LINES:
+        return lines
+    shown = set(sorted(lines, key=lambda line: _validated(lines[line]), reverse=True)[:LINES])
+    return {line: points for line, points in lines.items() if line in shown}
+
+
+def left_out(comparison: Comparison) -> str:
+    """Say of which panels figures do not show all lines; empty where they do."""
+    counts = Counter((model, data) for model, data, _ in comparison.lines)
+    many = [f"{count:,} lines of {title(panel)}" for panel, count in counts.items() if count > LINES]
+    return f"Of {' and '.join(many)} figures show the {LINES} with the best means on validation." if many else ""
+
+
+def _validated(points: Sequence[Point]) -> float:
+    gains = [point.metric.gain(point.val.mean, 0.0) for point in points if point.val is not None]
+    return fmean(gains) if gains else -math.inf
 
 
 def _plots(comparison: Comparison, x: Callable[[Point], float]) -> tuple[Plot, ...]:

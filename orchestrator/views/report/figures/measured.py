@@ -86,7 +86,9 @@ def _told(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, str]]:
 def _plot(comparison: Comparison, panel: Panel, kind: Kind, what: str, words: str, machine: str) -> Plot:
     places: dict[str, list[Place]] = {}
     dense_at: list[float] = []
-    for line, points in lines_of(comparison, panel).items():
+    for (*of_panel, line), points in comparison.lines.items():
+        if tuple(of_panel) != panel:
+            continue
         for point, each in ((p, d) for p in points for d in p.deployed if _kind(d) == kind and p.test is not None):
             places.setdefault(line, []).append((getattr(each, what), _test(point)))
             dense_at.append(each.dense_ms if what == "latency_ms" else each.dense_bytes)
@@ -105,9 +107,11 @@ def _with_front(
     if dense and dense_at:
         places["dense"] = [(fmean(dense_at), fmean(map(_test, dense)))]
     metric = next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
-    places[FRONT] = front([place for each in places.values() for place in each], metric)
+    best = front([place for each in places.values() for place in each], metric)  # of all, whatever is drawn beside it
+    drawn = {label: each for label, each in places.items() if label in (*lines_of(comparison, panel), "dense")}
     series = tuple(
-        Series(label, tuple(x for x, _ in each), tuple(y for _, y in each)) for label, each in places.items()
+        Series(label, tuple(x for x, _ in each), tuple(y for _, y in each))
+        for label, each in {**drawn, FRONT: best}.items()
     )
     return Plot(name, metric, series)
 

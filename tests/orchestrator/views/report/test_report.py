@@ -33,6 +33,7 @@ from orchestrator.sync import main as sync_main
 from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.figures.overlap import overlap_of
 from orchestrator.views.report.files import kept, report, write
+from orchestrator.views.report.page import page
 from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow
 from pruning.masks import files as mask_files
@@ -235,6 +236,28 @@ def test_the_margin_can_be_changed_afterwards(stored: Store, capsys: pytest.Capt
     assert b"match: a loss of 75.00 points" in Path("out/comparison/report.html").read_bytes()
 
 
+def test_of_many_lines_page_and_figures_show_some_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = [f"method_{number:02d}" for number in range(45)]
+    plan = plan_of([config(method, 0.9, 0, 1) for method in methods])
+    records = make_records(plan)
+    for trial in plan.trials:
+        last = records[trial.stages[-1]]
+        good = 0.5 + int(trial.config["method"]["name"][-2:]) / 100
+        records[last.key] = dataclasses.replace(last, after={**last.after, "val/accuracy": good})
+    monkeypatch.setattr("orchestrator.views.report.page.ROWS", 10)
+    comparison = compare_trials(plan, records)
+    (plot,) = figure_data.tradeoff(comparison)
+    text = page(sweep_info(), plan, comparison, (), {"cost": b'<svg width="1pt"></svg>'})
+
+    assert [series.label for series in plot.series] == methods[-figure_data.LINES :]
+    assert '<p class="quiet">Of 45 lines of cnn on digits figures show the 20 with the best means' in text
+    assert text.count("<tr") == 1 + 10 + 1
+    assert "36 more rows are in summary.csv." in text
+    assert "\nand 35 more, in trials.csv</pre>" in text
+    assert "Those of 5 more lines are in summary.csv of the report." in text
+    assert figure_data.left_out(compare_trials(PLAN, RECORDS)) == ""
+
+
 def test_the_links_of_the_readme_lead_to_files_beside_it(files: dict[str, bytes]) -> None:
     links = re.findall(r"\]\(([^)]*)\)", files["comparison/README.md"].decode())
 
@@ -400,12 +423,21 @@ def test_a_browser_shows_the_page_without_an_error(files: dict[str, bytes], tmp_
         )
 
         assert window.errors() == []
-        assert len(sizes) == 6
+        assert len(sizes) == sum(path.endswith(".svg") for path in files)
         assert min(sizes) > 100
         assert window.script("return performance.getEntriesByType('resource').length") == 0
-        for width in (1280, 800, 400):
+        for width in (1280, 800, 390):
             window.resize(width)
             assert window.script("return document.documentElement.scrollWidth") == width, "the page is wider than it"
+        colours = {}
+        for scheme in ("light", "dark"):
+            window.prefer(scheme)
+            colours[scheme] = window.script(
+                "return [[document.body, 'color'], [document.body, 'backgroundColor'], [document.querySelector("
+                "'figure svg'), 'backgroundColor']].map(([element, name]) => getComputedStyle(element)[name])"
+            )
+        assert colours["light"][:2] == ["rgb(26, 26, 26)", "rgb(255, 255, 255)"]
+        assert colours["dark"] == ["rgb(230, 230, 230)", "rgb(22, 24, 27)", "rgb(255, 255, 255)"]
 
 
 def test_a_report_is_kept_only_while_it_is_of_the_same_comparison(files: dict[str, bytes], tmp_path: Path) -> None:
