@@ -6,6 +6,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -120,7 +121,8 @@ def _from_other_store(options: argparse.Namespace) -> SavedSweep:
     given = file_system(options.other_option, "--other-option")
     store = Store(options.other_store, options=given).opened(exists=True)
     (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
-    return saved_sweep.load(store, name)
+    sweep = saved_sweep.load(store, name)
+    return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # the other may be called the same
 
 
 def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:
