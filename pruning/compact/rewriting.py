@@ -192,7 +192,7 @@ def call_functions(graph: fx.Graph) -> None:
                 cut = slice(given["start"], given["end"], given["step"])
                 node.target = operator.getitem
                 node.args, node.kwargs = (given["self"], (*[slice(None)] * given["dim"], cut)), {}
-        elif name:
+        elif name and name != "to" and "layout" not in node.kwargs:  # which methods of tensors do not take
             node.target = _function(node.target) or node.target
 
 

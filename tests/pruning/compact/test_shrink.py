@@ -192,7 +192,8 @@ class OptionA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.first(x)))
-        return self.third(F.relu(self.second(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))))
+        x = self.third(F.relu(self.second(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))))
+        return x + torch.ones(1).to(x.device, x.dtype)
 
 
 def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
@@ -203,7 +204,7 @@ def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
     smaller = pruning.shrink(model, torch.randn(2, 3, 8, 8).double())
 
     assert smaller.shrunk.form == "graph", smaller.shrunk.tried
-    assert "torch.ops" not in smaller.code
+    assert set(re.findall(r"torch\.ops\.aten\.(\w+)", str(smaller.code))) <= {"ones", "to"}, "no method takes a layout"
     assert smaller.get_parameter("second.weight").shape == (5, 4, 3, 3)
     agree(smaller, model, torch.randn(3, 3, 8, 8).double())
     agree(pickle.loads(pickle.dumps(smaller)), model, torch.randn(3, 3, 8, 8).double())
