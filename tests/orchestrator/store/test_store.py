@@ -38,6 +38,15 @@ def test_a_committed_stage_is_found_and_read_back(store: Store) -> None:
     assert committed.files[WEIGHTS].bytes == len(FILES[WEIGHTS])
 
 
+def test_the_files_of_one_folder_can_be_listed(store: Store) -> None:
+    assert list(store.backend.entries("sweeps")) == []
+    store.commit(record_of(KEY), FILES)
+    store.save_sweep("mine", {})
+
+    assert [entry.path for entry in store.backend.entries("sweeps")] == ["sweeps/mine.json"]
+    assert set(store.backend.entries("stages")) < set(store.backend.entries())
+
+
 def test_the_first_commit_stands(store: Store) -> None:
     first = store.commit(record_of(KEY, attempt=1), FILES)
     second = fresh(store).commit(record_of(KEY, attempt=2), altered(FILES))
