@@ -86,7 +86,7 @@ class TrialResults:
         """Return the masks of a round, 1 for what is kept; of the dense network there are none.
 
         Raises:
-            ResultsError: the trial has no such round, or that is not finished
+            ResultsError: the trial has no such round, that is not finished, or the file holds no masks of its network
             StoreError: the file is damaged
         """
         import torch
@@ -97,7 +97,10 @@ class TrialResults:
         record = self.record(round)
         if not KINDS[record.kind].prunes:
             return MaskSet({})
-        found = masks_of(record, self._sweep.read(record.key, MASKS))
+        try:
+            found = masks_of(record, self._sweep.read(record.key, MASKS))
+        except ValueError as error:
+            raise ResultsError(shown(f"the masks of trial {self.name!r} cannot be read: {error}")) from None
         return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
 
     def history(self) -> DataFrame:

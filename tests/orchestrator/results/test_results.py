@@ -29,6 +29,7 @@ from orchestrator.results.sweep import LINES, SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import plain_files
+from pruning import MaskSet
 
 RUN = (
     *("model=mlp", "model.hidden=[12]", "train.epochs=1", "finetune.epochs=1", "schedule.rounds=2", "seed=0,1"),
@@ -339,6 +340,15 @@ def test_one_trial_and_a_metric_that_is_no_fraction() -> None:
     assert sweep.frame()["test_low"].isna().all()
     assert sweep.plot.tradeoff(ax=Figure().add_subplot()).get_ylabel() == "test rmse (m)"
     assert "rmse" in sweep._repr_html_()
+
+
+def test_masks_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = synthetic()
+    for content in (b"no masks", MaskSet({"fc1.weight": torch.ones(3)}).to_bytes()):
+        monkeypatch.setattr(sweep, "read", lambda *_, content=content: content)
+        assert "the masks of trial 'random_unstructured sparsity=0.5 seed=0' cannot be read" in refusal(
+            sweep.trials[0].masks
+        )
 
 
 def test_a_damaged_stage_is_left_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
