@@ -55,6 +55,7 @@ VARIABLES = """\
 | `RAY_TMPDIR` | where a Ray of the sweep's own keeps its sockets and logs; else `TMPDIR` |
 | `TMPDIR` | where pictures and fetched files are held once a node, in `pruning-orchestrator-UID/` |
 | `CUDA_VISIBLE_DEVICES` | the GPUs that there are, as CUDA reads it |
+| `CI` | set: the live display is plain lines, as on a terminal that cannot move its cursor |
 
 What MLflow, s3fs, gcsfs and Hugging Face's libraries read (credentials, proxies, caches) holds for the driver and for
 each worker. `scripts/install` takes `PYTHON` as the interpreter of `.venv`.
