@@ -16,6 +16,7 @@ from pruning.compact import mixing, moving, products
 from pruning.compact.constants import Constants
 from pruning.compact.deciding import Decision, decided
 from pruning.compact.flow import Flow
+from pruning.compact.operations import name_of
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
 from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
@@ -138,11 +139,20 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         except Exception as error:  # whatever its forward says to sizes that it was not made for
             tried.append(f"{form}: {str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__}")
             continue
-        if all(errors[dtype] <= TOLERANCES[dtype] for dtype in TOLERANCES):
+        if all(errors[dtype] <= within for dtype, within in _tolerances(trace).items()):
             smaller = analysis.build(form)
             return _like(model, plain, smaller, _report(smaller, plain, analysis, form, tried, errors))
         tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
     return _like(model, plain, plain, _report(plain, plain, None, "unchanged", tried, {}))
+
+
+def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
+    """Return how far outputs may differ: those in float64 as in float32 where the network itself casts to that."""
+    casts = any(
+        name_of(node) in ("to", "_to_copy") and torch.float32 in (*node.args, *node.kwargs.values())
+        for node in trace.graph.graph.nodes
+    )
+    return dict.fromkeys(TOLERANCES, max(TOLERANCES.values())) if casts else TOLERANCES
 
 
 def _like(model: nn.Module, plain: nn.Module, smaller: nn.Module, shrunk: Shrunk) -> nn.Module:

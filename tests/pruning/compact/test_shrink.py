@@ -210,6 +210,30 @@ def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
     agree(pickle.loads(pickle.dumps(smaller)), model, torch.randn(3, 3, 8, 8).double())
 
 
+class Cast(nn.Module):
+    """Sums in float32 whatever comes in, as norms and rotary embeddings of Llama do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 640), nn.Linear(640, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.up(x)).to(torch.float32)
+        return F.linear(hidden, self.down.weight.to(torch.float32)).to(x.dtype)
+
+
+def test_a_network_that_casts_to_float32_is_held_to_what_that_can_say() -> None:
+    torch.manual_seed(0)
+    model = Cast().eval()
+    zero(model.up.weight[::3], model.up.bias[::3])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4))
+
+    assert shapes(smaller)["down.weight"] == (3, 426)
+    assert 1e-10 < smaller.shrunk.error["float64"] < 1e-5
+    agree(smaller, model, torch.randn(3, 4), within=1e-5)
+
+
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
