@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
-from orchestrator.results.refusals import ResultsError, not_there
+from orchestrator.results.refusals import ResultsError, no_choice, not_there
 from orchestrator.views.report.figures import axes as drawn
 from orchestrator.views.report.figures import by_method, figure_data, measured
 from orchestrator.views.report.figures.overlap import overlap_of
@@ -100,7 +100,7 @@ class Plots:
 
 def _check(argument: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise not_there(argument, value, known, "there are")
+        raise no_choice(argument, value, known)
 
 
 def _chosen(found: Sequence[T], panel: str | None, needs: str) -> T:

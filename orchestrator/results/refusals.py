@@ -17,6 +17,13 @@ class ResultsError(OrchestratorError):
     """What was asked for is not there; the text says what is."""
 
 
+def no_choice(argument: str, value: object, choices: Sequence[str]) -> ResultsError:
+    """Return the error for what is none of a few choices."""
+    near = get_close_matches(str(value), choices, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return ResultsError(f"`{argument}` (={quoted(value)}) must be one of {', '.join(choices)}{meant}")
+
+
 def not_there(argument: str, value: object, known: Sequence[str], what: str) -> ResultsError:
     """Return the error for a name that is none of those known.
 

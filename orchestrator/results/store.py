@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.redact import shown
+from orchestrator.results.refusals import ResultsError
 from orchestrator.results.sweep import SweepResults
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
@@ -63,6 +64,8 @@ class StoreResults:
         Raises:
             OrchestratorError: there is none, or several, or it cannot be read
         """
+        if not isinstance(name, str | None):
+            raise ResultsError(f"`name` (={name!r}) must be a text, or None for the sweep saved last.")
         full = saved_sweep.chosen_sweep(self.store, name, argument="name")
         return SweepResults(self.store, saved_sweep.load(self.store, full))
 

@@ -17,7 +17,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.results import frames
-from orchestrator.results.refusals import ResultsError, not_there
+from orchestrator.results.refusals import ResultsError, no_choice, not_there
 from orchestrator.results.trial import TrialResults
 from orchestrator.store.saved_sweep import SavedSweep, status_of
 from orchestrator.store.store import Store
@@ -103,6 +103,8 @@ class SweepResults:
         Raises:
             ResultsError: there is none, or several; near names are told
         """
+        if not isinstance(name, str):
+            raise ResultsError(f"`name` (={name!r}) must be a text; pass a number to `sweep.trials[...]`.")
         found = [trial for trial in self.trials if trial.name == name]
         found = found or [trial for trial in self.trials if trial.name.startswith(name)]
         if len(found) > 1:
@@ -136,7 +138,7 @@ class SweepResults:
             ResultsError: `by` is none of these
         """
         if by not in get_args(By):
-            raise not_there("by", by, get_args(By), "there are")
+            raise no_choice("by", by, get_args(By))
         with _collector_paused():
             if by == "point":
                 return frames.by_point(self.plan, self.comparison())

@@ -69,7 +69,7 @@ class TrialResults:
         """
         stages = self._stages
         number = max(stages) if round is None else round
-        if isinstance(number, bool) or number not in stages:
+        if type(number) is not int or number not in stages:
             raise ResultsError(
                 f"`round` (={number!r}) must be one of {', '.join(map(str, stages))}, the rounds of trial "
                 f"{self.name!r}, or None for the last."

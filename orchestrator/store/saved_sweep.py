@@ -196,8 +196,10 @@ def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str, argume
                 f"`{argument}` (={name!r}) fits several, {', '.join(matches)}; give more of the name"
             )
         if not matches:
-            near = get_close_matches(name, known, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            stems = {other: other.rpartition("-")[0] for other in known}  # without the digest behind it
+            near = get_close_matches(name, [*known, *stems.values()])
+            close = [other for other in known if other in near or stems[other] in near][:3]
+            meant = f"did you mean {' or '.join(close)}? " if close else ""
             raise OrchestratorError(
                 f"`{argument}` (={name!r}) is not there; {meant}{where} holds: {', '.join(known) or 'none'}"
             )

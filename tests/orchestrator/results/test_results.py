@@ -173,7 +173,12 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     assert "fits 4 trials" in refusal(sweep.trial, "seed")
     assert "did you mean 'point'?" in refusal(sweep.frame, by="points")
     assert "must be one of 0, 1, 2" in refusal(trial.masks, 7)
-    assert "must be one of" in refusal(trial.masks, True)
+    for wrong in (True, "1", [1]):
+        assert "must be one of 0, 1, 2" in refusal(trial.masks, wrong)
+    assert "`by` (=None) must be one of point, trial, round, step." in refusal(sweep.frame, by=None)
+    assert "must be a text" in refusal(sweep.trial, 3)
+    assert "must be a text" in refusal(store.sweep, 3)
+    assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, sweep.name[1:])
     assert "is not there, or empty" in refusal(orchestrator.open, str(tmp_path / "none"))
     assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
