@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.__main__ import COMMANDS, CONF
 from orchestrator.config import compose, schema
@@ -75,6 +75,12 @@ def values(override: Override) -> Iterator[str]:
         yield from (line for (line,) in BasicSweeper.split_arguments([override], None)[0])
 
 
+@cache
+def composed(*settings: str) -> DictConfig:
+    """Return what Hydra composes before any sweep: most commands share it."""
+    return GlobalHydra.instance().config_loader().load_configuration("config", list(settings), RunMode.MULTIRUN)
+
+
 def jobs(settings: list[str], searched: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with each of the jobs: every value of each axis is tried, the others at their first."""
     loader = GlobalHydra.instance().config_loader()
@@ -82,7 +88,7 @@ def jobs(settings: list[str], searched: Sequence[str]) -> Iterator[str]:
     about_hydra = [str(each.input_line) for each in parsed if each.is_hydra_override()]
     others = [each for each in parsed if not each.is_hydra_override()]
     preset = [str(each.input_line) for each in others if each.key_or_group in ("sweep", "control")]
-    master = loader.load_configuration("config", [*searched, *about_hydra, *preset], RunMode.MULTIRUN)
+    master = composed(*searched, *about_hydra, *preset)
     params = OmegaConf.select(master, "hydra.sweeper.params") or {}
     given = {each.key_or_group for each in others}
     others += OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in params.items() if k not in given])
