@@ -133,14 +133,14 @@ def composed_alike(hydra: Hydra, jobs: list[list[str]]) -> None:
             assert made.config == expected, job
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(sweeps())
 def test_any_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
     composed_alike(hydra, jobs)
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(sweeps())
 def test_many_a_sweep_is_composed_as_hydra_composes_it(hydra: Hydra, jobs: list[list[str]]) -> None:
     composed_alike(hydra, jobs)
