@@ -17,6 +17,7 @@ BLOCKS = re.findall(
 )
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow  # a sweep of 21 stages, and an export
 def test_an_own_project_is_pruned_compared_exported_and_loaded_elsewhere(tmp_path: Path) -> None:
     said = []
