@@ -201,7 +201,7 @@ def test_a_configuration_plans_or_is_refused_in_a_sentence(line: list[str]) -> N
 
 @pytest.mark.slow
 @seed(SEED)
-@settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, database=None, suppress_health_check=list(HealthCheck))
 @given(line=overrides())
 def test_each_way_to_compose_any_configuration_plans_or_refuses_it(line: list[str]) -> None:
     note(f"FUZZ_SEED={SEED}")
@@ -231,7 +231,7 @@ def folder_of_its_own() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @seed(SEED)
-@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
 @given(line=overrides(most_choices=1))
 def test_any_command_line_plans_or_is_refused_in_a_sentence(line: list[str]) -> None:
     note(f"FUZZ_SEED={SEED}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes import trial_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from store_cases import FILES, Content, altered, chain, fresh, key_of, record_for, record_of
 
@@ -160,7 +160,6 @@ def forests(draw: st.DrawFn) -> tuple[Plan, set[str]]:
     return plan, finished
 
 
-@settings(deadline=None)
 @given(forests())
 def test_a_sweep_resumes_without_repeating_anything_whatever_was_pruned(forest: tuple[Plan, set[str]]) -> None:
     plan, finished = forest

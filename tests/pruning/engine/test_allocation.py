@@ -76,7 +76,7 @@ def test_uniform_plus_exempts_no_linear_first_layer_and_is_even_above_a_fifth():
     sparsity=st.floats(0, 0.99),
     allocation=st.sampled_from(("uniform", "er", "erk")),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_sum_is_exact(shapes, sparsity, allocation):
     named = {f"w{i}": tuple(shape) for i, shape in enumerate(shapes)}
     total = sum(sizes_of(named))

@@ -77,7 +77,7 @@ def test_windows_of_a_convolution_run_over_input_channels_at_one_kernel_position
     n=st.integers(0, 6),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_window_keeps_its_n_best_survivors(rows, windows, m, n, seed):
     n = min(n, m)
     generator = torch.Generator().manual_seed(seed)

@@ -111,7 +111,7 @@ class TestByHand:
 
 @pytest.mark.parametrize("method", ["random_unstructured", "l1_unstructured"])
 @given(rows=st.integers(1, 12), columns=st.integers(1, 12), amount=st.floats(0, 1), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_counts_are_exact(method: str, rows: int, columns: int, amount: float, seed: int) -> None:
     layer = nn.Linear(columns, rows)
     generator = torch.Generator().manual_seed(seed)
@@ -122,7 +122,7 @@ def test_counts_are_exact(method: str, rows: int, columns: int, amount: float, s
 
 
 @given(values=st.lists(st.integers(-3, 3), min_size=6, max_size=6), amount=st.integers(0, 6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_l1_under_ties_is_a_stable_sort(values: list[int], amount: int) -> None:
     layer = linear([[float(v) for v in values]])
     pruning.l1_unstructured(layer, "weight", amount)
@@ -131,7 +131,7 @@ def test_l1_under_ties_is_a_stable_sort(values: list[int], amount: int) -> None:
 
 
 @given(seed=st.integers(0, 1000), amount=st.floats(0, 1), n=st.sampled_from([1, 2, 0.5, float("inf")]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_masks_are_those_of_torch_where_no_scores_are_equal(seed: int, amount: float, n: float) -> None:
     torch.manual_seed(seed)
     ours, theirs = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)

@@ -14,7 +14,7 @@ from pruning.selection.random_subset import prune_random_
 
 
 @given(case=cases(), seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_random_prunes_exactly_the_count_of_survivors(case, seed):
     mask, _, count = case
     before = mask.clone()

@@ -22,7 +22,7 @@ DEVICES = [
 
 
 @given(case=cases(), magnitude=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_smallest_is_a_stable_sort(case, magnitude):
     mask, scores, count = case
     before = scores.clone()
@@ -33,7 +33,7 @@ def test_smallest_is_a_stable_sort(case, magnitude):
 
 
 @given(case=cases(), magnitude=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_way_of_other_devices_gives_the_same(case, magnitude):
     mask, scores, count = case
     expected = reference(mask, scores, count, magnitude)

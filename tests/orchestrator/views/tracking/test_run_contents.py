@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from factories import EPOCH, SIZES, finished, make_plan, make_record, make_records, sweep_info
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.events import StageEvent
@@ -91,7 +91,6 @@ def test_a_network_without_work_left_has_no_speedup() -> None:
     assert "macs/speedup" not in {point.key for point in points_of(replace(CHAIN[1], macs_remaining=0.0), 0)}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["started", "finished", "failed", "killed", "retried"]))))
 def test_whatever_happens_a_view_says_something_sensible(steps: list[tuple[int, str]]) -> None:
     found = SweepView(sweep_info(), PLAN, {})
