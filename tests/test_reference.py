@@ -48,6 +48,14 @@ def test_every_key_has_a_sentence() -> None:
     assert "## finetune" in page
 
 
+def test_an_interval_is_told_whole() -> None:
+    page = (REFERENCE / "configuration.md").read_text()
+    told = re.findall(r"lie in(.*?)(?:;| \|)", page)
+
+    assert len(told) > 10
+    assert [each for each in told if not re.match(r" [\[(]\S+, \S+[\])]", each)] == []
+
+
 def test_every_option_of_a_group_is_listed() -> None:
     page = (REFERENCE / "configuration.md").read_text()
     files = [path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml")]

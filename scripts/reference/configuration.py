@@ -223,7 +223,8 @@ def _values(kind: type, name: str) -> str:
     literal = next((each for each in (axis, *get_args(axis)) if get_origin(each) is Literal), None)
     rules = [f"one of {', '.join(get_args(literal))}"] if literal else []
     for rule in fields_of(kind)[name].metadata.get("rules", ()):
-        told = f"must {re.split(r'; |: | [(]', rule.text)[0].removesuffix(', or null')}"
+        # a remedy or an aside goes, an interval such as (0, 1) stays
+        told = f"must {re.split(r'; |: | [(](?![0-9])', rule.text)[0].removesuffix(', or null')}"
         rules.append(told.removeprefix("must be "))
     return "; ".join([f"`{text}`", *(rule for rule in rules if rule != "true or false")])
 
