@@ -77,24 +77,29 @@ def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> lis
     found: dict[str, tuple[Place, StageRecord]] = {}
 
     def chosen(where: Mapping[str, Place], known: Container[str]) -> dict[str, Place]:
-        picked = {}
+        picked, planned = {}, counts.copy()  # of what is planned not all has finished, and only that tells anything
         for key, place in where.items():
-            if key in known or place.batches not in batches or counts[place.alike] >= MOST_ALIKE:
+            if key in known or place.batches not in batches or planned[place.alike] >= MOST_ALIKE:
                 continue
-            counts[place.alike] += 1
+            planned[place.alike] += 1
             picked[key] = place
             if len(found) + len(picked) >= MOST_RECORDS:
                 break
         return picked
 
-    found |= {k: (place, finished[k]) for k, place in chosen({k: own[k] for k in finished if k in own}, ()).items()}
+    def learn(where: Mapping[str, Place], records: Mapping[str, StageRecord]) -> None:
+        found.update({key: (where[key], record) for key, record in records.items()})
+        counts.update(where[key].alike for key in records)
+
+    here = chosen({key: own[key] for key in finished if key in own}, ())
+    learn(here, {key: finished[key] for key in here})
     until = time.monotonic() + MOST_SECONDS
     for name in _newest(store)[:MOST_SWEEPS]:
         if time.monotonic() > until or all(counts[place.alike] >= ENOUGH for place in left):
             break
         try:
             others = chosen(places(saved_sweep.plan_of(store, name)), found.keys() | own.keys())
-            found |= {key: (others[key], record) for key, record in store.finished(others).items()}
+            learn(others, store.finished(others))
         except OrchestratorError:  # another release's, or damaged: what reads it for its own sake says so
             continue
     return list(found.values())

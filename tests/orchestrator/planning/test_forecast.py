@@ -229,6 +229,15 @@ def test_a_store_tells_of_other_sweeps(stored: tuple[Store, Plan]) -> None:
     assert pace.learned == 9
 
 
+def test_a_sweep_that_was_interrupted_hides_no_older_one(stored: tuple[Store, Plan]) -> None:
+    store, _ = stored
+    for count in range(4):  # each plans more stages alike than are read of any, and none has finished
+        store.save_sweep(f"later-{count}", manifest(sweep_info("later"), make_plan(seeds=range(20, 40))))
+
+    _, found = estimated(store, located(make_plan(seeds=(5,))), {})
+    assert found.work == Amount(3.0 + 8 * 1.0)
+
+
 def test_a_store_of_another_processor_tells_nothing_and_says_so(tmp_path: Path) -> None:
     store, plan = Store(str(tmp_path / "store")), make_plan(seeds=(0,))
     for record in make_records(plan).values():
