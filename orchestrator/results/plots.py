@@ -83,12 +83,12 @@ class Plots:
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw what each method keeps of each layer, at the sparsity that most of them reach."""
         profiles = by_method.densities(self._sweep.records, self._sweep.comparison(), least=1)
-        return _drawn(drawn.densities, _chosen(profiles, panel, "a finished round"), ax)
+        return _drawn(drawn.densities, _chosen(profiles, panel, "a finished trial"), ax)
 
     def layers(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the sparsity of each layer at each operating point as a heat map."""
         matrices = figure_data.layer_sparsity(self._sweep.records, self._sweep.comparison())
-        chosen = _chosen(matrices, panel, "a finished round")
+        chosen = _chosen(matrices, panel, "a finished trial")
         return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "sparsity"), chosen, ax)
 
     def overlap(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:

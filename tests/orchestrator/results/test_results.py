@@ -322,6 +322,18 @@ def test_failed_and_unfinished_trials_have_lines_without_figures() -> None:
     assert sweep.status == "failed"
 
 
+@pytest.mark.parametrize("name", FIGURES)
+def test_what_no_trial_has_finished_cannot_be_drawn(name: str) -> None:
+    dense = {trial.dense for trial in PLAN.trials}
+    saved = SavedSweep(sweep_info(), PLAN, {key: record for key, record in RECORDS.items() if key in dense})
+    plot = SweepResults(Store("nowhere", read_only=True), saved).plot
+
+    if name not in ("densities", "layers"):
+        assert getattr(plot, name)(ax=Figure().add_subplot()).get_title() == "cnn on digits", "of dense networks"
+    else:
+        assert "the figure takes a finished trial, which the sweep does not have" in refusal(getattr(plot, name))
+
+
 def test_nothing_finished_is_no_error() -> None:
     sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), PLAN))
 

@@ -101,7 +101,9 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
     matrices = []
     for panel in comparison.panels:
         points = [point for line in lines_of(comparison, panel).values() for point in line]
-        shown = points[:: -(-len(points) // HEAT_ROWS) or 1]
+        if not points:
+            continue
+        shown = points[:: -(-len(points) // HEAT_ROWS)]
         sparsities = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
         columns = tuple(dict.fromkeys(name for seeds in sparsities for tensors in seeds for name in tensors))
         rows = tuple(f"{point.line} {point.sparsity:.1%}" for point in shown)
