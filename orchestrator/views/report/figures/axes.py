@@ -71,7 +71,9 @@ def densities(axes: Axes, profile: Profile) -> None:
         axes.yaxis.set_major_formatter(lambda percent, _: f"{percent:g}")  # powers of ten would be formulas
     _name_columns(axes, profile.layers)
     axes.set_ylabel("density (% of the tensor)")
-    axes.set_ylim(0, 105 * max((y for series in profile.series for y in series.y), default=1.0))
+    scaled = axes.yaxis.get_transform()
+    top = float(scaled.transform([100 * (max((y for series in profile.series for y in series.y), default=0) or 1)])[0])
+    axes.set_ylim(*scaled.inverted().transform([-0.03 * top, 1.05 * top]))  # marks at either end are drawn whole
     axes.set_title(shown(profile.title))
     _legend(axes, len(profile.series))
 
@@ -92,7 +94,8 @@ def matrix(axes: Axes, found: Matrix, label: str) -> None:
                     chance = found.chance[row][column] if found.chance else None
                     text = f"{value:.2f}" if chance is None else f"{value:.2f}\n({chance:.2f})"
                     axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
-    axes.figure.colorbar(image, ax=axes, label=label, fraction=0.04, pad=0.02)
+    explained = f"{label} (in brackets: by chance)" if found.chance else label
+    axes.figure.colorbar(image, ax=axes, label=explained, fraction=0.04, pad=0.02)
 
 
 def shortened(label: str) -> str:

@@ -122,6 +122,25 @@ def test_densities_are_those_of_each_method_at_the_sparsity_that_most_reach() ->
     assert drawing.render(lambda: drawing.densities([profile]))["svg"]
 
 
+@pytest.mark.parametrize("least", [0.0, 0.001, 0.5])
+def test_marks_at_the_ends_of_the_densities_are_drawn_whole(least: float) -> None:
+    profile = by_method.Profile("cnn on digits", ("a", "b"), (figure_data.Series("l1", (0.0, 1.0), (least, 1.0)),))
+    figure = drawing.densities([profile])
+    figure.draw_without_rendering()
+
+    (axes,) = figure.axes
+    radius = axes.lines[0].get_markersize() / 2 * figure.dpi / 72
+    for x, y in axes.transData.transform(axes.lines[0].get_xydata()):
+        assert axes.bbox.y0 + radius <= y <= axes.bbox.y1 - radius, (x, y)
+
+
+def test_brackets_in_a_matrix_are_explained_beside_its_colours() -> None:
+    matrix = figure_data.Matrix("cnn on digits", ("a",), ("a",), ((0.5,),), ((0.25,),))
+
+    assert drawing.matrices([matrix], "kept by both").axes[1].get_ylabel() == "kept by both (in brackets: by chance)"
+    assert drawing.matrices([replace(matrix, chance=())], "sparsity").axes[1].get_ylabel() == "sparsity"
+
+
 def test_densities_far_apart_have_plain_numbers_at_their_axis() -> None:
     profile = by_method.Profile("p", ("a", "b"), (figure_data.Series("m", (0.0, 1.0), (0.002, 0.9)),) * 2)
     figure = drawing.densities([profile])
