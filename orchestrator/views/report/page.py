@@ -18,7 +18,7 @@ CAPTIONS = {
     "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
     "fine_tuning": "Validation figures before and after fine-tuning.",
     "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds. "
-    "A mark: a round begins.",
+    "A mark: a round begins, pruned and not yet trained.",
     "cost": "Test figures against the cost: optimizer steps, and what scores read as further ones.",
     "latency": "Test figures against measured latency, deployed. Dotted: those that no other is better than in both.",
     "bytes": "Test figures against the bytes of deployed networks.",

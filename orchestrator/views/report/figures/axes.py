@@ -57,7 +57,7 @@ def fine_tuning(axes: Axes, plot: Plot) -> None:
 
 
 def curves(axes: Axes, plot: Plot) -> None:
-    """Training curves, a mark where a round begins."""
+    """Training curves, a mark where a round begins: after pruning, before its first step."""
     _plot(axes, plot, "optimizer steps from initialisation", "validation")
 
 

@@ -90,8 +90,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
         for label, points in list(lines_of(comparison, panel).items())[:CURVES]:
             point = max(points, key=lambda point: point.sparsity)
             chains = [_chain(plan, records, key) for key in point.stages]
-            steps, means = _mean_curve([dict(_curve(chain)) for chain in chains])
-            series.append(Series(f"{label} to {point.sparsity:.1%}", steps, means, marks=_begins(chains[0], steps)))
+            series.append(_mean_curve(f"{label} to {point.sparsity:.1%}", chains))
         plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
@@ -164,31 +163,25 @@ def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[Sta
     return chain
 
 
-def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[int, float]]:
-    """Yield (step over the whole chain, primary metric on the validation split)."""
+def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Yield ((place in the chain, step over all of it), primary metric on validation); of a round first once pruned."""
     offset = 0
-    for record in chain:
+    for place, record in enumerate(chain):
         name = f"val/{record.primary.name}"
-        for point in record.curve:
-            if name in point.metrics:
-                yield offset + point.step, point.metrics[name]
+        for step, metrics in ((0, record.before), *((point.step, point.metrics) for point in record.curve)):
+            if name in metrics:
+                yield (place, offset + step), metrics[name]
         offset += record.steps
 
 
-def _begins(chain: Sequence[StageRecord], steps: Sequence[float]) -> tuple[int, ...]:
-    """Return where in these steps each round of a chain begins."""
-    found, offset = set[int](), 0
-    for record in chain:
-        if record.round:
-            found.update([next((index for index, step in enumerate(steps) if step > offset), len(steps))])
-        offset += record.steps
-    return tuple(sorted(found - {len(steps)}))
-
-
-def _mean_curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Average curves over the steps that all of them have."""
-    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return tuple(map(float, steps)), tuple(fmean(curve[step] for curve in curves) for step in steps)
+def _mean_curve(label: str, chains: Sequence[Sequence[StageRecord]]) -> Series:
+    """Average curves over the steps that all of them have, marked where each round begins."""
+    curves = [dict(_curve(chain)) for chain in chains]
+    shared = sorted(set.intersection(*map(set, curves)))
+    first = {place: index for index, (place, _) in reversed([*enumerate(shared)])}
+    marks = tuple(first[place] for place, record in enumerate(chains[0]) if record.round and place in first)
+    means = tuple(fmean(curve[at] for curve in curves) for at in shared)
+    return Series(label, tuple(float(step) for _, step in shared), means, marks=marks)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

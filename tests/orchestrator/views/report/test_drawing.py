@@ -54,8 +54,25 @@ def test_curves_go_over_the_whole_chain() -> None:
     (plot,) = figure_data.curves(PLAN, RECORDS, FOUND)
 
     assert [series.label for series in plot.series] == ["random_unstructured to 90.0%", "l1_unstructured to 90.0%"]
-    assert plot.series[0].x == tuple(float(step) for step in range(25, DENSE_STEPS + 2 * ROUND_STEPS + 1, 25))
-    assert plot.series[0].y[0] == pytest.approx(1 - 1 / 26)
+    first, second = DENSE_STEPS, DENSE_STEPS + ROUND_STEPS
+    steps = sorted([*range(25, second + ROUND_STEPS + 1, 25), first, second])
+    series = plot.series[0]
+    assert series.x == tuple(map(float, steps)), "a round begins at the step at which the stage before it ended"
+    assert series.y[0] == pytest.approx(1 - 1 / 26)
+    assert series.marks is not None
+    assert [series.x[index] for index in series.marks] == [first, second]
+    seeds = [trial.stages for trial in PLAN.trials if trial.name.startswith("random_unstructured sparsity=0.9")]
+    for index, number in zip(series.marks, (1, 2), strict=True):
+        pruned = [RECORDS[stages[number]].before["val/accuracy"] for stages in seeds]
+        assert series.y[index] == pytest.approx(sum(pruned) / 3), "the drop by pruning, before a step has trained it"
+
+
+def test_a_round_of_which_nothing_is_known_once_pruned_is_marked_at_its_first_point() -> None:
+    blind = {key: replace(record, before={}) for key, record in RECORDS.items()}
+    series = figure_data.curves(PLAN, blind, compare_trials(PLAN, blind))[0].series[0]
+
+    assert series.marks is not None
+    assert [series.x[index] for index in series.marks] == [DENSE_STEPS + 25, DENSE_STEPS + ROUND_STEPS + 25]
 
 
 def test_curves_of_unequal_length_are_averaged_where_both_are() -> None:
@@ -63,7 +80,7 @@ def test_curves_of_unequal_length_are_averaged_where_both_are() -> None:
     shorter = {**RECORDS, key: replace(RECORDS[key], curve=RECORDS[key].curve[:4])}
     (plot,) = figure_data.curves(PLAN, shorter, compare_trials(PLAN, shorter))
 
-    assert plot.series[0].x[:5] == (25.0, 50.0, 75.0, 100.0, 325.0)
+    assert plot.series[0].x[:5] == (25.0, 50.0, 75.0, 100.0, 300.0)
 
 
 def test_the_heat_map_holds_each_tensors_sparsity() -> None:
