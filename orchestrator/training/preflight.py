@@ -218,6 +218,8 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
     said = f"{type(error).__name__}: {said.rstrip('.')}"
     if stage is not None and re.search(r"Target \d+ is out of bounds", said):
         said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
+    if stage is not None and re.search(r"\bdouble\b", said, re.IGNORECASE) and "float64" in (batch := stage.batch()):
+        return f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with float64; return float32."
     block = dense.fields["data"].get("block")
     if stage is not None and isinstance(error, IndexError) and is_int(block) and block > stage.positions:
         ours = dense.fields["model"].get("kind") == "huggingface"

@@ -106,7 +106,7 @@ def _load(node: str, _sources: str) -> Data:
         return returned
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
-    collate = _collate(named, config)
+    collate = _function("collate", "a list of examples", named, config)
     given_splits = {key: named[key] for key in ("train", "val", "test") if named.get(key) is not None}
     splits = {key: _split(key, value, workers, collate) for key, value in given_splits.items()}
     splits["train"] = _in_steps(splits["train"], named, config)
@@ -137,10 +137,16 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Give the returned splits their names."""
     if isinstance(returned, list | tuple) and len(returned) in (2, 3):
         keys = ("train", "test") if len(returned) == 2 else ("train", "val", "test")
+        if any(isinstance(each, Tensor | np.ndarray) for each in returned):
+            raise DataError(
+                f"{given('data', config)} returned ({', '.join(type(each).__name__ for each in returned)}) where "
+                f"({', '.join(keys)}) is expected, each a pair (inputs, labels); did you return one split?"
+            )
         return dict(zip(keys, returned, strict=True))
     if isinstance(returned, Mapping) and {"train", "test"} <= set(returned) <= {*NAMED}:
         return returned
     kind = f"a dict of {sorted(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
+    kind = f"a {kind} of {len(returned)}" if isinstance(returned, list | tuple) else kind
     raise DataError(
         f"{given('data', config)} must return a dict with train and test (and val, tests, classes, transform, "
         f"collate, steps_per_epoch), or a tuple (train, test) or (train, val, test), not {kind}."
@@ -149,14 +155,8 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_transform(train: Made, named: Mapping[str, Any], config: Mapping[str, Any], workers: int) -> Made:
     """Return the training split with the transform that it alone gets."""
-    if (transform := named.get("transform")) is None:
-        return train
-    if not callable(transform):
-        raise DataError(
-            f"{given('data', config)} must return a `transform` that can be called with the inputs of a training "
-            f"example, not {type(transform).__name__}."
-        )
-    return replace(_loaded(train, workers), transform=transform)
+    transform = _function("transform", "the inputs of a training example", named, config)
+    return train if transform is None else replace(_loaded(train, workers), transform=transform)
 
 
 def _collated(split: Made, collate: Callable[[list[Any]], Any] | None, workers: int) -> Made:
@@ -182,14 +182,15 @@ def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, 
     return tests
 
 
-def _collate(named: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[[list[Any]], Any] | None:
-    collate = named.get("collate")
-    if collate is not None and not callable(collate):
+def _function(name: str, what: str, named: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the function that a target may return as `name`, to be called with `what`."""
+    found = named.get(name)
+    if found is not None and not callable(found):
         raise DataError(
-            f"{given('data', config)} must return a `collate` that can be called with a list of examples, not "
-            f"{type(collate).__name__}."
+            f"{given('data', config)} must return a `{name}` that can be called with {what}, not "
+            f"{type(found).__name__}."
         )
-    return collate
+    return found
 
 
 def _in_steps(train: Made, named: Mapping[str, Any], config: Mapping[str, Any]) -> Made:
@@ -223,9 +224,9 @@ def _split(key: str, value: Any, workers: int, collate: Callable[[list[Any]], An
     if reads and hasattr(value, "__len__"):
         return LoaderSplit(value, workers, collate=collate)
     raise DataError(
-        f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors (inputs, labels), a "
-        "Dataset with a length or an IterableDataset. The orchestrator makes the DataLoader, so that its order follows "
-        "the trial's seed."
+        f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors or arrays (inputs, "
+        "labels), a Dataset with a length or an IterableDataset. The orchestrator makes the DataLoader, so that its "
+        "order follows the trial's seed."
     )
 
 

@@ -30,6 +30,9 @@ def words(**_):
     tokens = torch.randint(0, 20, (120, 6), generator=draw)
     labels = (tokens.sum(1) % 2).long()
     return (tokens[:80], labels[:80]), (tokens[80:], labels[80:])
+def doubles(**_):
+    split = torch.rand(40, 6, dtype=torch.float64), torch.arange(40) % 2
+    return split, split
 def shifted(**_):
     train, test = words()
     other = torch.cat([test[1][:20], torch.tensor([-100, 7])])
@@ -160,6 +163,11 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         (
             ["model._target_=their_words.leaves"],
             "(=their_words.leaves) could not be created: SystemExit: no weights he",
+        ),
+        (
+            ["model=mlp", "data._target_=their_words.doubles"],
+            "`data` (=their_words.doubles) gives inputs (8, 6) float64 and labels (8,) int64, and `model` (=mlp) "
+            "cannot compute with float64; return float32.",
         ),
         (
             ["train.penalty=1e-4"],

@@ -95,6 +95,11 @@ def rank(
         pruning.commit(model, plan)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
         said = " ".join(str(error).split())
+        if batches is None and isinstance(cause := error.__cause__, TypeError | AttributeError):  # of an own score
+            raise OrchestratorError(
+                f"`score` (={_name(fields)}) failed by {type(cause).__name__}: {cause}; where it reads `batches`, pass "
+                "score.examples=128 to give it examples of the training split."
+            ) from error
         if isinstance(error, ValueError) and said.startswith("`"):
             raise OrchestratorError(said) from error
         score = fields.get("score", {})

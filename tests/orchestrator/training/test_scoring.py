@@ -192,6 +192,22 @@ def test_what_the_network_lacks_is_told_in_a_sentence() -> None:
         pruned(plainer, scope={"kind": "window", "n": 1, "m": 3})
 
 
+def gradients(model: nn.Module, batches: list[Any], loss: Any) -> dict[str, torch.Tensor]:
+    for batch in batches:
+        loss(model, batch).backward()
+    return {name: p.grad.abs() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_a_score_of_one_s_own_without_its_examples_is_told_the_setting_that_gives_them() -> None:
+    own = {"_target_": f"{__name__}.gradients"}
+    with pytest.raises(
+        OrchestratorError, match=r"^`score` \(=test_scoring.gradients\) .*pass score.examples=128 to give"
+    ):
+        pruned(network(), score=own)
+    masks, _ = pruned(network(), score={**own, "examples": 8})
+    assert masks.sparsity() == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)

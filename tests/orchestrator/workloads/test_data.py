@@ -73,6 +73,8 @@ def returned(shape: str) -> Any:
         "classes": {"train": Items(), "test": Items(), "classes": 9},
         "random": {"train": (torch.rand(N, 1), y), "test": (x, y)},
         "number": 3,
+        "four": ((x, y),) * 4,
+        "one split": (x, y),
         "no test": {"train": (x, y)},
         "unequal": ((x, y[:5]), (x, y)),
         "loader": (DataLoader(Items()), Items()),
@@ -205,6 +207,8 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
     ("kind", "changes", "words"),
     [
         ("number", {}, ["data._target_", "train and test", "not int"]),
+        ("four", {}, ["data._target_", "not a tuple of 4"]),
+        ("one split", {}, ["(Tensor, Tensor)", "(train, test)", "pair (inputs, labels)", "did you return one split?"]),
         ("no test", {}, ["data._target_", "a dict of ['train']"]),
         ("unequal", {}, ["train split", "20 inputs but 5 labels"]),
         ("loader", {}, ["train split", "DataLoader", "Dataset"]),
