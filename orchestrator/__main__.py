@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,8 +84,11 @@ def _ordered(arguments: list[str]) -> list[str]:
     """Return a command line with its settings before its options, as argparse wants them; end for an unknown option."""
     from hydra._internal.utils import get_args_parser
 
-    found, rest = get_args_parser().parse_known_args(arguments)
+    parser = get_args_parser()
+    found, rest = parser.parse_known_args(arguments)
     if odd := next((each for each in rest if each.startswith("-")), None):
+        if near := get_close_matches(odd.partition("=")[0], parser._option_string_actions, n=1, cutoff=0.8):
+            sys.exit(_say(f"`{odd}` is not an option; did you mean {near[0]}? --help lists them.", 2))
         setting = odd.lstrip("-").replace("-", "_")
         setting = f"{'+' * (setting.partition('=')[0] == 'sweep')}{setting}{'' if '=' in setting else '=...'}"
         text = (

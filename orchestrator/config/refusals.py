@@ -214,8 +214,11 @@ def _of_a_choice(key: str, value: str, text: str) -> str:
     if option := re.search(
         r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
     ):
-        listed = ", ".join(option[3].split())
-        return f"`{option[1]}` (={option[2]}) must be one of {listed}; add your own with --config-dir."
+        listed = option[3].replace(",", " ").split()
+        meant = f"did you mean {near[0]}? Or " if (near := get_close_matches(option[2], listed, n=1)) else ""
+        return (
+            f"`{option[1]}` (={option[2]}) must be one of {', '.join(listed)}; {meant}add your own with --config-dir."
+        )
     where, _, part = key.rpartition(".")
     if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
         ways = " or ".join(

@@ -72,9 +72,10 @@ def conditions(text: str) -> tuple[Condition, ...]:
     for part in text.split(" and "):
         match = CONDITION.fullmatch(part)
         if match is None:
+            meant = f"; did you mean 'val/{part.strip()}'?" if CONDITION.fullmatch(f"val/{part.strip()}") else "."
             raise ExportError(
                 f"`--best` (={text!r}) must be conditions such as 'val/loss<=dense+0.1' or 'val/loss<0.5', joined by "
-                f"and; {part.strip()!r} is none."
+                f"and; {part.strip()!r} is none{meant}"
             )
         if match["split"] != "val":
             raise ExportError(

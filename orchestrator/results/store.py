@@ -72,4 +72,6 @@ class StoreResults:
 
 def open_store(uri: str, options: Mapping[str, Any]) -> StoreResults:
     """Return what lies at `uri`; see `orchestrator.open`."""
+    if not isinstance(uri, str):
+        raise ResultsError(f"`uri` (={uri!r}) must be a text, a directory or a URI such as s3://bucket/prefix.")
     return StoreResults(Store(uri, options=options, read_only=True).opened(exists=True))

@@ -178,7 +178,7 @@ def chosen_sweep(store: Store, name: str | None, argument: str = "SWEEP") -> str
     Raises:
         OrchestratorError: there is none, or several; the message quotes `argument`
     """
-    if name:
+    if name is not None:
         return chosen_sweeps(store.sweeps(), [name], str(store), argument)[0]
     found = summaries(store)
     if not found:
@@ -190,7 +190,7 @@ def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str, argume
     """Return the full names of the sweeps asked for, by how they begin; raise OrchestratorError as `chosen_sweep`."""
     chosen = []
     for name in names:
-        matches = [name] if name in known else [other for other in known if other.startswith(name)]
+        matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
         if len(matches) > 1:
             raise OrchestratorError(
                 f"`{argument}` (={name!r}) fits several, {', '.join(matches)}; give more of the name"

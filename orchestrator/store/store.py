@@ -106,15 +106,15 @@ class Store:
         """Return the store once its layout is known to be ours.
 
         Args:
-            exists: refuse one in which nothing was ever written
+            exists: refuse one in which nothing was ever written, and what holds other things alone
 
         Raises:
             StoreError: it is damaged or of another layout, cannot be read, or is not there
         """
-        if not self.backend.names("") and exists:
-            raise StoreError(
-                f"{self._name} is not there, or empty; pass that of the sweep (`--store URI` to a command)"
-            )
+        found = self.backend.names("")
+        if exists and not {"store.json", "sweeps", "stages"}.intersection(found):
+            what = "holds other things than a store" if found else "is not there, or empty"
+            raise StoreError(f"{self._name} {what}; pass that of the sweep (`--store URI` to a command)")
         return self
 
     @cached_property

@@ -163,6 +163,8 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
         (["--dry-run"], "`--dry-run` is not an option; settings have no dashes and an equals sign: dry_run=..."),
+        (["--configdir", "mine"], "`--configdir` is not an option; did you mean --config-dir?"),
+        (["score=gradent"], "did you mean gradient? Or add your own with --config-dir."),
         (["--sweep=random_amounts"], "an equals sign: +sweep=random_amounts"),
     ],
 )

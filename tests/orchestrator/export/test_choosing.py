@@ -65,6 +65,11 @@ def test_what_is_no_condition_is_told(text: str) -> None:
         conditions(text)
 
 
+def test_a_metric_without_its_split_is_asked_after() -> None:
+    with pytest.raises(ExportError, match=r"is none; did you mean 'val/accuracy>=dense-5'\?$"):
+        conditions("accuracy>=dense-5")
+
+
 def test_no_choice_is_made_by_test_figures() -> None:
     with pytest.raises(ExportError, match=r"must ask for figures on validation, as in val/accuracy"):
         conditions("test/accuracy>=dense-1")

@@ -180,6 +180,11 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     assert "must be a text" in refusal(store.sweep, 3)
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, sweep.name[1:])
+    assert "`name` (='') is not there" in refusal(store.sweep, "")
+    for wrong in (None, 3, tmp_path):
+        assert "must be a text, a directory or a URI" in refusal(orchestrator.open, wrong)
+    (tmp_path / "notes.txt").touch()
+    assert "holds other things than a store" in refusal(orchestrator.open, str(tmp_path))
     assert "is not there, or empty" in refusal(orchestrator.open, str(tmp_path / "none"))
     assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
     assert "takes what `deploy` measures" in refusal(sweep.plot.pareto, "latency")
