@@ -298,6 +298,7 @@ def test_a_source_that_was_edited_after_the_planning_is_refused(make: Make, own_
     assert all("`edited_meanwhile` is not what the sweep was planned with" in message for message in failures)
 
 
+@pytest.mark.slow
 def test_a_process_that_imported_an_older_source_does_not_work_with_it(
     make: Make, own_code: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -388,6 +389,7 @@ def test_a_retry_that_is_due_and_finds_no_slot_is_waited_for_quietly(
     assert len(looks) < 40, "the driver spun"
 
 
+@pytest.mark.slow
 def test_work_that_never_looks_is_ended_by_force(make_ray: Make) -> None:
     plan = plan_of(chain("a", {"hang": True}))
     executor = make_ray()
@@ -458,6 +460,7 @@ def test_a_preflight_whose_worker_dies_may_pass_by_itself(make_ray: Make) -> Non
     assert found.transient
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_is_ended_by_force(make_ray: Make, store: DirectoryStore) -> None:
     plan = plan_of(chain("stuck", {"hang": True}), chain("quick", {}, {}))
     begun = time.monotonic()

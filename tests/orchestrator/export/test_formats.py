@@ -99,9 +99,8 @@ def sentences() -> tuple[nn.Module, dict[str, Tensor]]:
     return Sentences().eval(), batch
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=[pytest.mark.slow] * (form in ("onnx", "openvino"))) for form in FORMATS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_format_loads_in_a_process_without_this_project(form: str, tmp_path: Path) -> None:
     chosen, (model, batch) = FORMATS[form], sentences()
     example = called_with(model, batch)

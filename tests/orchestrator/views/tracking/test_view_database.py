@@ -96,6 +96,7 @@ def test_a_driver_killed_in_making_it_leaves_nothing_in_the_way(wait: float, tmp
     assert_whole(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_drivers_at_once_in_an_empty_folder_make_one(tmp_path: Path) -> None:
     both = drivers(tmp_path, 2)
     for process in both:
@@ -175,6 +176,7 @@ def test_a_scheme_that_is_unknown_is_told_at_once(uri: str) -> None:
     assert "tracking.uri" in told
 
 
+@pytest.mark.slow
 def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_database, "LOCK_SECONDS", 0.1)
     monkeypatch.setattr(view_writer, "PATIENCE", 1.0)
