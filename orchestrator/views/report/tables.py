@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from orchestrator.compare.audit import Finding
+from orchestrator.compare.audit.checklist import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.further import Further
 from orchestrator.compare.statistics import Estimate

@@ -11,7 +11,7 @@ from dataclasses import replace
 import factories
 import pytest
 
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployed import figures_of, headline
 from orchestrator.core.records import StageRecord

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.__main__ import CONF
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import schema
 from orchestrator.config.compose import plain

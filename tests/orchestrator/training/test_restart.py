@@ -17,7 +17,7 @@ from small_workloads import normed
 from torch import Tensor
 
 from orchestrator.__main__ import CONF
-from orchestrator.compare.audit import audit
+from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config import schema
 from orchestrator.config.compose import plain
