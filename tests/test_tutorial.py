@@ -41,8 +41,8 @@ def test_an_own_project_is_pruned_compared_exported_and_loaded_elsewhere(tmp_pat
     plan, sweep, compared, _, loaded = said
     assert "21 unique of 36" in plan
     for line in ("random", "magnitude", "relative"):
-        assert f"magnitude, score={line}\n" in sweep
-        assert f"magnitude, score={line}\n" in compared
+        assert f"\n{line}\n" in sweep
+        assert f"\n{line}\n" in compared
     page = (tmp_path / "network" / "README.md").read_text()
     ((left, accuracy),) = re.findall(r"(\d+) parameters, test accuracy (.*%)", loaded)
     assert f"| accuracy on test | {accuracy} |" in page

@@ -35,10 +35,8 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "compression and theoretical speed-up, both": lines.both_measures(
             points, deploys=any(trial.measured for trial in plan.trials)
         ),
-        "a random control": lines.control(comparison, ("random",)),
-        "a magnitude baseline": lines.control(
-            comparison, ("l1", "magnitude", "ln_", "lnstructured", "lottery", "rewinding")
-        ),
+        "a random control": lines.random_control(plan, comparison),
+        "a magnitude baseline": lines.magnitude_baseline(plan, comparison),
         "a control of masks that are found before training, or trained from an earlier step": rounds.mask_control(plan),
         f"{lines.LEAST_SEEDS} or more seeds at every point": lines.seeds([*comparison.dense, *points]),
         f"{lines.LEAST_PANELS} or more pairs of data set and network": lines.panels(comparison),

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from orchestrator.compare.audit.answers import Answer, held, some
 from orchestrator.compare.comparison import Comparison, LineKey, Point
 from orchestrator.compare.statistics import has_spread, least_gain
+from orchestrator.config.parts.choices import decides_itself
+from orchestrator.core.specs import Plan
 
 LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
 EQUAL_COST = 0.05
@@ -31,11 +33,32 @@ def both_measures(points: Sequence[Point], deploys: bool) -> Answer:
     )
 
 
-def control(comparison: Comparison, words: Sequence[str]) -> Answer:
-    methods = sorted({point.method for point in comparison.points})
-    lines = dict.fromkeys(point.line for point in comparison.points)  # where scores differ, a line names its own
-    controls = ", ".join(line for line in lines if any(word in line.lower() for word in words))
-    return held(methods, [] if controls else [f"none among {', '.join(methods)}"], controls)
+def random_control(plan: Plan, comparison: Comparison) -> Answer:
+    """Look for a line that removes at random, by its method or by its score."""
+    return _control(plan, comparison, ("random_unstructured", "random_structured"), "random")
+
+
+def magnitude_baseline(plan: Plan, comparison: Comparison) -> Answer:
+    """Look for a line that removes the smallest weights, by its method or by its score."""
+    return _control(plan, comparison, ("ln_structured",), "magnitude")
+
+
+def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: str) -> Answer:
+    """Judge by what chooses, and not by what it is called; shuffled or inverted masks are no control."""
+    choosing = {
+        trial.name
+        for trial in plan.trials
+        if (
+            trial.config["method"].get("kind") in methods
+            if decides_itself(trial.config["method"])
+            else trial.config.get("score", {"kind": "magnitude"}).get("kind") == score
+        )
+        and trial.config.get("restart", {}).get("control", "none") not in ("invert", "shuffle")
+    }
+    pruned = [row for row in comparison.rows if row.round]
+    found = ", ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
+    among = ", ".join(dict.fromkeys(row.line for row in pruned))
+    return held(pruned, [] if found else [f"none among {among}"], found)
 
 
 def seeds(points: Sequence[Point]) -> Answer:

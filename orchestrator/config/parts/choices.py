@@ -73,10 +73,18 @@ def scored_as(score: Mapping[str, Any], at: str) -> Mapping[str, Any]:
 
 
 def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
-    """Return what reports call a method: that of magnitudes goes by the score that is chosen instead of them."""
-    if method.get("kind") == RANKING and score.get("kind") != "magnitude":
-        return score.get("name") or score.get("_target_")
-    return method.get("name")
+    """Return what reports call a method: one that is a score alone goes by that which is chosen instead."""
+    name, kind = method.get("name"), score.get("kind")
+    published = PUBLISHED.get(str(name))
+    if decides_itself(method) or (published is None and method.get("kind") != RANKING):
+        return name
+    usual = published.score.kind if published else "magnitude"
+    if kind == usual:
+        return name
+    instead = score.get("name") or str(score.get("_target_")).rpartition(".")[2]
+    if method.get("kind") == RANKING or published == axes.Choices(axes.Score(usual)):
+        return instead
+    return f"{name}, score={instead}"
 
 
 def decides_itself(method: Mapping[str, Any]) -> bool:

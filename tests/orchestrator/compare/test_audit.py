@@ -195,11 +195,22 @@ def test_what_a_sweep_lacks_fails_with_its_reason(word: str, plan: Plan, reason:
     assert reason in found.reason
 
 
-def test_a_score_that_is_random_is_a_random_control_and_its_line_is_called_by_it() -> None:
-    scores = [{"kind": "random", "name": "random"}, {"_target_": "mine.relative", "name": "relative"}]
-    plan = plan_of([{**config("magnitude", 0.5, 0), "score": score} for score in scores])
+def scored(*scores: Mapping[str, str], **changes: object) -> Plan:
+    """Return a plan of trials that a score decides, as magnitude does where none is chosen."""
+    given = {"method": {"name": "own"}, **changes}
+    plan = plan_of([{**config("own", 0.5, 0), **given, "score": score} for score in scores])
+    return Plan(plan.stages, tuple(replace(trial, name=f"trial {n}") for n, trial in enumerate(plan.trials)))
 
-    assert one(plan, make_records(plan), "random control").reason == "magnitude, score=random"
+
+@pytest.mark.parametrize(("word", "score"), [("random control", "random"), ("magnitude baseline", "magnitude")])
+def test_a_control_is_what_its_score_does(word: str, score: str) -> None:
+    control, own = {"kind": score, "name": "plain"}, {"_target_": "mine.mix", "name": f"{score}_l1"}
+    plan, without = scored(control, own), scored(own, {**own, "name": f"l1_{score}"})
+    inverted = scored(control, restart={"control": "invert"})
+
+    assert one(plan, make_records(plan), word).reason == "own, score=plain"
+    assert one(without, make_records(without), word).verdict == "fail"
+    assert one(inverted, make_records(inverted), word).verdict == "fail"
 
 
 def broken(**changes: object) -> tuple[Plan, dict[str, StageRecord]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,25 @@ def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
 
     assert (last.fields["score"]["kind"], last.fields["scope"]["kind"]) == ("lamp", "global")
     assert plan.trials[0].config["method"]["name"] == "lamp"
+
+
+@pytest.mark.parametrize(
+    ("typed", "called"),
+    [
+        (("method=magnitude",), "magnitude"),
+        (("method=magnitude", "score=gradient", "score.examples=8"), "gradient"),
+        (("method=random", "score=magnitude"), "magnitude"),
+        (("method=snip",), "snip"),
+        (("method=snip", "score=magnitude"), "snip, score=magnitude"),
+        (("method=lottery_ticket", "score=random"), "lottery_ticket, score=random"),
+        (("method=magnitude", "method.name=mine", "score=random"), "mine"),
+        (("method=random", "score=magnitude", "score.kind=null", "score._target_=a.own"), "own"),
+    ],
+)
+def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str) -> None:
+    config = composed("schedule.sparsity=0.5", *typed)
+
+    assert choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}) == called
 
 
 def test_batch_norm_is_in_the_mode_of_the_network() -> None:
