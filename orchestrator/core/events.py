@@ -87,6 +87,8 @@ class Forecast:
     """Seconds that stages took which had finished."""
     basis: str = ""
     """A sentence: from what it was estimated, or why it was not."""
+    ended: Seconds | None = None
+    """Unix seconds at which the run ended; None where it has not, or was killed."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from orchestrator.core.events import Amount, Forecast
@@ -54,14 +55,20 @@ def forecast(
 
 
 def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> Forecast:
-    """Return what the run has taken of which `forecast` was made: the stages of its plan that ended after that."""
-    found = {key: record for key, record in records.items() if key in plan.stages and record.ended > forecast.made}
-    ended = max((record.ended for record in found.values()), default=forecast.made)
+    """Return what the run has taken of which `forecast` was made: the stages of its plan that ended while it ran.
+
+    `wall` is from where the first of these began, as in the estimate, so without the start of Ray and torch.
+    """
+    until = math.inf if forecast.ended is None else forecast.ended
+    found = {key: each for key, each in records.items() if key in plan.stages and forecast.made < each.ended <= until}
+    began = min((record.started for record in found.values()), default=0.0)
+    ended = max((record.ended for record in found.values()), default=0.0)
+    wall = Amount(0.0, len(found)) if forecast.ended is None else Amount(max(0.0, ended - began))
     return Forecast(
         made=forecast.made,
         stages=len(found),
         work=Amount(sum(record.seconds for record in found.values())),
-        wall=Amount(ended - forecast.made),
+        wall=wall,
         slots=forecast.slots,
         steps=Amount(sum(record.steps for record in found.values())),
         bytes=Amount(sum(_stored_bytes(record) for record in found.values())),
@@ -78,7 +85,8 @@ def told(forecast: Forecast) -> Iterator[str]:
         if figures:
             yield f"known: {figures}"
         return
-    yield figures
+    if figures:
+        yield figures
     saved = [f"sharing saves {duration(forecast.shared)}"] if round(forecast.shared) else []
     saved += [f"done already {duration(forecast.done)}"] if round(forecast.done) else []
     yield "; ".join([forecast.basis, *saved])
@@ -89,11 +97,11 @@ def told(forecast: Forecast) -> Iterator[str]:
 def in_words(forecast: Forecast) -> str:
     """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, ...`."""
     stages, parts = forecast.stages, []
-    if forecast.work.unknown < stages:
+    if forecast.work.unknown < stages and not _says_nothing(forecast.work):
         parts.append(f"{_least(forecast.work)}{duration(forecast.work.known)} of work")
-    if forecast.wall.unknown < stages:
+    if forecast.wall.unknown < stages and not _says_nothing(forecast.wall):
         how = "in all" if forecast.slots is None else _at_once(forecast.slots)
-        parts.append(f"{duration(forecast.wall.known)} {how}")
+        parts.append(f"{_least(forecast.wall)}{duration(forecast.wall.known)} {how}")
     if forecast.steps.unknown < stages:
         parts.append(f"{_least(forecast.steps)}{forecast.steps.known:,.0f} steps")
     if forecast.bytes.unknown < stages:
@@ -104,11 +112,18 @@ def in_words(forecast: Forecast) -> str:
 def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> str:
     """Return a sentence that says what was estimated of the last run, and what it took."""
     estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
-    return f"Estimated as it began: {estimated}; taken: {in_words(taken(forecast, plan, records))}."
+    took = in_words(taken(forecast, plan, records)) or "nothing"
+    since = "taken since" if forecast.ended is None else "taken"
+    return f"Estimated as it began: {estimated}; {since}: {took}."
 
 
 def _at_once(slots: int) -> str:
     return "one at a time" if slots == 1 else f"with {slots} at once"
+
+
+def _says_nothing(seconds: Amount) -> bool:
+    """Return whether seconds would be told as `at least 0:00`."""
+    return bool(seconds.unknown) and not round(seconds.known)
 
 
 def _least(amount: Amount) -> str:

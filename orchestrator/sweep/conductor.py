@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -101,6 +102,8 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
         with progress:
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
+        if made.stages:
+            info = replace(info, forecast=replace(made, ended=time.time()))
         try:
             store.save_sweep(info.name, manifest(info, plan, outcome.failures))
             outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.config.cluster import Cluster
@@ -38,6 +39,8 @@ def estimated(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> 
     made = forecast(
         plan, finished, pace, made=time.time(), slots=_at_once(cluster), keep=config["store"]["keep"], basis=basis
     )
+    if pace.learned and made.work.unknown == made.stages:
+        made = replace(made, basis="no stage of this network, device, threads and precision has finished")
     return pace, made
 
 

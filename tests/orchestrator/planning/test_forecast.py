@@ -177,14 +177,33 @@ def test_what_a_run_took_counts_what_ended_after_its_estimate() -> None:
     plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=1)
     dense, last = plan.stages
     records = {dense: make_record(plan, dense, EPOCH - 100), last: make_record(plan, last, EPOCH)}
-    estimate = made(plan, paced(plan, records), {dense: records[dense]}, slots=1)
+    estimate = replace(made(plan, paced(plan, records), {dense: records[dense]}, slots=1), ended=EPOCH + 60)
 
     took = taken(estimate, plan, records)
     assert (took.stages, took.work, took.steps) == (1, Amount(1.0), Amount(100))
-    assert took.wall == Amount(records[last].ended - EPOCH)
+    assert took.wall == Amount(records[last].ended - records[last].started), "without the start of Ray"
     assert afterwards(estimate, plan, records).startswith(
         "Estimated as it began: 0:01 of work, 0:01 one at a time, 100"
     )
+
+
+def test_what_another_sweep_trained_after_a_run_is_not_what_that_took() -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.9,), seeds=(0,), rounds=1)
+    dense, last = plan.stages
+    records = {dense: make_record(plan, dense, EPOCH + 5), last: make_record(plan, last, EPOCH + 200_000)}
+    estimate = made(plan, paced(plan, records), slots=1)
+
+    ended = afterwards(replace(estimate, ended=EPOCH + 60), plan, records)
+    assert "; taken: 0:03 of work, 0:03 one at a time, 300 steps" in ended
+    killed = afterwards(estimate, plan, records)
+    assert "; taken since: 0:04 of work, 400 steps" in killed, "when it ended is not known, nor how long it took"
+
+
+def test_what_is_known_of_a_part_is_told_as_the_least() -> None:
+    found = replace(made(make_plan(seeds=(0,)), Pace()), work=Amount(61.0, 2), wall=Amount(31.0, 2), steps=Amount(5))
+
+    assert next(told(found)).startswith("at least 1:01 of work, at least 0:31 with 2 at once, 5 steps")
+    assert next(told(replace(found, work=Amount(0.2, 2), wall=Amount(0.1, 2)))) == "5 steps"
 
 
 def test_the_report_says_what_was_estimated_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +255,14 @@ def test_a_sweep_that_was_interrupted_hides_no_older_one(stored: tuple[Store, Pl
 
     _, found = estimated(store, located(make_plan(seeds=(5,))), {})
     assert found.work == Amount(3.0 + 8 * 1.0)
+
+
+def test_stages_of_another_network_are_not_told_as_what_an_estimate_is_from(stored: tuple[Store, Plan]) -> None:
+    store, _ = stored
+    other = plan_of([config("l1_unstructured", 0.5, 0, 2, model={"name": "x", "kind": "x"})])
+    _, found = estimated(store, located(other), {})
+
+    assert next(told(found)) == "unknown: no stage of this network, device, threads and precision has finished"
 
 
 def test_a_store_of_another_processor_tells_nothing_and_says_so(tmp_path: Path) -> None:
