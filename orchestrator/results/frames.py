@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import by_network, deployed
+from orchestrator.compare.grouping import positions
 from orchestrator.compare.settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
@@ -26,12 +27,13 @@ STEP_COLUMNS = ("kind", "round", "step", "total_step", "epoch", "time")
 def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
     """Return a line for each operating point, those of the dense networks first: the columns of summary.csv.
 
-    Before them stand the settings that vary between trials, where all trials of a point agree in them.
+    After the network, the data and the line stand the settings that vary between trials, where all of a point agree.
     """
     found = points(comparison)
     names = list(dict.fromkeys(name for point in found for name in point))
     figures: Columns = {name: [point.get(name) for point in found] for name in names}
-    return _frame({}, _of_points(plan, comparison), figures)
+    first: Columns = {name: figures.pop(name) for name in ("model", "data", "line") if name in figures}
+    return _frame(first, _of_points(plan, comparison), figures)
 
 
 def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
@@ -53,6 +55,7 @@ def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
     for name, values in row_columns([*last.values()]).items():
         if name not in ("trial", "final"):
             figures[name] = [None if place is None else values[place] for place in places]
+    figures |= _told_by_configuration(plan)
     pairs = zip(figures["test"], figures["dense"], strict=True)
     figures["difference"] = [None if test is None or dense is None else test - dense for test, dense in pairs]
     return _frame({"trial": figures.pop("trial")}, parameters(plan), figures | _deployed(plan, records))
@@ -103,6 +106,16 @@ def parameters(plan: Plan) -> Columns:
     return {
         name: [as_typed(value) if isinstance(value, list | tuple | dict) else value for value in values]
         for name, values in found.items()
+    }
+
+
+def _told_by_configuration(plan: Plan) -> Columns:
+    """Return by trial what a row says of it that is known before it has ended."""
+    found = positions(plan)
+    return {
+        "model": [each.panel[0] for each in found],
+        "data": [each.panel[1] for each in found],
+        **{name: [getattr(each, name) for each in found] for name in ("line", "method", "schedule", "seed")},
     }
 
 
@@ -161,10 +174,16 @@ def _curve(record: StageRecord, metrics: Sequence[str]) -> Columns:
 
 def _frame(first: Columns, settings: Columns, figures: Columns) -> DataFrame:
     """Return the columns side by side, texts as they may be shown; a setting that figures hold is left to these."""
-    from pandas import DataFrame
+    from pandas import DataFrame, array
 
-    own = {name: values for name, values in settings.items() if name not in figures}
-    return DataFrame({shown(name): _shown(values) for name, values in (first | own | figures).items()})
+    own = {name: values for name, values in settings.items() if name not in figures and name not in first}
+    columns = {shown(name): _shown(values) for name, values in (first | own | figures).items()}
+    # pandas would make floats of whole numbers of which some are missing
+    return DataFrame({n: array(each, dtype="Int64") if _gaps(each) else each for n, each in columns.items()})
+
+
+def _gaps(values: list[Any]) -> bool:
+    return set(map(type, values)) == {int, type(None)}
 
 
 def _shown(values: list[Any]) -> list[Any]:

@@ -339,6 +339,24 @@ def test_what_no_trial_has_finished_cannot_be_drawn(name: str) -> None:
         assert "the figure takes a finished trial, which the sweep does not have" in refusal(getattr(plot, name))
 
 
+def test_what_is_known_of_a_trial_before_it_ends_is_told_and_whole_numbers_stay_whole() -> None:
+    end, dense = PLAN.trials[0].stages[-1], set(PLAN.trials[1].stages)
+    records = {key: record for key, record in RECORDS.items() if key != end and key not in dense}
+    whole, found = (
+        SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), PLAN, each)).frame(by="trial")
+        for each in (RECORDS, records)
+    )
+
+    for name in ("model", "data", "line", "method", "schedule", "seed"):
+        assert found[name].tolist() == whole[name].tolist()
+    assert found["steps"].isna().any()
+    assert (str(found["seed"].dtype), str(found["steps"].dtype)) == ("int64", "Int64")
+
+
+def test_a_line_for_each_point_begins_with_what_it_is_of() -> None:
+    assert list(synthetic().frame().columns)[:3] == ["model", "data", "line"]
+
+
 def test_nothing_finished_is_no_error() -> None:
     sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), PLAN))
 
