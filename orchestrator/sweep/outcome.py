@@ -36,7 +36,7 @@ NOT_THEIRS = (
 EXIT_BEHIND = 3
 """All trials finished, but the view does not hold everything."""
 SHOWN = 5
-"""Failures that are told in full."""
+"""Missing trials that are named, and failures that are told in full."""
 
 
 class SweepIncomplete(OrchestratorError):
@@ -116,15 +116,17 @@ class Outcome:
         lines = []
         if missing:
             verb = "interrupted" if self.interrupted else "failed"
-            lines.append(f"{len(missing)} of {len(self.plan.trials)} trials {verb}: {'; '.join(missing[:5])}")
+            names = "; ".join(missing[:SHOWN]) + (f"; and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
+            lines.append(f"{len(missing)} of {len(self.plan.trials)} trials {verb}: {names}")
             for key, failure in list(self.causes.items())[:SHOWN]:
                 lines += self._told(key, failure)
             if len(self.causes) > SHOWN:
                 lines.append(f"  and {len(self.causes) - SHOWN} more failures")
             again = any(failure.repeats for failure in self.causes.values())
             less = ", less what would fail again (retry_failed=true tries that, too)" if again else ""
-            steps = ", ".join(str(step) for step in sorted(self.reached.values()))
-            states = f", and a checkpoint of {counted(len(self.reached), 'stage')} (at step {steps})" if steps else ""
+            reached = sorted(step for step in self.reached.values() if step)
+            steps = ", ".join(map(str, reached))
+            states = f", and a checkpoint of {counted(len(reached), 'stage')} (at step {steps})" if steps else ""
             lines.append(f"What finished is kept{states}: the same command runs the rest{less}.")
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
         error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND

@@ -24,8 +24,9 @@ def named(plan: Plan, key: str) -> str:
         dense = "dense " if parent is not None and parent.kind == "dense" else ""
         return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.fields)}{shared}"
     if not kind.prunes:
-        start = f" until {spec.fields['until']}" if "until" in spec.fields else ""
-        return f"dense{start}, seed {spec.fields.get('seed', '?')}{shared}"
+        until = spec.fields.get("until")
+        part = "" if until is None else f" up to {until if isinstance(until, str) else f'step {until}'}"
+        return f"{'dense' + part if until != 0 else 'initialisation'}, seed {spec.fields.get('seed', '?')}{shared}"
     rounds = len(trial.stages) - 1 if trial else "?"
     return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
 

@@ -71,7 +71,7 @@ class Progress:
         self._time_left = TimeLeft(plan, finished, slots, pace)
         self._axes = ByAxis(plan, self._tally)
         self._pause = 1.0
-        self._last: tuple[float, tuple[str, str, Mapping[str, Sequence[str]]]] = (-1.0, ("", "", {}))
+        self._last: tuple[float, tuple[str, str, str, Mapping[str, Sequence[str]]]] = (-1.0, ("", "", "", {}))
         self._lock = threading.Lock()
         self._live: Live | None = None
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
@@ -121,7 +121,7 @@ class Progress:
         stages, tally = self._plan.stages, self._tally
         asked = sum(map(len, self._plan.work))
         kinds = Counter(spec.kind for spec in stages.values())
-        starts = f"{counted(kinds['start'], 'start')} of these, " if kinds["start"] else ""
+        starts = f"{kinds['start']} of their starts, " if kinds["start"] else ""
         self.say(
             f"Sweep {sweep}: {counted(len(self._plan.trials), 'trial')}, {counted(len(stages), 'stage')} "
             f"({counted(kinds['dense'], 'dense training')}, {starts}{counted(kinds['round'], 'round')}), "
@@ -151,7 +151,8 @@ class Progress:
         with self._lock:
             known = event.key in self._tally.lost
             reason = event.failure.message if event.failure else ""
-            idle = event.kind == "killed" and event.key not in self._tally.running and reason in self._reasons
+            began = event.kind != "killed" or event.key in self._tally.running
+            idle = not began and reason in self._reasons
             known = known or self._is_below_a_failure(event)
             if event.kind == "killed":
                 self._interrupted = True
@@ -167,7 +168,7 @@ class Progress:
         if (self._live is None and not idle and self._tells(event)) or (
             event.kind in ("failed", "retried") and not known
         ):
-            self.say(self._line(event))
+            self.say(self._line(event, named(self._plan, event.key) if began else ""))
 
     def _tells(self, event: StageEvent) -> bool:
         """Whether an event has a line of its own where there is no display: of a long sweep not each one."""
@@ -194,9 +195,10 @@ class Progress:
     def _to_run(self) -> int:
         return len(self._plan.stages) - self._tally.settled
 
-    def _line(self, event: StageEvent) -> str:
-        """One event as a line of text."""
-        parts = [f"{duration(event.time - self._begun):>8}", f"{event.kind:<8}", named(self._plan, event.key)]
+    def _line(self, event: StageEvent, name: str) -> str:
+        """One event as a line of text; of what never began, why it was stopped stands for all, without a name."""
+        word = "stopped" if event.kind == "killed" else event.kind
+        parts = [f"{duration(event.time - self._begun):>8}", f"{word:<8}", *([name] if name else [])]
         if event.record is not None:
             parts.append(figures(event.record))
         if self._is_below_a_failure(event):
@@ -218,9 +220,10 @@ class Progress:
             event.kind == "failed" and spec is not None and not self._tally.lost.isdisjoint(self._plan.needs(event.key))
         )
 
-    def _seen(self) -> tuple[str, str, Mapping[str, Sequence[str]]]:
-        """The time to finish, the best trial and how far each axis is: looked at each second, or more seldom where that
-        takes long.
+    def _seen(self) -> tuple[str, str, str, Mapping[str, Sequence[str]]]:
+        """The time to finish, the trials by state, the best, and how far each axis is, which are of one moment.
+
+        It is looked at each second, or more seldom where that takes long.
         """
         now = self._clock()
         if now - self._last[0] >= self._pause:
@@ -229,10 +232,16 @@ class Progress:
             least = "at least " if left.unknown else ""
             told = f", {least}{duration(left.known)} left" if left.known else ""
             found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
-            self._last = now, (told, shown(self._axes.best()), found)
+            self._last = now, (told, self._trials(), shown(self._axes.best()), found)
             self._pause = max(1.0, 20 * (time.process_time() - begun))
-        told, best, axes = self._last[1]
-        return told if self._to_run() else "", best, axes
+        told, *rest = self._last[1]
+        return told if self._to_run() else "", *rest
+
+    def _trials(self) -> str:
+        """How many trials are in each state: what failed first, as a narrow terminal cuts the end."""
+        count = self._tally.trials()
+        failed = [f"{count['failed']} {self._lost_are}"] if count["failed"] else []
+        return ", ".join([*failed, *(f"{count[state]} {state}" for state in ("waiting", "running", "done"))])
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -244,11 +253,9 @@ class Progress:
         with self._lock:
             tally = self._tally
             settled, all_stages = len(tally.records) if self._interrupted else tally.settled, len(self._plan.stages)
-            left, best, axes = self._seen()
-            count = tally.trials()
-            trials = f"{count['waiting']} trials waiting, {count['running']} running, {count['done']} done"
-            trials += f", {count['failed']} {self._lost_are}; in use: {self._in_use()}"
-            head = [f"{settled}/{all_stages} stages{left}", trials, *([best] if best else [])]
+            left, trials, best, axes = self._seen()
+            head = [f"{settled}/{all_stages} stages{left}", f"trials: {trials}; in use: {self._in_use()}"]
+            head += [best] if best else []
             counts, *lines = frame(head, axes, list(self._running()), width, height - 1) or [""]
         bar, room = Table.grid(padding=(0, 1)), min(BAR, width - len(counts) - 1)
         cells = [ProgressBar(total=max(1, all_stages), completed=settled, width=room)] if room >= LEAST_BAR else []
@@ -263,7 +270,9 @@ class Progress:
             target = spec.fields.get("target")
             figure = "" if target is None else f"to {100 * target:.1f}%"
             if parent is not None:
-                figure += f" from {100 * parent.sparsity:.1f}%, {validated(parent)}"
+                figure += f" from {100 * parent.sparsity:.1f}%"
+            if parent is not None and key not in self._points:
+                figure += f", which had {validated(parent)}"
             if key in self._points:
                 figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
             yield shown(named(self._plan, key)), figure.strip(), duration(now - begun)

@@ -35,7 +35,7 @@ def test_one_exit_status_and_what_completes_the_view_last(
 
 
 def test_an_interrupt_says_how_far_its_stages_had_come() -> None:
-    told = str(Outcome(PLAN, {}, interrupted=True, reached={DENSE: 40, ROUND: 7}).incomplete())
+    told = str(Outcome(PLAN, {}, interrupted=True, reached={DENSE: 40, ROUND: 7, "f" * 64: 0}).incomplete())
 
     assert told.endswith(
         "What finished is kept, and a checkpoint of 2 stages (at step 7, 40): the same command runs the rest."

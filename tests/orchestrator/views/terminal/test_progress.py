@@ -94,7 +94,17 @@ def test_what_an_interruption_leaves_is_not_called_failed() -> None:
     text = shown(plan, events)
 
     assert "0 of 4 trials done, 4 to be finished, in" in text
-    assert text.count("killed") == 1, "what never began is not told one by one"
+    assert text.count("stopped") == 1, "what never began is not told one by one"
+
+
+def test_why_a_run_ends_is_told_once_and_without_a_stage_that_never_began() -> None:
+    plan = make_plan(seeds=(0,))
+    why = Failure("the sweep was interrupted")
+
+    text = shown(plan, [StageEvent("killed", key, EPOCH, failure=why) for key in plan.stages])
+
+    (line,) = (line for line in text.splitlines() if "stopped" in line)
+    assert line.split(maxsplit=1)[1] == "stopped   the sweep was interrupted"
 
 
 def test_a_failure_is_told_with_its_reason_and_log() -> None:
@@ -133,7 +143,7 @@ def test_on_a_terminal_the_display_is_live_and_failures_stay() -> None:
     assert "\x1b[?25l" in text
     assert "\x1b[?25h" in text, "the cursor is given back"
     assert "loss is nan" in text
-    assert "trials waiting" in text
+    assert "1 failed, 3 waiting" in text, "what fails stands first: a narrow terminal cuts the end"
 
 
 def test_the_live_display_shows_what_runs() -> None:
@@ -147,11 +157,9 @@ def test_the_live_display_shows_what_runs() -> None:
     text = capture.get()
 
     assert "1/3 stages" in text
-    assert "0 trials waiting, 1 running, 0 done, 0 failed; in use: 1 CPU" in text
-    assert (
-        f"round 1/2  to 68.4% from 0.0%, validation accuracy {make_record(plan, dense).after['val/accuracy']:.2%}"
-        in text
-    )
+    assert "trials: 0 waiting, 1 running, 0 done; in use: 1 CPU" in text
+    had = f"{make_record(plan, dense).after['val/accuracy']:.2%}"
+    assert f"round 1/2  to 68.4% from 0.0%, which had validation accuracy {had}" in text
     assert "1:10" in text
 
 
@@ -236,7 +244,7 @@ def test_what_an_interrupt_cut_short_has_not_failed() -> None:
         console.print(progress._render())
 
     assert "1/3 stages" in capture.get()
-    assert "0 done, 1 to be finished" in capture.get()
+    assert "trials: 1 to be finished, 0 waiting" in capture.get()
 
 
 @pytest.mark.parametrize(
