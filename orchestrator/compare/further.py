@@ -22,6 +22,10 @@ class Further:
     difference: Estimate | None
 
 
+_SHOWN = 4
+"""Decimals of a fraction that are shown as percent."""
+
+
 @dataclass(frozen=True)
 class Harm:
     """By how much less of a class is right than by the dense network, a fraction, mean over seeds."""
@@ -49,7 +53,7 @@ def further(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tu
 
 
 def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tuple[Harm, ...]:
-    """Return the classes of which pruning loses most on the test split, the worst first; none that lose nothing."""
+    """Return the classes of which pruning loses most on the test split, the worst first, but for losses shown as 0."""
     losses: dict[int, list[float]] = {}
     for key, start in stages.items():
         after, before = (_rates(records[each]) for each in (key, start))
@@ -57,7 +61,7 @@ def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tup
             losses.setdefault(label, []).append(before[label] - after[label])
     means = {label: fmean(values) for label, values in losses.items() if len(values) == len(stages)}
     worst = sorted(means, key=lambda label: (-means[label], label))[:HARMED]
-    return tuple(Harm(label, means[label]) for label in worst if means[label] > 0)
+    return tuple(Harm(label, means[label]) for label in worst if round(means[label], _SHOWN) > 0)
 
 
 def _rates(record: StageRecord) -> dict[int, float]:

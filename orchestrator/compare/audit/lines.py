@@ -100,8 +100,8 @@ def equally_trained(comparison: Comparison) -> Answer:
     for point, other in comparison.costlier:
         times = point.total_cost / max(other.total_cost, 1.0)
         if times > max(1 + EQUAL_COST, excess.get(point.line_key, (0.0, ""))[0]):
-            excess[point.line_key] = times, f"{_at(point)} had {times:.3g} times the steps of {other.line}"
-    reason = f"at each sparsity, steps from initialisation with scoring differ by {EQUAL_COST:.0%} at most"
+            excess[point.line_key] = times, f"{_at(point)} cost {times:.3g} times what {other.line} did"
+    reason = f"at each sparsity, costs (steps from initialisation, and scoring) differ by {EQUAL_COST:.0%} at most"
     return held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
 
 

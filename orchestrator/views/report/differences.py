@@ -66,7 +66,7 @@ def two_sweeps_csv(found: TwoSweeps) -> bytes:
 
 def _unlike(found: TwoSweeps) -> Iterator[str]:
     if not found.unlike:
-        yield "Nothing differs between them in all of their settings, code or environment."
+        yield "Nothing differs between them in any of their settings, code or environment."
         return
     yield "what differs between them, and not within either:"
     rows = [(name, *map(_value, values)) for name, values in found.unlike.items()]

@@ -153,8 +153,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     links = [("report", "report.html"), ("summary", "summary.csv"), ("every round", "trials.csv")]
     links += [(name, f"figures/{name}.png") for name in drawn]
     lines = [" · ".join(f"[{name}]({path})" for name, path in links), ""]
-    failed = sum(finding.verdict == "fail" for finding in findings)
-    lines += [f"Audit: {len(findings) - failed} of {len(findings)} rules pass or do not apply, {failed} fail.", ""]
+    lines += [next(tables.audit_notes(findings)), ""]
     for title, points in tables.sections(comparison):
         columns = tables.narrow(comparison, points)
         lines += [

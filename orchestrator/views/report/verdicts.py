@@ -96,18 +96,19 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
     metric, name = verdict.metric, verdict.point
     assert name is not None
     sparsity = percent(name.sparsity) if name.round else "dense"
-    figure = verdict.figure if metric is None else f"{verdict.figure} {metric.unit}".rstrip()
+    measured = is_latency(verdict.figure) or is_speedup(verdict.figure)  # whose unit is that of the change
+    figure = verdict.figure if metric is None or measured else f"{verdict.figure} {metric.unit}".rstrip()
     if verdict.now is None or verdict.baseline is None:
         return sparsity, figure, "", "", "", ""
     if metric is None:
         change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
         values = f"{verdict.baseline:,.0f}", f"{verdict.now:,.0f}", change, f"{verdict.margin:+.1%}"
-    elif is_latency(verdict.figure):
+    elif measured:
+        latency = is_latency(verdict.figure)
+        then, now = (f"{each:.3g}" if latency else f"{each:.2f}x" for each in (verdict.baseline, verdict.now))
+        limit = metric.written(verdict.margin if latency else -verdict.margin, "+")
         change = difference(verdict.change, metric)
-        values = f"{verdict.baseline:.3g}", f"{verdict.now:.3g}", change, metric.written(verdict.margin, "+")
-    elif is_speedup(verdict.figure):
-        change = difference(verdict.change, metric)
-        values = f"{verdict.baseline:.2f}x", f"{verdict.now:.2f}x", change, metric.written(-verdict.margin, "+")
+        values = then, now, f"{change} {metric.unit}" if change else "", f"{limit} {metric.unit}"
     else:
         sign = -1 if metric.better == "higher" else 1
         values = (

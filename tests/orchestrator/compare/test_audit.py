@@ -114,7 +114,7 @@ def test_lines_that_trained_longer_are_named_with_how_many_times() -> None:
     found = one(*unequal(200), "equal training")  # 300 + 100 + 200 against 300 + 100
 
     assert found.verdict == "fail"
-    assert found.reason == "l1_unstructured at 50.0% had 1.5 times the steps of random_unstructured"
+    assert found.reason == "l1_unstructured at 50.0% cost 1.5 times what random_unstructured did"
 
 
 def test_what_a_score_reads_makes_no_unequal_training() -> None:

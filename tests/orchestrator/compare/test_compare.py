@@ -526,15 +526,15 @@ def test_further_test_sets_and_the_classes_that_are_harmed_most() -> None:
     plan = make_plan(("l1_unstructured",), (0.9,), (0, 1), 1)
     records = make_records(plan)
     for key, record in records.items():
-        hits = [10, 9, 8, 5] if record.round == 0 else [10, 3, 7 + plan.stages[key].fields["seed"], 6]
-        details = {"measured": {"test": {"hits": hits, "of": [10, 10, 10, 0]}}}
+        hits = [10, 9, 8, 5, 10**5] if record.round == 0 else [10, 3, 7 + plan.stages[key].fields["seed"], 6, 10**5 - 1]
+        details = {"measured": {"test": {"hits": hits, "of": [10, 10, 10, 0, 10**5]}}}
         after = {**record.after, "test_shifted/accuracy": 0.8 - 0.1 * record.round}
         records[key] = replace(record, details=details, after=after)
     found = compare_trials(plan, records)
     (point,), (dense,) = found.points, found.dense
 
     assert [(each.label, round(each.loss, 9)) for each in point.harmed] == [(1, 0.6), (2, 0.05)], (
-        "3 is not in the split"
+        "3 is not in the split, and what 4 loses is shown as 0"
     )
     assert dense.harmed == ()
     (shifted,) = point.further
