@@ -234,8 +234,8 @@ class Progress:
             found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
             self._last = now, (told, self._trials(), shown(self._axes.best()), found)
             self._pause = max(1.0, 20 * (time.process_time() - begun))
-        told, *rest = self._last[1]
-        return told if self._to_run() else "", *rest
+        told, trials, best, axes = self._last[1]
+        return told if self._to_run() else "", trials, best, axes
 
     def _trials(self) -> str:
         """How many trials are in each state: what failed first, as a narrow terminal cuts the end."""
