@@ -127,8 +127,8 @@ def _paired(
     primary = primary_figure(other)
     differences = []
     for figure in (figure for figure in before if figure in now):
-        was, is_ = ({seed: of[figure][seed] for seed in seeds if seed in of[figure]} for of in (before, now))
-        was, is_ = ({seed: values[seed] for seed in was if seed in is_} for values in (was, is_))
+        both = [seed for seed in seeds if seed in before[figure] and seed in now[figure]]
+        was, is_ = ({seed: values[figure][seed] for seed in both} for values in (before, now))
         if not was or (figure == "parameters/remaining" and was == is_):
             continue
         metric = replace(other.metric, margin=margin) if figure == primary else None
