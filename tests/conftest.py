@@ -33,6 +33,14 @@ def _no_bytecode_of_what_tests_write() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _a_terminal_of_no_habits() -> None:
+    """Let no test depend on where it runs: a CI's variables or a dumb terminal make the display plain lines."""
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        os.environ.pop(name, None)
+    os.environ["TERM"] = "xterm-256color"
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[dict[str, object]]:
     """Options of an S3 server on loopback with a bucket named `bucket`."""
