@@ -55,12 +55,14 @@ class _Compare:
 class _Config:
     """What is read of a trial's configuration by name."""
 
+    method: Mapping[str, Any]
+    schedule: Mapping[str, Any]
     seed: int = 0
     compare: _Compare = field(default_factory=_Compare)
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=dict)
-    schedule: Mapping[str, Any] = field(default_factory=dict)
+    score: Mapping[str, Any] = field(default_factory=dict)
+    restart: Mapping[str, Any] = field(default_factory=dict)
 
 
 def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = None) -> dict[str, Any]:

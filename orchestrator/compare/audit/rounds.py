@@ -54,9 +54,7 @@ def when_published(plan: Plan) -> Answer:
     """Hold methods that are published for the network as it is initialised to that."""
     early = [trial.config for trial in plan.trials if published_at_start(trial.config)]
     names = dict.fromkeys(config["method"]["name"] for config in early)
-    late = dict.fromkeys(
-        config["method"]["name"] for config in early if config.get("schedule", {}).get("at") != "start"
-    )
+    late = dict.fromkeys(config["method"]["name"] for config in early if config["schedule"].get("at") != "start")
     faults = (f"{name} ranks the trained network (schedule.at=trained), and its paper the initial one" for name in late)
     none = "no method here is published for networks before training"
     return held(names, faults, f"{', '.join(names)} before training (schedule.at=start)", none)

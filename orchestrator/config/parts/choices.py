@@ -94,7 +94,7 @@ def decides_itself(method: Mapping[str, Any]) -> bool:
 
 def published_at_start(config: Mapping[str, Any]) -> bool:
     """Whether the paper of a trial's method prunes the network as it is initialised."""
-    published = PUBLISHED.get(str(config.get("method", {}).get("name")))
+    published = PUBLISHED.get(str(config["method"].get("name")))
     return published is not None and published.schedule.at == "start"
 
 
