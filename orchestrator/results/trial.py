@@ -36,7 +36,7 @@ class TrialResults:
 
     @property
     def status(self) -> str:
-        """`finished`, `failed` or `unfinished`."""
+        """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are wanting)."""
         return self._sweep.comparison().trials[self._spec.name]
 
     @property

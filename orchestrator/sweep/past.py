@@ -56,11 +56,11 @@ def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here
     """Return the pace of finished stages of one hardware, `here` or else that of the newest, and what that was."""
     found = _alike(store, plan, finished)
     found.sort(key=lambda each: -each[1].started)
-    names = dict.fromkeys(hardware_of(record) for _, record in found)
+    names = dict.fromkeys(computed_on(record) for _, record in found)
     where = here or next(filter(None, names), None)
     pace = Pace()
     for place, record in found:
-        if where and hardware_of(record) == where:
+        if where and computed_on(record) == where:
             pace.learn(place, record)
     others = " and ".join(sorted(name for name in names if name and name != where))
     if pace.learned:
@@ -117,7 +117,7 @@ def _newest(store: Store) -> list[str]:
     return sorted(store.sweeps(), key=lambda name: -saved.get(name, 0.0))
 
 
-def hardware_of(record: StageRecord) -> str | None:
+def computed_on(record: StageRecord) -> str | None:
     """Return the model of what a stage was computed on; None where its record does not say."""
     if record.device.startswith("cuda"):
         return record.environment.get("gpu")
