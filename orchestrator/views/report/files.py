@@ -20,6 +20,7 @@ from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
+from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.page import page
@@ -155,7 +156,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
     lines = [" · ".join(f"[{name}]({path})" for name, path in links), ""]
     lines += [next(tables.audit_notes(findings)), ""]
     for title, points in tables.sections(comparison):
-        columns = tables.narrow(comparison, points)
+        columns = narrow(comparison, points)
         lines += [
             f"**{markdown(title)}**",
             "",

@@ -11,6 +11,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import tables
+from orchestrator.views.report.columns import COLUMNS, columns
 from orchestrator.views.report.figures import figure_data
 from orchestrator.views.report.texts import as_yaml
 
@@ -81,8 +82,8 @@ def page(
     spent: str = "",
 ) -> str:
     """Return the whole page; `spent` says what the sweep was estimated to take, and took."""
-    columns = max((len(tables.columns(points)) for _, points in tables.sections(comparison)), default=0)
-    wide = ' class="wide"' if columns > len(tables.COLUMNS) else ""
+    most = max((len(columns(points)) for _, points in tables.sections(comparison)), default=0)
+    wide = ' class="wide"' if most > len(COLUMNS) else ""
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -115,11 +116,11 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
 def comparison_tables(comparison: Comparison) -> Iterator[str]:
     """Yield the parts of the tables, panel by panel, and the sentences below them."""
     for title, points in tables.sections(comparison):
-        columns = tables.columns(points)
+        shown = columns(points)
         yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
         yield '<th title="line of the plots">method</th>'
         yield "".join(
-            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in columns
+            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in shown
         )
         yield "</tr></thead><tbody>"
         before = ""
@@ -127,7 +128,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
             classes = [name for name, true in (("line", point.line != before), ("best", point.best)) if true]
             cells = [
                 point.line if point.line != before else "",
-                *(_typeset(each.cell(point)) for each in columns),
+                *(_typeset(each.cell(point)) for each in shown),
             ]
             yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
             before = point.line

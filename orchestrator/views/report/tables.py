@@ -2,139 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from orchestrator.compare.audit.checklist import Finding
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.further import Further
-from orchestrator.compare.statistics import Estimate
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.metrics import Metric, percent
+from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
-from orchestrator.views.report.columns import Column, measured_columns
+from orchestrator.views.report.columns import (
+    COLUMNS,
+    COST,
+    Column,
+    measured_columns,
+    names_of_further,
+    narrow,
+    on_further,
+    ratio,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FAILURES_LISTED, LINES_LISTED = 10, 40
-
-
-COST = Column(
-    "cost",
-    lambda p: f"{p.total_cost:,.0f}",
-    hint="optimizer steps from initialisation, and the examples that scores read, in steps",
-)
-COLUMNS = (
-    Column(
-        "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
-    ),
-    Column(
-        "test {metric}",
-        lambda p: spread(p.test, p.metric) + ("*" if p.best else " "),
-        15,
-        "mean ± standard deviation",
-    ),
-    Column("95% interval", lambda p: interval(p.test, p.metric)),
-    Column(
-        "vs dense [95% interval]",
-        lambda p: difference(p.difference, p.metric) if p.round else "",
-        23,
-        "paired by seed; of fractions in percentage points",
-    ),
-    Column(
-        "match",
-        lambda p: verdict(p) if p.round else "",
-        8,
-        "whether a loss of the margin or more is ruled out; –: not tested, after a line's first no",
-    ),
-    Column(
-        "before fine-tuning",
-        lambda p: spread(p.val_before, p.metric) if p.val_before else "",
-        hint="the same on the validation split",
-    ),
-    Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
-    Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
-    Column("seeds", lambda p: str(len(p.seeds)), 5),
-    Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
-    COST,
-    Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
-    Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
-)
-HARM = Column(
-    "harmed most",
-    lambda p: ", ".join(f"{each.label} -{percent(each.loss)}" for each in p.harmed),
-    hint="classes that lose most against dense, in percentage points, mean over seeds",
-)
-NARROW = tuple(column for column in COLUMNS if column.width)
-
-
-def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of a table of text: with the cost where what is compared among these points differs in it."""
-    unequal = {id(point) for point, _ in comparison.costlier}
-    return (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
-
-
-def columns(points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of the page: those of every comparison, and what these points show beside."""
-    shown = [column for name in names_of_further(points) for column in _on_further(name)]
-    return (*COLUMNS, *shown, *measured_columns(points), *([HARM] if any(point.harmed for point in points) else []))
-
-
-def names_of_further(points: Sequence[Point]) -> list[str]:
-    """Return the names of the further test sets."""
-    return list(dict.fromkeys(each.name for point in points for each in point.further))
-
-
-def _on_further(name: str) -> Iterator[Column]:
-    def on(point: Point) -> Further | None:
-        return next((each for each in point.further if each.name == name), None)
-
-    yield Column(f"{name} {{metric}}", lambda p: spread(each.test, p.metric) if (each := on(p)) else "", 15)
-    yield Column(
-        "vs dense [95% interval]",
-        lambda p: difference(each.difference, p.metric) if p.round and (each := on(p)) else "",
-        23,
-    )
-
-
-def ratio(value: float) -> str:
-    """24.6 -> 24.6x."""
-    return f"{value:.1f}x" if math.isfinite(value) else "inf"
-
-
-def spread(estimate: Estimate | None, metric: Metric) -> str:
-    """Mean and standard deviation."""
-    if estimate is None:
-        return "not finite"
-    return metric.written(estimate.mean) + ("" if estimate.std is None else f" ± {metric.written(estimate.std)}")
-
-
-def interval(estimate: Estimate | None, metric: Metric) -> str:
-    """The ends of the interval of the mean."""
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return ""
-    return f"{metric.written(estimate.low)} – {metric.written(estimate.high)}"
-
-
-def difference(estimate: Estimate | None, metric: Metric) -> str:
-    """Mean difference with its interval, signed; of fractions in percentage points."""
-    if estimate is None:
-        return ""
-    mean = metric.written(estimate.mean, "+")
-    if estimate.low is None or estimate.high is None:
-        return mean
-    return f"{mean} [{metric.written(estimate.low, '+')}, {metric.written(estimate.high, '+')}]"
-
-
-def verdict(point: Point) -> str:
-    """Say whether a point matches dense, as short as its column is."""
-    return "–" if point.matching in (None, "not tested") else str(point.matching)
 
 
 def match_note(comparison: Comparison) -> str:
@@ -161,7 +55,7 @@ def text_table(comparison: Comparison) -> Iterator[str]:
         yield from _block(narrow(comparison, points), points)
         for name in names_of_further(points):
             yield f"{title}: {name}"
-            yield from _block((COLUMNS[0], *_on_further(name)), points)
+            yield from _block((COLUMNS[0], *on_further(name)), points)
         if measured := [point for point in points if point.deployed]:
             yield f"{title}: deployed, times as fast as dense [95% interval]"
             yield from _block((COLUMNS[0], *measured_columns(measured)), measured)

@@ -11,7 +11,8 @@ from orchestrator.compare.against.gate import counted
 from orchestrator.compare.against.verdicts import Verdict
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
-from orchestrator.views.report.tables import aligned, difference
+from orchestrator.views.report.columns import difference
+from orchestrator.views.report.tables import aligned
 
 HEADINGS = ("sparsity %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)

@@ -16,11 +16,12 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployed import figures_of, headline
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
+from orchestrator.views.report.columns import columns
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.report.figures.figure_data import FRONT
 from orchestrator.views.report.figures.measured import against_bytes, against_latency, front
 from orchestrator.views.report.plain_files import points_csv
-from orchestrator.views.report.tables import columns, text_table
+from orchestrator.views.report.tables import text_table
 
 SPEEDUPS = {0: 1.0, 1: 2.0, 2: 4.0}
 """By seed."""
