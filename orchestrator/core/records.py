@@ -60,6 +60,7 @@ class _Scoring:
     passes: Count = 0
     rescorings: Count = 0
     split: str = ""
+    removed: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class StageRecord:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
     `dead_tensors`, the names of those without an entry left, `rounding`, by how much whole entries or channels may
-    keep the sparsity from the requested one, and `scoring`, what was ranked by and what that read; of a deployment
-    `form`, and what was `kept` of what is empty, and why.
+    keep what is gone from what was requested, and `scoring`, what was ranked by, what that read, and the fraction
+    `removed` of its units or its budget; of a deployment `form`, and what was `kept` of what is empty, and why.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`; of a deployment its

@@ -163,10 +163,9 @@ def hold_laws(
     """Raise `LawBroken` unless masks are nested, pruned weights zero, and achieved equals requested; name dead tensors.
 
     The achieved sparsity may differ from the target by what rounding to whole entries (or channels) allows: half of one
-    in every tensor that is ranked by itself. `scoring` says what a score has ranked: `units` by tensor, and of
-    dependency groups the fraction `removed` of their budget.
+    in every tensor that is ranked by itself. `scoring` says what a score has ranked: `units` by tensor, and the
+    fraction `removed` of them, or of the budget of dependency groups.
     """
-    units: Mapping[str, int] = scoring.get("units", {})
     ranked, nested = by_choices(fields), fields.get("dynamics", {}).get("kind", "nested") == "nested"
     if len(parent) and nested and not _shuffles(fields) and not masks.nested_in(parent):
         raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
@@ -176,15 +175,15 @@ def hold_laws(
             raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
     target = fields.get("target")
     if target is not None and ranked:
-        if "removed" in scoring:
+        if fields.get("unit", {}).get("kind") == "group":
             said = short_of(fields, scoring["removed"])
         else:
-            said = off_target(chosen, fields, masks, units or [*masks])
+            said = off_target(chosen, fields, masks, scoring.get("units") or [*masks])
         if said:
             raise LawBroken(said)
     elif target is not None:
         total = _entries(chosen)
-        pruned, slack = masks.sparsity() * total, rounding(chosen, fields, masks, units) * total
+        pruned, slack = masks.sparsity() * total, rounding(chosen, fields, scoring) * total
         if abs(pruned - target * total) > slack + 1e-6 * total:
             raise LawBroken(
                 f"achieved sparsity {masks.sparsity():.6f} is not the requested {target:.6f} "
@@ -204,7 +203,7 @@ def details(
 ) -> dict[str, Any]:
     """Hold a round to its laws; return what its record says besides figures."""
     dead = hold_laws(chosen, fields, parent, masks, weights, scoring)
-    slack = rounding(chosen, fields, masks, scoring.get("units", {}))
+    slack = rounding(chosen, fields, scoring)
     return {"dead_tensors": [*dead], "rounding": slack, "scoring": scoring}
 
 
@@ -270,10 +269,10 @@ def _global_amount(chosen: Sequence[Prunable], fields: Mapping[str, Any]) -> Any
     return max(0, round(fields["target"] * _entries(chosen)) - (_entries(chosen) - alive))
 
 
-def rounding(chosen: Sequence[Prunable], fields: Mapping[str, Any], masks: MaskSet, units: Mapping[str, int]) -> float:
-    """Return by how much rounding to whole entries, or units, may move the overall sparsity."""
+def rounding(chosen: Sequence[Prunable], fields: Mapping[str, Any], scoring: Mapping[str, Any]) -> float:
+    """Return by how much rounding to whole entries, or units, may move what is gone, a fraction of all that is cut."""
     if by_choices(fields):
-        return rounding_of_units(chosen, fields, masks, units or [*masks])
+        return rounding_of_units(chosen, fields, scoring)
     config = fields["method"]
     if _is_global(fields):
         slack = 0.5

@@ -75,6 +75,20 @@ def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
     return 1 - groups.remaining(kept, budget) / max(1, groups.remaining(whole, budget))
 
 
+def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
+    """Return the largest fraction of the budget that comes back with the last step of a group: by less `gone` exceeds
+    what was asked for.
+    """
+    whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
+    budget, most = groups.scope.budget, 0
+    for group in groups:
+        lost = (~kept[group.name]).nonzero().flatten()[: _step(groups, group)]
+        back = {**kept, group.name: kept[group.name].index_fill(0, lost, True)}
+        touched = {member.tensor for member in group.members}
+        most = max(most, groups.remaining(back, budget, touched) - groups.remaining(kept, budget, touched))
+    return most / max(1, groups.remaining(whole, budget))
+
+
 def _unreachable(budget: Budget, sparsity: float, left: int, whole: int, groups: DependencyGroups) -> str:
     return (
         f"`sparsity` (={sparsity}) cannot be reached: {1 - left / whole:.6g} of the {budget} go at most with "
@@ -101,10 +115,14 @@ def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mappin
 
 def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: Tensor, gone: int) -> Tensor:
     """Return what is kept of a group once `gone` of its channels have been named, rounded up to what may be kept."""
-    scope = groups.scope
-    step = scope.round_to // math.gcd(scope.round_to, group.width)
-    count = max(group.units - gone, scope.min_kept, 1)
+    step = _step(groups, group)
+    count = max(group.units - gone, groups.scope.min_kept, 1)
     count = min(-(-count // step) * step, group.units, int(alive.sum()))
     kept = torch.ones(group.units, dtype=torch.bool)
     kept[own[: group.units - count]] = False
     return kept
+
+
+def _step(groups: DependencyGroups, group: DependencyGroup) -> int:
+    """Return how many channels of a group go at once."""
+    return groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -184,20 +184,21 @@ class DependencyGroups:
                     masks[member.tensor] &= _keeps(member, kept[group.name])
         return masks
 
-    def remaining(self, kept: Mapping[str, Tensor], budget: Budget) -> int:
+    def remaining(self, kept: Mapping[str, Tensor], budget: Budget, tensors: Collection[str] | None = None) -> int:
         """Return what is left once the channels that `kept` does not keep are taken out: exact.
 
         Args:
             kept: name of a group -> bool for each channel.
             budget: "channels" of these groups; "parameters" and "bytes" (with buffers) of the whole network; "macs":
                 the multiply-accumulates of its linear and convolutional layers for the example.
+            tensors: names of those that alone are counted, but for channels; None is all.
         """
         if budget == "channels":
             return sum(int(each.sum()) for each in kept.values())
         return sum(
-            cost * self._entries(name, held.shape, kept)
-            for name, held in self.tensors.items()
-            if (cost := held.cost(budget))
+            cost * self._entries(name, self.tensors[name].shape, kept)
+            for name in (self.tensors if tensors is None else tensors)
+            if (cost := self.tensors[name].cost(budget))
         )
 
     @cached_property

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pruning.choices.axes import Choices, Schedule, Score, Unit
-from pruning.dependencies.budgets import gone, kept_channels
+from pruning.dependencies.budgets import gone, kept_channels, largest_step
 from pruning.dependencies.groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
@@ -39,7 +39,9 @@ class Plan:
     Args:
         masks: of every parameter that is pruned.
         values: name in a plain model -> new values of a parameter or buffer, by the repair.
-        details: what was decided, as JSON holds it: units kept of each tensor, dead tensors, re-scorings.
+        details: what was decided, as JSON holds it: units kept of each tensor, dead tensors, re-scorings, and the
+            fraction `removed` of all units, or of a budget for dependency groups, of which the last `step` of one took
+            so much at most.
         seconds: spent in "scoring" (with the loss), "selection" and "repair"; measured, no result.
     """
 
@@ -290,4 +292,6 @@ def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]
     units = {name: int(each.sum()) for name, each in alive.items()}
     dead = [name for name, count in units.items() if cut.sizes[name] and not count]
     details = {"unit": cut.unit.kind, "units": dict(cut.sizes), "kept": units, "dead": dead, "inner": inner}
-    return details | ({"removed": gone(cut, alive)} if isinstance(cut, DependencyGroups) else {})
+    if isinstance(cut, DependencyGroups):
+        return details | {"removed": gone(cut, alive), "step": largest_step(cut, alive)}
+    return details | {"removed": 1 - sum(units.values()) / max(1, sum(cut.sizes.values()))}

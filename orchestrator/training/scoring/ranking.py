@@ -112,8 +112,7 @@ def rank(
     drawn = sum(map(count, batches or ()))
     details = {"score": _name(fields), "examples": drawn, "passes": loss.calls, "rescorings": inner}
     details |= {"split": SPLIT} if drawn else {}
-    details |= {"units": dict(plan.details["units"])}
-    details |= {"removed": plan.details["removed"]} if spanning else {}
+    details |= {name: plan.details[name] for name in ("units", "removed", "step") if name in plan.details}
     return masks, Scoring(details, dict(plan.seconds))
 
 
@@ -147,19 +146,14 @@ def off_target(
     )
 
 
-def rounding_of_units(
-    chosen: Sequence[Prunable], fields: Mapping[str, Any], masks: MaskSet, names: Collection[str]
-) -> float:
-    """Return by how much rounding to whole units may move the sparsity, which counts entries.
-
-    Of channels, by what it is: so many of them were asked for, and those of layers differ in size.
-    """
+def rounding_of_units(chosen: Sequence[Prunable], fields: Mapping[str, Any], scoring: Mapping[str, Any]) -> float:
+    """Return by how much whole units may keep `removed` from what a round asks for; `scoring` as `Scoring.details`."""
     if fields["target"] is None:
         return 0.0
-    if _choices(fields).unit.kind in ("channel", "group"):
-        return abs(masks.sparsity() - float(fields["target"]))
-    groups, total = _cut(chosen, fields, names), sum(masks.sizes().values())
-    return _slack(groups) * max(layout.entries for layout in groups) / total
+    if "step" in scoring:
+        return float(scoring["step"])
+    groups = _cut(chosen, fields, scoring.get("units") or [each.name for each in chosen])
+    return _slack(groups) / max(1, sum(groups.sizes.values()))
 
 
 def _cut(chosen: Sequence[Prunable], fields: Mapping[str, Any], names: Collection[str]) -> Groups:

@@ -100,12 +100,25 @@ def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
         weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
         chosen = prunable(network(), PRUNE)
         said = rounds.details(chosen, fields(**groups, target=target), MaskSet({}), masks, weights, details)
-        assert said["rounding"] == abs(masks.sparsity() - target)
+        assert details["removed"] - target < said["rounding"] == details["step"] < 0.2
         with pytest.raises(rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
             rounds.details(chosen, fields(**groups, target=0.9), MaskSet({}), masks, weights, details)
     shuffled, control = pruned(network(), **groups, target=0.5, restart={"control": "shuffle"})
     assert control.details["units"] == later.details["units"]
     assert shuffled != second
+
+
+@pytest.mark.parametrize(("scope", "rounding"), [("layer", 1 / 19), ("global", 0.5 / 19)])
+def test_of_channels_a_round_says_what_is_gone_and_what_whole_ones_allow(scope: str, rounding: float) -> None:
+    chosen = {"unit": {"kind": "channel", "reduce": "l1"}, "scope": {"kind": scope}, "score": {"kind": "magnitude"}}
+    masks, scoring = pruned(network(), **chosen, target=0.3)
+    gone = sum(int((~mask.flatten(1).any(1)).sum()) for mask in masks.values())
+    weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
+    given = fields(**chosen, target=0.3), MaskSet({}), masks, weights, scoring.details
+
+    assert sum(scoring.details["units"].values()) == 19
+    assert scoring.details["removed"] == pytest.approx(gone / 19)
+    assert rounds.details(prunable(network(), PRUNE), *given)["rounding"] == pytest.approx(rounding)
 
 
 class Branching(nn.Sequential):

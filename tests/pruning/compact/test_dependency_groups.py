@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import pruning
 from pruning import DependencyGroups
 from pruning.choices.axes import Scope, Unit
-from pruning.dependencies.budgets import gone, kept_channels
+from pruning.dependencies.budgets import gone, kept_channels, largest_step
 from pruning.dependencies.groups import Member
 from pruning.measure.macs import macs
 
@@ -142,7 +142,7 @@ def hold(
     total = {"parameters": before, "macs": whole, "channels": sum(groups.sizes.values())}
     if scope.budget in total:
         assert gone(groups, kept) == pytest.approx(1 - groups.remaining(kept, scope.budget) / total[scope.budget])
-    assert gone(groups, kept) >= sparsity - 1e-9
+    assert sparsity - 1e-9 <= gone(groups, kept) < sparsity + largest_step(groups, kept)
     return groups, kept
 
 
@@ -178,6 +178,21 @@ def test_each_group_loses_the_same_share_and_of_equal_scores_the_lowest_index() 
         "first.weight": [4, 5, 6, 7], "third.weight": [3, 4, 5], "hidden.weight": [5, 6, 7, 8, 9],
     }  # fmt: skip
     assert sum(int((~each).sum()) for each in kept_channels(groups, 0.51, equal).values()) == 13  # of 24: 12.24
+
+
+@pytest.mark.parametrize(
+    ("budget", "round_to", "step"),
+    # of 4 and 6 units 2 and 3 go: 3 * 4 + 4 * 6 + 6 * 2 = 48 weights leave 3 * 2 + 2 * 3 + 3 * 2 = 18, to which one of
+    # the first units adds 3 + 3, one of the second 2 + 2; two of these 4 + 4, of those 2 (3 + 3) = 12
+    [("channels", 1, 1 / 10), ("parameters", 1, 6 / 48), ("bytes", 1, 6 / 48), ("parameters", 2, 12 / 48)],
+)
+def test_the_largest_step_is_what_the_costliest_channel_brings_back(budget: Any, round_to: int, step: float) -> None:
+    model = nn.Sequential(*(nn.Linear(*sizes, bias=False) for sizes in ((3, 4), (4, 6), (6, 2))))
+    groups = pruning.dependency_groups(model, torch.randn(2, 3), scope=Scope(budget=budget, round_to=round_to))
+    kept = {"0.weight": torch.arange(4) < 2, "1.weight": torch.arange(6) < 3}
+
+    assert largest_step(groups, kept) == pytest.approx(step)
+    assert largest_step(groups, groups.alive()) == 0
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
