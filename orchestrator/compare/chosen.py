@@ -10,6 +10,9 @@ from typing import Any
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 
+WEIGHTS, CHANNELS = "weights", "channels"
+"""What a sparsity may be a fraction of, beside the parameters, MACs and bytes of a whole network."""
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -22,6 +25,11 @@ class Chosen:
     """Its kind, and by what allocation: `layer by erk`."""
     dynamics: str = ""
     repair: str = ""
+    budget: str = ""
+    """What the requested sparsity is a fraction of: `weights`; of whole channels `channels`; or of the whole network
+    `parameters`, `MACs` or `bytes`."""
+    reached: float | None = None
+    """The fraction of it that is gone; None where a record does not say."""
     restart: str = ""
     """What a round trains on from: `keep`, or as in `weights=step rates=0 step=0 control=shuffle`."""
     scored_examples: int | None = None
@@ -40,12 +48,15 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
     if not record.round:
         return Chosen()
     given, scope = fields.get("restart", {}), fields.get("scope", {})
+    budget = budget_of(fields)
+    scoring = record.details.get("scoring", {})
     plain = Chosen(
         scope=_kind(fields, "scope"),
+        budget=budget,
+        reached=scoring.get("removed", record.sparsity if budget == WEIGHTS else None),
         restart=" ".join(f"{name}={value}" for name, value in given.items()) or "keep",
         dead_layers=" ".join(record.details.get("dead_tensors", ())),
     )
-    scoring = record.details.get("scoring", {})
     if not scoring:
         return plain
     allocation = "" if scope.get("allocation", "each") == "each" else f" by {scope['allocation']}"
@@ -62,6 +73,13 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
         scoring_seconds=record.measurements.get("scoring"),
         selection_seconds=record.measurements.get("selection"),
     )
+
+
+def budget_of(fields: Mapping[str, Any]) -> str:
+    """Return what the target in the `fields` of a round is a fraction of, as `Chosen.budget`."""
+    unit = "entry" if fields.get("target") is None else _kind(fields, "unit")
+    budget = fields.get("scope", {}).get("budget", CHANNELS) if unit == "group" else CHANNELS
+    return {"channel": CHANNELS, "group": budget.replace("macs", "MACs")}.get(unit, WEIGHTS)
 
 
 def scoring_steps(spec: StageSpec, record: StageRecord) -> float:

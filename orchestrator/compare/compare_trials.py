@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
 
-from orchestrator.compare.chosen import chosen, scoring_steps
+from orchestrator.compare.chosen import WEIGHTS, chosen, scoring_steps
 from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row, TrialStatus
 from orchestrator.compare.deployed import by_network, deployed
 from orchestrator.compare.further import further, harmed
@@ -164,6 +164,7 @@ def _point(
     reference = {row.stage: dense.test for row, dense in samples}
     stages = {row.stage: dense.stage for row, dense in samples}
     befores = [row.val_before for row in rows if row.val_before is not None]
+    reached = [row.chosen.reached for row in rows if row.chosen.reached is not None]
     first = rows[0]
     return Point(
         model=first.model,
@@ -185,6 +186,9 @@ def _point(
         further=further(stages, records),
         harmed=harmed(stages, records),
         deployed=deployed(stages, measured or {}),
+        unit=first.chosen.unit,
+        budget=first.chosen.budget or WEIGHTS,
+        reached=mean(reached) if reached else None,
         compression=mean([row.compression for row in rows]),
         speedup=mean([row.speedup for row in rows]),
         total_steps=mean([row.total_steps for row in rows]),

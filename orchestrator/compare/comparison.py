@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from orchestrator.compare.chosen import Chosen
+from orchestrator.compare.chosen import WEIGHTS, Chosen
 from orchestrator.compare.deployed import Deployed
 from orchestrator.compare.further import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
@@ -72,8 +72,9 @@ class Row:
 
 LineKey = tuple[str, str, str]
 """Model, data set and label of the line, which is unique within these."""
-Level = tuple[str, str, str, float]
-"""Model, data set, primary metric and sparsity, at which lines are compared with each other."""
+Level = tuple[str, str, str, str, float]
+"""Model, data set, primary metric, what the sparsity is a fraction of, and it, at which lines are compared with each
+other."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ class Point:
     """The classes that pruning harms most, the worst first."""
     deployed: tuple[Deployed, ...] = ()
     """What was measured of its networks, deployed; not for dense itself."""
+    unit: str = ""
+    """The kind of what goes at once, as in `Chosen`, which also says the next two."""
+    budget: str = WEIGHTS
+    reached: float | None = None
+    """Mean over seeds."""
     best: bool = False
     """Whether its mean is the best of several lines at this sparsity."""
     matching: Match | None = None
@@ -129,9 +135,14 @@ class Point:
         return round(self.sparsity if self.requested_sparsity is None else self.requested_sparsity, 6)
 
     @property
+    def asked_of(self) -> str:
+        """What the asked sparsity is a fraction of; channels of layers are none of groups, whose removal takes more."""
+        return self.budget if self.budget == WEIGHTS else f"{self.budget} (unit={self.unit})"
+
+    @property
     def level(self) -> Level:
         """What it is compared at."""
-        return self.model, self.data, self.metric.name, self.asked_sparsity
+        return self.model, self.data, self.metric.name, self.asked_of, self.asked_sparsity
 
 
 @dataclass(frozen=True)

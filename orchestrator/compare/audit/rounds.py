@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping
 
 from orchestrator.compare.audit.answers import Answer, held, some
+from orchestrator.compare.chosen import chosen
 from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_kinds import KINDS
 
 TOLERANCE = 0.005
-"""Largest distance of achieved from requested sparsity where no more is due to rounding to whole channels."""
+"""Largest distance of what was achieved from what was requested where no more is due to rounding to whole channels."""
 
 
 def mask_control(plan: Plan) -> Answer:
@@ -61,18 +62,27 @@ def when_published(plan: Plan) -> Answer:
 
 
 def achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
-    gaps = {key: abs(known[key].sparsity - sparsity) for key, sparsity in asked.items()}
-    due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in asked}
+    each = {key: chosen(plan.stages[key].fields, known[key]) for key in asked}
+    reached = {key: found.reached for key, found in each.items() if found.reached is not None}
+    due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
+    gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
     wrong = (
-        f"{_name(plan, key)}: {asked[key]:.2%} requested, {known[key].sparsity:.2%} achieved"
+        f"{_name(plan, key)}: {asked[key]:.2%} of {each[key].budget} requested, {reached[key]:.2%} achieved"
         for key, gap in gaps.items()
         if gap > due[key]
     )
-    most = max(due.values(), default=0)
-    channels = f", where whole channels allow {most:.3%}" if most > TOLERANCE else ""
-    reason = f"largest difference {max(gaps.values(), default=0):.3%}{channels}"
-    return held(gaps, wrong, reason, "amounts were given, no sparsity was requested")
+    said = []
+    for budget in dict.fromkeys(each[key].budget for key in reached):
+        of = [key for key in reached if each[key].budget == budget]
+        gap, most = (100 * max(values[key] for key in of) for values in (gaps, due))
+        allowed = f", where whole channels allow {most:.2f}" if most > 100 * TOLERANCE else ""
+        said.append(f"{gap:.2f} of the {budget}{allowed}")
+    none = "amounts were given, no sparsity was requested"
+    if asked:
+        none = f"what is gone of the {some(dict.fromkeys(found.budget for found in each.values()))} is not recorded"
+    return held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
 
 
 def dead(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:

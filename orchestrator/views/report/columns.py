@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.compare.audit.rounds import TOLERANCE
+from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import Deployed
 from orchestrator.compare.further import Further
@@ -34,6 +36,7 @@ COST = Column(
     lambda p: f"{p.total_cost:,.0f}",
     hint="optimizer steps from initialisation, and the examples that scores read, in steps",
 )
+ASKED = Column("asked", lambda p: asked(p), 15, "the sparsity that was asked for, and of what")
 COLUMNS = (
     Column(
         "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
@@ -81,13 +84,26 @@ NARROW = tuple(column for column in COLUMNS if column.width)
 def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
     """Return the columns of a table of text: with the cost where what is compared among these points differs in it."""
     unequal = {id(point) for point, _ in comparison.costlier}
-    return (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
+    shown = (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
+    return _with_asked(shown, points)
 
 
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
     """Return the columns of the page: those of every comparison, and what these points show beside."""
     shown = [column for name in names_of_further(points) for column in on_further(name)]
-    return (*COLUMNS, *shown, *measured_columns(points), *([HARM] if any(point.harmed for point in points) else []))
+    harm = [HARM] if any(point.harmed for point in points) else []
+    return _with_asked((*COLUMNS, *shown, *measured_columns(points), *harm), points)
+
+
+def _with_asked(shown: tuple[Column, ...], points: Sequence[Point]) -> tuple[Column, ...]:
+    """Return the columns, with what was asked for beside the sparsity that was reached where that is something else."""
+    return (shown[0], ASKED, *shown[1:]) if any(map(reached_another, points)) else shown
+
+
+def reached_another(point: Point) -> bool:
+    """Say whether what was asked for is no fraction of weights, or not the one that was reached."""
+    gap = 0.0 if point.requested_sparsity is None else abs(point.sparsity - point.requested_sparsity)
+    return point.budget != WEIGHTS or gap > TOLERANCE
 
 
 def names_of_further(points: Sequence[Point]) -> list[str]:
@@ -138,6 +154,12 @@ def times(measured: Deployed) -> str:
     speedup = measured.speedup
     ends = "" if speedup.low is None or speedup.high is None else f" [{speedup.low:.2f}, {speedup.high:.2f}]"
     return f"{speedup.mean:.2f}x{ends}"
+
+
+def asked(point: Point) -> str:
+    """50% of channels."""
+    requested = point.requested_sparsity
+    return "" if requested is None else f"{round(100 * requested, 2):g}% of {point.budget}"
 
 
 def ratio(value: float) -> str:

@@ -23,6 +23,7 @@ from orchestrator.views.report.columns import (
     narrow,
     on_further,
     ratio,
+    reached_another,
 )
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ def notes(comparison: Comparison) -> Iterator[str]:
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
     steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
+    reached = any(map(reached_another, comparison.operating_points))
+    sparsity = " sparsity: what was reached, of the prunable weights, for what was asked." if reached else ""
     yield (
-        f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best} "
+        f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "
         f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{steps}"
     )
     yield match_note(comparison)

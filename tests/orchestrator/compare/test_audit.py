@@ -260,11 +260,50 @@ def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:
     plan, records = broken(sparsity=0.1875, requested_sparsity=0.2063, details={"rounding": 1 / 32})
     found = one(plan, records, "achieved")
 
-    assert (found.verdict, found.reason) == ("pass", "largest difference 1.880%, where whole channels allow 3.125%")
+    assert (found.verdict, found.reason) == (
+        "pass",
+        "largest difference in points: 1.88 of the weights, where whole channels allow 3.12",
+    )
     assert (
         one(*broken(sparsity=0.1, requested_sparsity=0.2063, details={"rounding": 1 / 32}), "achieved").verdict
         == "fail"
     )
+
+
+def cut(
+    removed: float | None, unit: str = "group", budget: str = "channels", rounding: float = 0.04
+) -> tuple[Plan, dict[str, StageRecord]]:
+    """Return a sweep asked for half of a budget, of which its networks lost `removed`, and of weights always 71%."""
+    plan = make_plan(("l1_unstructured",), (0.5,), (0,), rounds=1)
+    key = plan.trials[0].stages[-1]
+    fields = {**plan.stages[key].fields, "unit": {"kind": unit}, "scope": {"kind": "layer", "budget": budget}}
+    scoring = {"score": "magnitude", **({} if removed is None else {"removed": removed})}
+    record = make_records(plan)[key]
+    record = replace(record, sparsity=0.71, details={"rounding": rounding, "scoring": scoring})
+    return Plan({**plan.stages, key: replace(plan.stages[key], fields=fields)}, plan.trials), {
+        **make_records(plan),
+        key: record,
+    }
+
+
+@pytest.mark.parametrize(
+    ("sweep", "verdict", "reason"),
+    [
+        (cut(0.53), "pass", "largest difference in points: 3.00 of the channels, where whole channels allow 4.00"),
+        (cut(0.71), "fail", "round 1: 50.00% of channels requested, 71.00% achieved"),
+        (cut(0.71, "entry"), "fail", "round 1: 50.00% of weights requested, 71.00% achieved"),
+        (cut(0.54, budget="macs", rounding=0.06), "pass", "4.00 of the MACs, where whole channels allow 6.00"),
+        (cut(0.45, "channel", rounding=0.0), "fail", "50.00% of channels requested, 45.00% achieved"),
+        (cut(0.503, "channel", rounding=0.0), "pass", "largest difference in points: 0.30 of the channels"),
+        (cut(None, budget="bytes"), "n/a", "what is gone of the bytes is not recorded"),
+    ],
+)
+def test_what_was_asked_for_is_held_in_what_it_is_a_fraction_of(
+    sweep: tuple[Plan, dict[str, StageRecord]], verdict: str, reason: str
+) -> None:
+    found = one(*sweep, "achieved")
+
+    assert (found.verdict, found.reason[-len(reason) :]) == (verdict, reason)
 
 
 def test_a_missing_trial_unpairs_the_seeds() -> None:

@@ -122,6 +122,41 @@ def test_the_cost_stands_in_the_table_where_lines_differ_in_it() -> None:
     assert any("cost: optimizer steps" in line for line in notes(found))
 
 
+def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_something_else() -> None:
+    plan = make_plan(("l1_unstructured", "lamp"), (0.5, 0.9), (0,), rounds=1)
+    records = make_records(plan)
+    alike = compare_trials(plan, records)
+    grouped = {key for trial in plan.trials if trial.config["method"]["name"] == "lamp" for key in trial.stages[1:]}
+    chosen = {"unit": {"kind": "group"}, "scope": {"budget": "macs"}}
+    stages = {
+        key: replace(spec, fields={**spec.fields, **chosen}) if key in grouped else spec
+        for key, spec in plan.stages.items()
+    }
+    scoring = {"score": "magnitude", "removed": 0.52}
+    for key in grouped:
+        records[key] = replace(records[key], sparsity=0.7147, details={"scoring": scoring})
+    found = compare_trials(Plan(stages, plan.trials), records)
+    heading, *rows = [line.split() for line in text_table(found) if line.startswith(("sparsity", "     "))]
+
+    assert "asked" not in "".join(text_table(alike))
+    assert {point.best for point in alike.points} == {True, False}
+    assert heading[:3] == ["sparsity", "%", "asked"]
+    assert [" ".join(row[1:4]) for row in rows[1:]] == [
+        "50% of weights",
+        "90% of weights",
+        "50% of MACs",
+        "90% of MACs",
+    ]
+    assert [(point.budget, point.reached) for point in found.points[2:]] == [("MACs", 0.52), ("MACs", 0.52)]
+    assert not any(point.best for point in found.points), "a half of weights is no half of multiply-accumulates"
+    assert found.costlier == ()
+    assert any(
+        "sparsity: what was reached, of the prunable weights, for what was asked." in line for line in notes(found)
+    )
+    halves = replace(found, points=tuple(replace(p, requested_sparsity=p.sparsity - 0.01) for p in alike.points))
+    assert "49% of weights" in "".join(text_table(halves)), "more than rounding to entries"
+
+
 def test_one_seed_is_untested() -> None:
     comparison = line_of([(0.0,), (0.5,)])
 
@@ -390,7 +425,7 @@ def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
         "restart": {"weights": "keep", "rates": 0},
     }
     stages = {**plan.stages, key: replace(plan.stages[key], fields={**plan.stages[key].fields, **said})}
-    scoring = {"score": "snip", "examples": 20, "passes": 6, "rescorings": 3, "units": {"fc1.weight": 8}}
+    scoring = {"score": "snip", "examples": 20, "passes": 6, "rescorings": 3, "removed": 0.2}
     records[key] = replace(
         records[key],
         details={"scoring": scoring, "dead_tensors": ["fc1.weight", "fc2.weight"]},
@@ -405,6 +440,8 @@ def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
         "scope": "layer by erk",
         "dynamics": "nested",
         "repair": "obs",
+        "budget": "weights",
+        "reached": "0.2",
         "restart": "weights=keep rates=0",
         "scored_examples": "20",
         "scoring_passes": "6",
@@ -414,7 +451,11 @@ def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
         "dead_layers": "fc1.weight fc2.weight",
     }
     assert set(dense.values()) == {""}
-    assert {name: value for name, value in by_a_class.items() if value} == {"restart": "keep"}
+    assert {name: value for name, value in by_a_class.items() if value} == {
+        "budget": "weights",
+        "reached": str(records[plan.trials[1].stages[1]].sparsity),
+        "restart": "keep",
+    }
 
 
 def test_the_rows_say_where_early_stopping_would_have_ended_whatever_was_selected() -> None:
