@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 from orchestrator.compare.against.baseline import SIZE_MARGIN, SPEED_MARGIN
@@ -18,10 +19,15 @@ from orchestrator.compare.against.figures import (
 from orchestrator.compare.against.pairing import Side, pair
 from orchestrator.compare.against.unlike import unlike_beside_settings
 from orchestrator.compare.against.verdicts import Places, Values, Verdict, elsewhere, judge
+from orchestrator.compare.audit.rounds import TOLERANCE
+from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain
+from orchestrator.core.metrics import Metric
 
-Word = Literal["better", "no worse", "worse", "open", "undecided", "the same"]
+Word = Literal["better", "no worse", "worse", "open", "undecided", "the same", "no verdict"]
+SPARSITY = Metric("sparsity", "% reached", "higher", margin=0.0, format=".2%")
+"""Of the prunable weights: told where something else was asked for, or something else was reached."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Difference:
 
     verdict: Verdict
     seeds: tuple[int, ...]
+    judged: bool = True
+    """Not what follows from what was asked for, where that is unlike in the sweeps."""
 
     @property
     def word(self) -> Word:
@@ -41,6 +49,8 @@ class Difference:
             return "undecided"
         if change.mean == 0 and not change.std:
             return "the same"
+        if not self.judged:
+            return "no verdict"
         if metric is None:
             return "better" if change.mean < 0 else "no worse" if status == "pass" else "worse"
         if status == "undecided":
@@ -64,6 +74,8 @@ class PairedPoint:
     """The seeds that one sweep alone has."""
     differences: tuple[Difference, ...]
     """The first one is that of the primary metric."""
+    asked_of: tuple[str, str]
+    """What the asked sparsity is a fraction of in each, as `Point.asked_of`."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +114,13 @@ def compare_two(first: Side, second: Side) -> TwoSweeps:
     sides = (first, second)
     found = [figures(side.comparison, side.sweep.plan, side.sweep.records) for side in sides]
     places = [measured_on(side.sweep.plan, side.sweep.records) for side in sides]
+    reached = [{row.stage: row.sparsity for row in side.comparison.rows} for side in sides]
     points = [
-        _paired(one, other, found[0][name_of(one)], found[1][name_of(other)], (places[0], places[1], first.name))
+        _with_sparsity(
+            _paired(one, other, found[0][name_of(one)], found[1][name_of(other)], (places[0], places[1], first.name)),
+            _by_seed(one, reached[0]),
+            _by_seed(other, reached[1]),
+        )
         for one, other in pairing.pairs
         if set(one.seeds) & set(other.seeds)
     ]
@@ -134,7 +151,8 @@ def _paired(
         metric = replace(other.metric, margin=margin) if figure == primary else None
         may = margin if metric is not None else SIZE_MARGIN if is_size(figure) else SPEED_MARGIN
         verdict = judge(name, figure, metric, was, is_, may, elsewhere(figure, where[1], where[0], where[2]))
-        differences.append(Difference(verdict, tuple(was)))
+        judged = one.asked_of == other.asked_of or not is_size(figure)
+        differences.append(Difference(verdict, tuple(was), judged))
     return PairedPoint(
         name,
         all(keys[0][seed] == keys[1][seed] for seed in seeds),
@@ -143,4 +161,20 @@ def _paired(
             tuple(seed for seed in other.seeds if seed not in one.seeds),
         ),
         tuple(differences),
+        (one.asked_of, other.asked_of),
     )
+
+
+def _by_seed(point: Point, reached: Mapping[str, float]) -> Values:
+    return {seed: reached[stage] for seed, stage in zip(point.seeds, point.stages, strict=True)}
+
+
+def _with_sparsity(point: PairedPoint, before: Values, now: Values) -> PairedPoint:
+    """Return a point with the sparsities that were reached, where they are not what was asked for in both."""
+    first, *others = point.differences
+    was, is_ = (fmean(values[seed] for seed in first.seeds) for values in (before, now))
+    if point.asked_of == (WEIGHTS, WEIGHTS) and abs(is_ - was) <= TOLERANCE:
+        return point
+    change = Estimate(len(first.seeds), is_ - was)
+    verdict = Verdict(point.name, "sparsity", "undecided", "", SPARSITY, was, is_, change)
+    return replace(point, differences=(first, Difference(verdict, first.seeds, judged=False), *others))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.compare.against.two_sweeps import Difference, PairedPoint, TwoSweeps
+from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL
 from orchestrator.core.metrics import percent
@@ -13,7 +14,7 @@ from orchestrator.views.report.tables import failure_notes
 from orchestrator.views.report.verdicts import cells, title_of, verdict_table
 
 FILE = "comparison/differences.csv"
-HEADINGS = ("sparsity %", "figure", "first", "second", "change [95% interval]", "seeds", "verdict")
+HEADINGS = ("asked %", "figure", "first", "second", "change [95% interval]", "seeds", "verdict")
 WIDTHS = (10, 20, 8, 8, 22, 5, 9)
 LISTED, LETTERS = 20, 80
 """At most so many lines are named, and so many letters of a value shown."""
@@ -96,6 +97,7 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
         for each in seeds:
             count = sum(point.only[others] == each for point in found.points)
             yield f"Seeds only in {side.name}: {', '.join(map(str, each))}, at {count} of {len(found.points)} points."
+    yield from _asked(found)
     yield (
         "Test figures of the models selected on validation; change: second less first, paired by seed; of speed-ups "
         "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: a "
@@ -107,6 +109,18 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
         if lines:
             yield f"In {side.name} {lines[0]}"
             yield from lines[1:]
+
+
+def _asked(found: TwoSweeps) -> Iterator[str]:
+    """Yield of what the sweeps were asked for a fraction, where that is not of weights in both."""
+    for first, second in dict.fromkeys(point.asked_of for point in found.points):
+        if first != second:
+            yield (
+                f"asked: of {first} in {found.first.name}, of {second} in {found.second.name}; the networks of a row "
+                "are not of one size, so that both sparsities are told and sizes have no verdict."
+            )
+        elif first != WEIGHTS:
+            yield f"asked: of {first}; sparsity: what that came to, of the prunable weights."
 
 
 def _many(found: TwoSweeps) -> Iterator[str]:

@@ -14,7 +14,7 @@ from orchestrator.core.redact import shown
 from orchestrator.views.report.columns import difference
 from orchestrator.views.report.tables import aligned
 
-HEADINGS = ("sparsity %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
+HEADINGS = ("asked %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)
 NOTE = (
     "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes where a loss "

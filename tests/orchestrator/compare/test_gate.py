@@ -344,7 +344,7 @@ def test_margins_that_would_be_missed_too_often_are_told() -> None:
 
 TABLE = """\
 cnn on digits
-sparsity %               figure  baseline       now  change [95% interval]   limit   verdict
+   asked %               figure  baseline       now  change [95% interval]   limit   verdict
 dense
      dense      test/accuracy %     91.00     90.70   -0.30 [-0.55, -0.05]   -1.00      pass
      dense parameters/remaining    10,154    10,154                  +0.0%   +2.0%      pass

@@ -309,6 +309,76 @@ def test_what_was_measured_stands_beside_and_is_never_compared_across_machines()
     assert ("Pen", "Abacus") in there.unlike.values()
 
 
+def halved(name: str, unit: str, sparsity: float, budget: str = "channels", method: str = "l1") -> Side:
+    """Return a sweep that was asked for half of something, and what that came to in weights."""
+    plan = make_plan((method,), (0.5,), (0, 1), 1)
+    chosen = {"unit": {"kind": unit}, "scope": {"kind": "layer", "budget": budget}}
+    keys = {trial.stages[-1] for trial in plan.trials}
+    stages = {
+        key: replace(spec, fields={**spec.fields, **chosen}) if key in keys else spec
+        for key, spec in plan.stages.items()
+    }
+    trials = tuple(replace(trial, config={**trial.config, **chosen}) for trial in plan.trials)
+    records = make_records(plan)
+    scoring = {"score": "magnitude", "removed": 0.5}
+    records |= {key: replace(records[key], sparsity=sparsity, details={"scoring": scoring}) for key in keys}
+    return side(name, Plan(stages, trials), records)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "judged", "told"),
+    [
+        (
+            halved("w", "entry", 0.5),
+            halved("c", "group", 0.7147),
+            False,
+            "of weights in w, of channels (unit=group) in c",
+        ),
+        (
+            halved("a", "channel", 0.5),
+            halved("c", "group", 0.7147),
+            False,
+            "of channels (unit=channel) in a, of channels",
+        ),
+        (
+            halved("p", "group", 0.6, "macs"),
+            halved("c", "group", 0.7147),
+            False,
+            "of MACs (unit=group) in p, of channels",
+        ),
+        (
+            halved("b", "group", 0.6),
+            halved("c", "group", 0.7147, method="lamp"),
+            True,
+            "asked: of channels (unit=group);",
+        ),
+    ],
+)
+def test_sizes_have_no_verdict_where_what_was_asked_for_is_unlike(
+    first: Side, second: Side, judged: bool, told: str
+) -> None:
+    found = compare_two(first, second)
+    dense, point = found.points
+    was = float(first.comparison.operating_points[0].sparsity)
+    rows = {each.verdict.figure: each for each in point.differences}
+
+    assert [*rows] == ["test/accuracy", "sparsity", "parameters/remaining"]
+    assert (rows["sparsity"].verdict.baseline, rows["sparsity"].verdict.now) == pytest.approx((was, 0.7147))
+    assert rows["sparsity"].word == "no verdict"
+    assert rows["parameters/remaining"].word == ("better" if judged else "no verdict")
+    assert "sparsity" not in {each.verdict.figure for each in dense.differences}
+    text = said(found)
+    assert f"     50.00   sparsity % reached {100 * was:>8.2f}    71.47" in text
+    assert told in text
+
+
+def test_of_weights_in_both_nothing_is_said_of_what_was_asked() -> None:
+    found = compare_two(halved("a", "entry", 0.5), halved("b", "entry", 0.504, method="lamp"))
+
+    assert "sparsity" not in {each.verdict.figure for point in found.points for each in point.differences}
+    assert "asked:" not in said(found)
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 
