@@ -10,7 +10,7 @@ from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL
 from orchestrator.core.metrics import percent
 from orchestrator.views.report.plain_files import table_csv
-from orchestrator.views.report.tables import failure_notes
+from orchestrator.views.report.tables import failure_notes, two_seeds_note
 from orchestrator.views.report.verdicts import cells, title_of, verdict_table
 
 FILE = "comparison/differences.csv"
@@ -103,6 +103,7 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
         "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: a "
         "loss of the margin is ruled out (one-sided 97.5% limit); open: it is not."
     )
+    yield from two_seeds_note(each.verdict.change for point in found.points for each in point.differences)
     yield from _many(found)
     for side in (found.first, found.second):
         lines = list(failure_notes(side.comparison))

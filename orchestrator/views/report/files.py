@@ -166,5 +166,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         for point in points[:30]:
             lines.append(f"| {markdown(point.line)} | " + " | ".join(each.cell(point) for each in columns) + " |")
         lines += ["", f"and {len(points) - 30} more points"] if len(points) > 30 else [""]
-    lines += [tables.match_note(comparison)] if comparison.points else []
+    if comparison.points:
+        tested = (point.test for point in (*comparison.dense, *comparison.operating_points))
+        lines += [tables.match_note(comparison), *tables.two_seeds_note(tested)]
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.compare.audit.checklist import Finding
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.statistics import LEVEL, Estimate, t_quantile
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
@@ -39,6 +40,16 @@ def match_note(comparison: Comparison) -> str:
         "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
         "its first no; –: not tested; untested: a test takes two seeds or more that differ."
     )
+
+
+def two_seeds_note(estimates: Iterable[Estimate | None]) -> Iterator[str]:
+    """Yield why intervals of two seeds are so wide, where there are such among the estimates."""
+    if any(each is not None and each.n == 2 and each.low is not None for each in estimates):
+        two, three, five = (t_quantile(LEVEL, seeds - 1) for seeds in (2, 3, 5))
+        yield (
+            f"2 seeds: t = {two:.1f}. Intervals from two seeds reach {two:.1f} standard errors to either side of the "
+            f"mean, from three {three:.1f}, from five {five:.1f}."
+        )
 
 
 def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
@@ -119,6 +130,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
         f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{steps}"
     )
     yield match_note(comparison)
+    yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))
     largest = comparison.largest_matching
     for key in islice(comparison.lines, LINES_LISTED):
         model, data, line = key

@@ -12,7 +12,7 @@ from orchestrator.compare.against.verdicts import Verdict
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
 from orchestrator.views.report.columns import difference
-from orchestrator.views.report.tables import aligned
+from orchestrator.views.report.tables import aligned, two_seeds_note
 
 HEADINGS = ("asked %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)
@@ -31,6 +31,7 @@ def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
         if each.reason:
             yield f"{each.status}: {title_of(each)}: {each.reason}"
     yield NOTE
+    yield from two_seeds_note(each.change for each in found)
     yield f"{counted(found)}."
 
 

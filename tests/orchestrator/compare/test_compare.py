@@ -157,6 +157,17 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
     assert "49% of weights" in "".join(text_table(halves)), "more than rounding to entries"
 
 
+@pytest.mark.parametrize(("seeds", "told"), [(1, 0), (2, 1), (3, 0)])
+def test_why_intervals_of_two_seeds_are_wide_is_told_once(seeds: int, told: int) -> None:
+    # t(0.975, n - 1) of any table: 12.706, 4.303, 2.776
+    note = (
+        "2 seeds: t = 12.7. Intervals from two seeds reach 12.7 standard errors to either side of the mean, from three "
+        "4.3, from five 2.8."
+    )
+
+    assert [*notes(line_of([(0.01, 0.02, 0.04)[:seeds]] * 3))].count(note) == told
+
+
 def test_one_seed_is_untested() -> None:
     comparison = line_of([(0.0,), (0.5,)])
 
