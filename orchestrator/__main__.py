@@ -73,7 +73,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        from orchestrator.config.refusals import explain_command, is_refusal
+        from orchestrator.config.refusals.settings import explain_command, is_refusal
 
         if not is_refusal(error):
             sys.exit(_say(traceback.format_exc(), 1))

@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.compose import compose_jobs, plain, several_deploys
-from orchestrator.config.refusals import is_refusal
+from orchestrator.config.refusals.settings import is_refusal
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run

@@ -27,7 +27,7 @@ from orchestrator.__main__ import CONF
 from orchestrator.config import schema as schema
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.compose import compose_jobs, plain
-from orchestrator.config.refusals import Compose, explain, is_refusal
+from orchestrator.config.refusals.settings import Compose, explain, is_refusal
 from orchestrator.config.well_formed import keys
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError

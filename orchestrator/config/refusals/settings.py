@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,13 +24,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from orchestrator.config.refusals.choices import of_a_choice
+from orchestrator.config.refusals.keys import unknown
 from orchestrator.config.well_formed import described, hints
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""
 
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
-TRAININGS = ("train", "finetune")
 REMOVED = "~"
 """What stands for the value of a key that is taken away."""
 _NAMED = re.compile(
@@ -175,12 +175,12 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
             "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
         )
     text, value = _said(error), given.get(key, "")
-    if of_a_choice := _of_a_choice(key, value, text):
-        return of_a_choice
+    if told := of_a_choice(key, value, text):
+        return told
     if value == REMOVED:
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
     if text.startswith("Could not override"):
-        return _unknown(key, given, tree)
+        return unknown(key, given, tree)
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
     for pattern, reason in _REASONS:
         if re.search(pattern, text):
@@ -207,72 +207,3 @@ def _as_meant(key: str, value: str, rule: str) -> str:
     if rule.startswith("an integer") and (span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value)):
         return f"; try each with -m '{key}=range({span[1]},{int(span[2]) + 1})'"
     return ""
-
-
-def _of_a_choice(key: str, value: str, text: str) -> str:
-    """Say what is wrong with the choice of an option of a group, or with its file; empty where that is not it."""
-    if option := re.search(
-        r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
-    ):
-        listed = option[3].replace(",", " ").split()
-        meant = f"did you mean {near[0]}? Or " if (near := get_close_matches(option[2], listed, n=1)) else ""
-        return (
-            f"`{option[1]}` (={option[2]}) must be one of {', '.join(listed)}; {meant}add your own with --config-dir."
-        )
-    where, _, part = key.rpartition(".")
-    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
-        ways = " or ".join(
-            f"`{each}.{part}._target_={value}`" if "." in value else f"`{part}@{each}.{part}={value}`"
-            for each in ([where] if where else TRAININGS)
-        )
-        return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
-    if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
-        said = file[2].removeprefix("ConfigKeyError raised while composing config: ").rstrip(".")
-        outside = file[1].startswith("sweep/") and re.search(r"Key 'sweep' not in 'Config'|override '\S+@sweep\.", said)
-        rule = " A preset begins with `# @package _global_`, in its first line." if outside else ""
-        return f"{file[1]}.yaml cannot be composed: {said.partition('. Did you mean')[0] if rule else said}.{rule}"
-    if "No match in the defaults list" in text:
-        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
-    return ""
-
-
-def _unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
-    """Say that there is no such key, which there are, and how to add one where that would be accepted."""
-    value, (group, _, leaf) = given.get(key, ""), key.rpartition(".")
-    start, known = f"`{key}` (={value})", list(_leaves(tree))
-    if key == "method.scope":
-        return f"{start} is a group of its own: pass scope={value}."
-    if key in known:
-        return f"{start} is a key of some of the choices of `{key.partition('.')[0]}`; write ++{key}={value}."
-    if any(name.startswith(f"{key}.") for name in known):
-        return f"{start} has keys that are not there, and a mapping is merged into what is there: write +{key}={value}."
-    siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    in_group = [f"{group}.{name}" for name in get_close_matches(leaf, [s.rpartition(".")[2] for s in siblings], n=1)]
-    node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
-    takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
-    takes_all = takes_all or f"{group}._target_" in given
-    tops = dict.fromkeys(name.partition(".")[0] for name in known)
-    near = get_close_matches(key, list(dict.fromkeys([*tops, *known])), n=3, cutoff=0.7)
-    close = in_group if takes_all else same_leaf or in_group or near
-    parts = [f"{start} is not a key of the configuration;"]
-    if close:
-        parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
-    if siblings:
-        parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
-    elif not close and not takes_all:
-        parts.append(f"its top-level keys are {', '.join(tops)}.")
-    if takes_all:
-        parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes it, add it with +{key}={value}.")
-    elif any(f"${{{key}}}" in other for other in given.values()):
-        parts.append(f"A variable of your own is added with +{key}={value}.")
-    return " ".join(parts)
-
-
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in config:
-        node, name = config._get_node(key), prefix + str(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):
-            yield from () if name == "hydra" else _leaves(node, f"{name}.")
-        else:
-            yield name
