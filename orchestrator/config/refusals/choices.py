@@ -3,33 +3,88 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
+from omegaconf import DictConfig
+
+from orchestrator.config.refusals.keys import meant, rule
+
 TRAININGS = ("train", "finetune")
+PARTS = ("optimizer", "scheduler")
+"""Groups that are chosen for each of them."""
 
 
 def of_a_choice(key: str, value: str, text: str) -> str:
-    """Say what is wrong with the choice of an option of a group, or with its file; empty where that is not it."""
+    """Say what is wrong with the choice of an option of a group; empty where that is not it."""
     if option := re.search(
         r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
     ):
         listed = option[3].replace(",", " ").split()
-        meant = f"did you mean {near[0]}? Or " if (near := get_close_matches(option[2], listed, n=1)) else ""
-        return (
-            f"`{option[1]}` (={option[2]}) must be one of {', '.join(listed)}; {meant}add your own with --config-dir."
-        )
+        hint = f"did you mean {near[0]}? Or " if (near := get_close_matches(option[2], listed, n=1)) else ""
+        return f"`{option[1]}` (={option[2]}) must be one of {', '.join(listed)}; {hint}add your own with --config-dir."
     where, _, part = key.rpartition(".")
-    if part in ("optimizer", "scheduler") and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
+    if part in PARTS and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
         ways = " or ".join(
             f"`{each}.{part}._target_={value}`" if "." in value else f"`{part}@{each}.{part}={value}`"
             for each in ([where] if where else TRAININGS)
         )
         return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
-    if file := re.match(r"In '((?!config')[^']+)': (.*?)(?: full_key|$)", text):
-        said = file[2].removeprefix("ConfigKeyError raised while composing config: ").rstrip(".")
-        outside = file[1].startswith("sweep/") and re.search(r"Key 'sweep' not in 'Config'|override '\S+@sweep\.", said)
-        rule = " A preset begins with `# @package _global_`, in its first line." if outside else ""
-        return f"{file[1]}.yaml cannot be composed: {said.partition('. Did you mean')[0] if rule else said}.{rule}"
-    if "No match in the defaults list" in text:
-        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     return ""
+
+
+def in_a_file(text: str, tree: DictConfig, groups: Collection[str]) -> str:
+    """Say what is wrong in the file of a choice, of which Hydra tells the first mistake; empty where it names none."""
+    found = re.match(r"In '((?!config')[^']+)': (.*?)(?: Config search path.*| full_key: ?(\S*).*)?$", text)
+    if found is None:
+        return ""
+    file, key = f"{found[1]}.yaml", found[3]
+    said = re.sub(r"^\w+ raised while composing config: ", "", found[2]).rstrip(".")
+    if file.startswith("sweep/") and re.search(r"Key 'sweep' not in 'Config'|override '\S+@sweep\.", said):
+        said = said.partition(". Did you mean")[0]
+        return f"{file} cannot be composed: {said}. A preset begins with `# @package _global_`, in its first line."
+    if named := re.match(r"Could not (?:override|find|load) '([^']+)'", said):
+        if told := _of_a_default(named[1], found[1].rpartition("/")[0], groups):
+            return f"{file}: {told}"
+    elif key and said.startswith(f"Key '{key.rpartition('.')[2]}' not in"):
+        return f"{file}: {' '.join(_of_a_key(key, tree))}"
+    elif dotted := re.match(r"Key '(\S+\.\S+)' not in", said):
+        nested = f"{': {'.join(dotted[1].split('.'))}: ...{'}' * dotted[1].count('.')}"
+        return f"{file}: `{dotted[1]}` is no key, as keys of a file are nested; write `{nested}`."
+    elif key and (kind := rule(key, tree)):
+        value = re.match(r"Value '(.*)' of type '(\w+)'", said)
+        start = f"{file}: `{key}`{f' (={value[1]})' if value else ''} must be {kind}"
+        if kind.startswith("a list"):
+            return f"{start}; put it into brackets."
+        if value and value[2] == "ListConfig":
+            return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {value[1][1:-1]}`."
+        return f"{start}."
+    return f"{file} cannot be composed: {said}."
+
+
+def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
+    """Say what is wrong with a line of `defaults`, by what Hydra looked for; empty where that cannot be said."""
+    inside = name.removeprefix(f"{folder}/")
+    if word := re.match(r"override\b ?/?(.*)", inside):
+        return f"`override /{word[1]}` chooses nothing; name a choice, as in `override /{word[1] or 'model'}: NAME`."
+    group = inside.partition("@")[0].partition("/")[0]
+    if inside != name and group in groups:
+        return f"`{group}` is looked for in {folder}/ where it has no slash; write `override /{group}: ...`."
+    if group in PARTS:
+        return f"`/{group}` is a part of `train` and of `finetune`; write `override /{group}@train.{group}: ...`."
+    if group in groups:
+        return ""
+    near = get_close_matches(group, groups, n=1)
+    known = f"did you mean `/{near[0]}`?" if near else f"there are {', '.join(groups)}."
+    return f"`/{group}` is not a group; {known}"
+
+
+def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
+    """Yield what is to be told of a key that a file must not have."""
+    yield f"`{key}` is not a key of the configuration;"
+    if key in ("default", "Defaults"):
+        yield "did you mean `defaults`?"
+    elif key.startswith("hydra."):
+        yield "check its spelling in Hydra's documentation."
+    else:
+        yield from meant(key, tree)

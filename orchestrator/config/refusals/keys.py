@@ -1,39 +1,37 @@
-"""What is told of a key that is not there."""
+"""What is told of a key: that it is not there and which was meant, or what its value must be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 
 from omegaconf import DictConfig, OmegaConf
 
+from orchestrator.config.well_formed import described, hints
 
-def unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
+
+def rule(key: str, tree: DictConfig) -> str:
+    """Return what a value of `key` must be by the schema, as in "a number, or null"; empty where that says nothing."""
+    where, _, leaf = key.rpartition(".")
+    schema = OmegaConf.get_type(OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree)
+    return described(hints(schema)[leaf]) if is_dataclass(schema) and leaf in hints(schema) else ""
+
+
+def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     """Say that there is no such key, which there are, and how to add one where that would be accepted."""
-    value, (group, _, leaf) = given.get(key, ""), key.rpartition(".")
-    start, known = f"`{key}` (={value})", list(_leaves(tree))
+    value, (group, _, _) = given.get(key, ""), key.rpartition(".")
+    start, known = f"`{key}` (={value})", list(leaves(tree))
     if key == "method.scope":
         return f"{start} is a group of its own: pass scope={value}."
     if key in known:
         return f"{start} is a key of some of the choices of `{key.partition('.')[0]}`; write ++{key}={value}."
     if any(name.startswith(f"{key}.") for name in known):
         return f"{start} has keys that are not there, and a mapping is merged into what is there: write +{key}={value}."
-    siblings = [name for name in known if name.startswith(f"{group}.")] if group else []
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    in_group = [f"{group}.{name}" for name in get_close_matches(leaf, [s.rpartition(".")[2] for s in siblings], n=1)]
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
-    tops = dict.fromkeys(name.partition(".")[0] for name in known)
-    near = get_close_matches(key, list(dict.fromkeys([*tops, *known])), n=3, cutoff=0.7)
-    close = in_group if takes_all else same_leaf or in_group or near
-    parts = [f"{start} is not a key of the configuration;"]
-    if close:
-        parts.append(f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?")
-    if siblings:
-        parts.append(f"`{group}` has the keys {', '.join(name.removeprefix(f'{group}.') for name in siblings)}.")
-    elif not close and not takes_all:
-        parts.append(f"its top-level keys are {', '.join(tops)}.")
+    parts = [f"{start} is not a key of the configuration;", *meant(key, tree, within=bool(takes_all))]
     if takes_all:
         parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes it, add it with +{key}={value}.")
     elif any(f"${{{key}}}" in other for other in given.values()):
@@ -41,10 +39,33 @@ def unknown(key: str, given: dict[str, str], tree: DictConfig) -> str:
     return " ".join(parts)
 
 
-def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
+    """Yield which keys may have been meant, and which its group has, or where there is none, all at the top.
+
+    Args:
+        within: look in the group of `key` alone, which may be given any key, and leave out those at the top.
+    """
+    known, (group, _, leaf) = list(leaves(tree)), key.rpartition(".")
+    siblings = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")] if group else []
+    tops = dict.fromkeys(name.partition(".")[0] for name in known)
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    children = dict.fromkeys(name.partition(".")[0] for name in siblings)
+    in_group = [f"{group}.{name}" for name in get_close_matches(leaf, children, n=1)]
+    near = get_close_matches(key, list(dict.fromkeys([*tops, *known])), n=3, cutoff=0.7)
+    close = in_group if within else same_leaf or in_group or near
+    if close:
+        yield f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?"
+    if siblings:
+        yield f"`{group}` has the keys {', '.join(siblings)}."
+    elif not close and not within:
+        yield f"its top-level keys are {', '.join(tops)}."
+
+
+def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a configuration that hold no further ones, but for those of Hydra itself."""
     for key in config:
         node, name = config._get_node(key), prefix + str(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):
-            yield from () if name == "hydra" else _leaves(node, f"{name}.")
+            yield from () if name == "hydra" else leaves(node, f"{name}.")
         else:
             yield name

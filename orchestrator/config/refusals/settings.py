@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,9 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from orchestrator.config.refusals.choices import of_a_choice
-from orchestrator.config.refusals.keys import unknown
-from orchestrator.config.well_formed import described, hints
+from orchestrator.config.refusals.choices import in_a_file, of_a_choice
+from orchestrator.config.refusals.keys import rule, unknown
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""
@@ -129,7 +127,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
         refused[0][1]
     ):  # as Hydra says, too, where it cannot read that -m is meant
         del refused[0]
-    return "\n".join(dict.fromkeys(_sentence(key, each, given, known) for key, each in refused))
+    return "\n".join(dict.fromkeys(_sentence(key, each, given, known, groups) for key, each in refused))
 
 
 def _key_of(setting: str) -> str:
@@ -168,15 +166,17 @@ def _said(error: BaseException) -> str:
     return " ".join(dict.fromkeys(line for line in lines if line and not line.startswith(("object_type", "See https"))))
 
 
-def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig) -> str:
+def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig, groups: Collection[str]) -> str:
     if isinstance(error, OverrideParseException):
         return (
             f"`{error.override}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
             "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
         )
     text, value = _said(error), given.get(key, "")
-    if told := of_a_choice(key, value, text):
+    if told := of_a_choice(key, value, text) or in_a_file(text, tree, groups):
         return told
+    if "No match in the defaults list" in text:
+        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     if value == REMOVED:
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
     if text.startswith("Could not override"):
@@ -188,22 +188,22 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
     if re.search(r"[Ii]nterpolation|resolver", text):
         return f"{start} cannot be resolved: {first}; check what stands in ${{...}}."
-    where, _, leaf = key.rpartition(".")
-    schema = OmegaConf.get_type(OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree)
-    if text.startswith("Error merging") and is_dataclass(schema) and leaf in hints(schema):
-        rule, listed = described(hints(schema)[leaf]), value.startswith("[")
-        if listed == rule.startswith("a list"):
-            return f"{start} must be {rule}{_as_meant(key, value, rule)}."
-        return f"{start} must be {rule}; " + (
+    if text.startswith("Error merging") and (kind := rule(key, tree)):
+        listed = value.startswith("[")
+        if listed == kind.startswith("a list"):
+            return f"{start} must be {kind}{_as_meant(key, value, kind)}."
+        if listed and key in (OmegaConf.select(tree, "hydra.sweeper.params") or ()):
+            return f"{start} must be {kind}; an axis of a preset has no brackets: {key}: {value[1:-1]}."
+        return f"{start} must be {kind}; " + (
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
 
 
-def _as_meant(key: str, value: str, rule: str) -> str:
+def _as_meant(key: str, value: str, kind: str) -> str:
     """Return how to write a number that was written as elsewhere: `90%` where it is any, `0..3` where it is whole."""
-    if rule.startswith("a number") and (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", value)):
+    if kind.startswith("a number") and (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", value)):
         return f"; write {float(percent[1]) / 100:g}"
-    if rule.startswith("an integer") and (span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value)):
+    if kind.startswith("an integer") and (span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value)):
         return f"; try each with -m '{key}=range({span[1]},{int(span[2]) + 1})'"
     return ""

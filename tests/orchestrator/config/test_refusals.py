@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from orchestrator import __main__ as command_line
+from orchestrator.config import schema
+from orchestrator.config.refusals.settings import explain
 from orchestrator.execution import interrupts
 
 Ask = Callable[..., str]
@@ -170,6 +176,54 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
 )
 def test_a_mistake_is_answered_with_what_to_do(ask: Ask, arguments: list[str], said: str) -> None:
     assert said in ask(*arguments)
+
+
+PRESETS: dict[str, str] = {
+    "schedule: {round: 2}": "`schedule.round` is not a key of the configuration; did you mean `schedule.rounds`? `sch",
+    "shedule: {rounds: 2}": "`shedule` is not a key of the configuration; did you mean `schedule`?",
+    "train: {optimiser: {lr: 2}}": "did you mean `train.optimizer`? `train` has the keys ",
+    "train: {lr: 2}": "did you mean `train.optimizer.lr`",
+    "train.epochs: 3": "`train.epochs` is no key, as keys of a file are nested; write `train: {epochs: ...}`.",
+    "default: [override /model: cnn]": "`default` is not a key of the configuration; did you mean `defaults`?",
+    "train: {epochs: 2.5}": "`train.epochs` (=2.5) must be an integer, or null.",
+    "schedule: {sparsity: [0.5,0.8]}": "an axis, below hydra.sweeper.params: `schedule.sparsity: 0.5, 0.8`.",
+    "prune: {exclude: abc}": "`prune.exclude` must be a list of text, as in ['conv1.*']; put it into brackets.",
+    "defaults: [override /scop: global]": "`/scop` is not a group; did you mean `/scope`?",
+    "defaults: [/scop: global]": "`/scop` is not a group; did you mean `/scope`?",
+    "defaults: [override scope: global]": "`scope` is looked for in sweep/ where it has no slash; write `override /sc",
+    "defaults: [override /model]": "`override /model` chooses nothing; name a choice, as in `override /model: NAME`.",
+    "defaults: [override /optimizer: adam]": "write `override /optimizer@train.optimizer: ...`.",
+    "- a": "cannot be composed: Cannot merge DictConfig with ListConfig.",
+}
+"""What a preset holds below its first line, and what is told of it."""
+
+
+def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    schema.register()
+    with initialize_config_dir(str(command_line.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+
+        def compose(settings: list[str]) -> DictConfig:
+            where = f"hydra.searchpath=[file://{tmp_path}]"
+            return loader.load_configuration("config", [where, *settings], RunMode.RUN)
+
+        sound, groups = compose([]), loader.list_groups("")
+        for number, (text, said) in enumerate(PRESETS.items()):
+            (folder / f"p{number}.yaml").write_text(f"# @package _global_\n{text}\n")
+            with pytest.raises(HydraException) as refused:
+                compose([f"+sweep=p{number}"])
+            told = explain(refused.value, lambda _: sound, [f"+sweep=p{number}"], groups)
+            assert told.startswith(f"sweep/p{number}.yaml"), text
+            assert said in told, (text, told)
+
+
+def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
+    Path("mine/sweep/mysweep.yaml").write_text(
+        "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: [0.5, 0.8]}}}\n"
+    )
+    assert "or null; an axis of a preset has no brackets: schedule.sparsity: 0.5, 0.8." in ask(*OWN, "+sweep=mysweep")
 
 
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
