@@ -20,6 +20,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import margin_fault
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.saved_sweeps import (
@@ -119,7 +120,8 @@ def _asks_for_two(options: argparse.Namespace) -> bool:
 
 def _from_other_store(options: argparse.Namespace) -> SavedSweep:
     given = file_system(options.other_option, "--other-option")
-    store = Store(options.other_store, options=given).opened(exists=True)
+    with given_as("--other-store"):
+        store = Store(options.other_store, options=given).opened(exists=True)
     (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
     sweep = saved_sweep.load(store, name)
     return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # the other may be called the same

@@ -10,6 +10,7 @@ from orchestrator.core.redact import shown
 from orchestrator.results.refusals import ResultsError
 from orchestrator.results.sweep import SweepResults
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.store.store import Store
 
 if TYPE_CHECKING:
@@ -74,4 +75,5 @@ def open_store(uri: str, options: Mapping[str, Any]) -> StoreResults:
     """Return what lies at `uri`; see `orchestrator.open`."""
     if not isinstance(uri, str):
         raise ResultsError(f"`uri` (={uri!r}) must be a text, a directory or a URI such as s3://bucket/prefix.")
-    return StoreResults(Store(uri, options=options, read_only=True).opened(exists=True))
+    with given_as("uri"):
+        return StoreResults(Store(uri, options=options, read_only=True).opened(exists=True))

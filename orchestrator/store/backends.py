@@ -176,6 +176,15 @@ def explained(uri: str, doing: str, kind: type[Exception] = Exception) -> Iterat
         raise StoreError(f"`store.uri` (={redact(uri)}): could not {doing}: {_reason(error)}") from error
 
 
+@contextmanager
+def given_as(argument: str) -> Iterator[None]:
+    """Have a StoreError name the argument by which the place of the store was given, rather than `store.uri`."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(str(error).replace("`store.uri`", f"`{argument}`")) from error
+
+
 def _reason(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):

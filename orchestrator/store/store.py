@@ -114,7 +114,7 @@ class Store:
         found = self.backend.names("")
         if exists and not {"store.json", "sweeps", "stages"}.intersection(found):
             what = "holds other things than a store" if found else "is not there, or empty"
-            raise StoreError(f"{self._name} {what}; pass that of the sweep (`--store URI` to a command)")
+            raise StoreError(f"{self._name} {what}; pass where sweeps ran")
         return self
 
     @cached_property

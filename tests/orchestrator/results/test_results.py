@@ -185,7 +185,7 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
         assert "must be a text, a directory or a URI" in refusal(orchestrator.open, wrong)
     (tmp_path / "notes.txt").touch()
     assert "holds other things than a store" in refusal(orchestrator.open, str(tmp_path))
-    assert "is not there, or empty" in refusal(orchestrator.open, str(tmp_path / "none"))
+    assert refusal(orchestrator.open, str(tmp_path / "none")).startswith("`uri` (=")
     assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
     assert "takes what `deploy` measures" in refusal(sweep.plot.pareto, "latency")
 
