@@ -49,8 +49,8 @@ def scored(
     if dim is not None and "dim" in taken and is_named(score):
         if score.options.get("dim", dim) != dim:
             raise ValueError(
-                f"`score.options` has 'dim' (={score.options['dim']!r}), but channels are cut along `unit.dim` "
-                f"(={dim}); pass unit.dim alone."
+                f"`score.options['dim']` (={score.options['dim']!r}) must be `unit.dim` (={dim}), along which channels "
+                "are cut; pass unit.dim alone."
             )
         given["dim"] = dim
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -86,8 +86,8 @@ def check_options(score: Score) -> None:
     taken = inspect.signature(function_of(score)).parameters
     if unknown := [name for name in score.options if name not in taken]:
         raise ValueError(
-            f"`score.options` has {unknown[0]!r}, which the score {_name(score)} does not take; it takes "
-            f"{', '.join(name for name in taken if name not in _COMMON) or 'none'}."
+            f"`score.options[{unknown[0]!r}]` (={score.options[unknown[0]]!r}) is not taken by the score "
+            f"{_name(score)}, which takes {', '.join(name for name in taken if name not in _COMMON) or 'none'}."
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.parts.choices import choices_of
+from orchestrator.config.parts.scores import Score
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.scoring.examples import ScoringData, count
@@ -101,7 +105,7 @@ def rank(
                 "score.examples=128 to give it examples of the training split."
             ) from error
         if isinstance(error, ValueError) and said.startswith("`"):
-            raise OrchestratorError(said) from error
+            raise OrchestratorError(_as_set(said)) from error
         score = fields.get("score", {})
         raise OrchestratorError(
             f"`score` (={score.get('kind') or score.get('_target_')}) cannot rank the network: {type(error).__name__}: "
@@ -190,6 +194,14 @@ def _choices(fields: Mapping[str, Any]) -> Choices:
         return choices_of(fields, score=function, sparsity=sparsity, inner=fields.get("inner", 1), control=control)
     except (ValueError, TypeError) as error:
         raise OrchestratorError(str(error)) from error
+
+
+def _as_set(said: str) -> str:
+    """Name the option of a score that a sentence begins with as settings do."""
+    if (option := re.match(r"`score\.options\['(\w+)'\]`", said)) is None:
+        return said
+    near = get_close_matches(option[1], [each.name for each in fields_of(Score)], n=1)
+    return f"`score.{option[1]}`{said[option.end() :]}{f' Did you mean `score.{near[0]}`?' if near else ''}"
 
 
 def _name(fields: Mapping[str, Any]) -> str:

@@ -211,6 +211,14 @@ def gradients(model: nn.Module, batches: list[Any], loss: Any) -> dict[str, torc
     return {name: p.grad.abs() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def test_an_argument_that_a_score_of_one_s_own_does_not_take_is_called_as_it_was_set() -> None:
+    own = {"_target_": f"{__name__}.gradients"}
+    with pytest.raises(OrchestratorError, match=r"^`score.mixx` \(=0.5\) is not taken by .*, which takes none\.$"):
+        pruned(network(), score={**own, "mixx": 0.5})
+    with pytest.raises(OrchestratorError, match=r"Did you mean `score.examples`\?$"):
+        pruned(network(), score={**own, "exampels": 8})
+
+
 def test_a_score_of_one_s_own_without_its_examples_is_told_the_setting_that_gives_them() -> None:
     own = {"_target_": f"{__name__}.gradients"}
     with pytest.raises(

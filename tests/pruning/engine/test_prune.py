@@ -179,7 +179,7 @@ def test_a_score_of_your_own_and_its_options():
     assert bits(pruning.prune(Golden(), farthest, sparsity=0.5).masks) == GOLDEN_14["magnitude"]
     moved = pruning.prune(Golden(), farthest, sparsity=0.5, scope="global", center=0.5)
     assert not moved.masks["fc1.weight"][0, 0]  # it is 0.5
-    with pytest.raises(ValueError, match=r"'middle', which the score farthest does not take; it takes center"):
+    with pytest.raises(ValueError, match=r"\['middle'\]` \(=1\) is not taken by .* farthest, which takes center"):
         pruning.prune(Golden(), farthest, sparsity=0.5, middle=1)
 
 
@@ -468,7 +468,7 @@ def test_inverted_scores_keep_the_lowest():
         ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by `prune.exclude=.fc1.weight.`"),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
         ("n_m", {"schedule": {"inner": 2}}, "which windows have not"),
-        ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature', which the score magnitude does not take"),
+        ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature'\\]` .* is not taken by the score magnitude"),
         ("magnitude", {"sparsity": 0.5, "scope": {"kid": "global"}}, "`scope` has 'kid', but takes kind"),
         ("magnitude", {"sparsity": 0.5, "scope": 3}, "`scope` \\(=3\\) must be a Scope"),
         ("l1_unstructured", {"sparsity": 0.5, "n": 2}, "do not fit L1Unstructured"),
