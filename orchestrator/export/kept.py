@@ -72,8 +72,8 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool)
     if own and not run_own_code:
         targets = " and ".join(f"`{part}._target_` (={dense.fields[part]['_target_']})" for part in own)
         raise ExportError(
-            f"{targets} of the sweep is code that would be run to rebuild the network; pass --run-own-code (in "
-            "Python run_own_code=True) if you trust the store."
+            f"{targets} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
+            "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []

@@ -105,7 +105,10 @@ def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Wr
             f"largest, and must not by more than {chosen.tolerance:g}; take another format."
         )
     held = sum((folder / name).stat().st_size for name in chosen.files)
-    code = f"import {chosen.arrays}\n\n{chosen.zeros(smaller, inputs[0])}\n{chosen.code(smaller, inputs[0])}"
+    code = chosen.code(smaller, inputs[0])
+    imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))
+    made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
+    code = f"import {chosen.arrays}\n{imports}\n{made}"
     return Written(chosen, held, worst, code)
 
 

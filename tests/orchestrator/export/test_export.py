@@ -68,6 +68,7 @@ def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path)
     assert re.search(r"\| parameters \| [1-9]\d\d \| 910 \|", page)
     blocks = re.findall(r"```python \w+\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2
+    assert blocks[0].startswith("import torch\nimport network\n\n"), "imports first"
     code = "import sys\nsys.path.insert(0, '')\nsys.modules.update(orchestrator=None, pruning=None)\n"
     for block in blocks:
         code += f"{block}\nassert outputs.shape == (2, 10)\n"
