@@ -22,7 +22,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Attempt, AttemptStart
 
-INTERRUPTED = Failure("the sweep was interrupted; the same command goes on from here")
+INTERRUPTED = Failure("the sweep was interrupted")
 
 LOOK_AGAIN = 2.0
 """Seconds after which a segment that another driver holds is looked at again."""

@@ -18,7 +18,7 @@ SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP)
 """What `timeout`, systemd, Slurm or a closed terminal send to all processes, though the driver is to end the others."""
 SIGNALS = (signal.SIGINT, *SENT_TO_ALL)
 
-STOPPING = "Stopping at the next batch; what finished is kept. Once more to leave at once."
+STOPPING = "Stopping at the next batch. Once more to leave at once."
 FINISHING = "All is done but the report, which is being written. Once more to leave at once."
 LEAVING = "Interrupted; what finished is kept: the same command runs the rest."
 SPARED: set[int] = set()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(number: int, noun: str) -> str:
     """1 trial, 2 trials."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """A; b; c; d; e; and 13 more."""
+    more = f"; and {len(names) - most} more" if len(names) > most else ""
+    return f"{'; '.join(names[:most])}{more}"
 
 
 def duration(seconds: float) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import get_args
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.in_words import readable
+from orchestrator.planning.in_words import first_few, readable
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
@@ -46,35 +47,45 @@ def _list(store: Store, _: argparse.Namespace) -> int:
 
 def _show(store: Store, options: argparse.Namespace) -> int:
     sweep = saved_sweep.load(store, options.sweep)
-    plan, records = sweep.plan, sweep.records
+    plan, records, held = sweep.plan, sweep.records, _held(store, sweep.plan.stages)
     finished = [keys for keys in plan.work if all(key in records for key in keys)]
     alone = set(saved_sweep.only_of(store, options.sweep))
-    files = [(key, name, info.bytes) for key, record in records.items() for name, info in record.files.items()]
     say(options.sweep)
     say(f"  command  {sweep.info.command}")
     print(f"  trials   {len(finished)} of {len(plan.trials)} finished")
     print(f"  stages   {len(records)} of {len(plan.stages)} finished, {len(alone)} in no other sweep")
-    weights = sum(size for _, name, size in files if name == WEIGHTS)
-    print(f"  size     {readable(sum(size for *_, size in files))}, {readable(weights)} of it weights")
+    weights = sum(info.bytes for record in records.values() for name, info in record.files.items() if name == WEIGHTS)
+    states = sum(size for path, size in held.items() if path.startswith("checkpoints/"))
+    of_it = f"{readable(weights)} of it weights" + (f", {readable(states)} checkpoints" if states else "")
+    print(f"  size     {readable(sum(held.values()))}, {of_it}")
     if records:
         begun = min(record.started for record in records.values())
         ended = max(record.started + record.seconds for record in records.values())
         say(f"  trained  {_time(begun)} to {_time(ended)} on {', '.join(sorted({r.host for r in records.values()}))}")
     say("  with     " + ", ".join(f"{name} {version}" for name, version in sweep.info.environment.items()))
+    lacking: dict[str, list[str]] = {}
     for trial, keys in zip(plan.trials, plan.work, strict=True):
         missing = [key for key in keys if key not in records]
         if missing:
             trained = not any(KINDS[plan.stages[key].kind].trains for key in missing)
-            lacking = "trained, not measured" if trained else "not run"
-            reason = next((sweep.failures[key] for key in missing if key in sweep.failures), lacking)
-            say(f"  missing  {trial.name}: {reason}")
+            told = [sweep.failures[key] for key in missing if key in sweep.failures]
+            reason = told[0] if told else "trained, not measured" if trained else "not run"
+            lacking.setdefault(reason, []).append(trial.name)
+    for reason, names in lacking.items():
+        say(f"  missing  {first_few(names)}: {reason}")
     return 0
+
+
+def _held(store: Store, keys: Collection[str]) -> dict[str, int]:
+    """Return path -> bytes of what the store holds of stages: their files and, of those under way, their states."""
+    entries = ((entry.path.split("/"), entry) for entry in store.backend.entries())
+    return {entry.path: entry.bytes for path, entry in entries if path[0] in saved_sweep.OF_STAGES and path[1] in keys}
 
 
 def _delete(store: Store, options: argparse.Namespace) -> int:
     keys = set(saved_sweep.only_of(store, options.sweep))
-    size = sum(entry.bytes for entry in store.backend.entries() if keys.intersection(entry.path.split("/")[1:2]))
-    print(f"{options.sweep}: the sweep, and {len(keys)} stages with {readable(size)} that no other sweep needs")
+    size = readable(sum(_held(store, keys).values()))
+    print(f"{options.sweep}: the sweep, and {len(keys)} stages with {size} that no other sweep needs")
     if not options.yes:
         try:
             answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ")
@@ -89,8 +100,10 @@ def _delete(store: Store, options: argparse.Namespace) -> int:
 
 
 def _copy(store: Store, options: argparse.Namespace) -> int:
-    target = Store(options.target, options=file_system(options.target_option, "--target-option"))
-    copied = saved_sweep.copy(store, options.sweep, target.opened())
+    given = file_system(options.target_option, "--target-option")
+    with given_as("URI"):
+        target = Store(options.target, options=given).opened()
+    copied = saved_sweep.copy(store, options.sweep, target)
     print(f"{options.sweep}: {copied} stages were copied to {target} and verified")
     return 0
 

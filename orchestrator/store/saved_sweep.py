@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 FORMAT = 2
 """Raised whenever the layout changes; other layouts are refused."""
 
+OF_STAGES = ("stages", "checkpoints", "failures")
+"""Where a store holds what belongs to a stage, below its key."""
+
 
 @dataclass(frozen=True)
 class SavedSweep:
@@ -139,7 +142,7 @@ def summaries(store: Store) -> list[Summary]:
     done, saved = set[str](), dict[str, float]()
     for entry in store.backend.entries():
         top, _, rest = entry.path.partition("/")
-        if top in ("stages", "checkpoints", "failures"):
+        if top in OF_STAGES:
             key, _, name = rest.partition("/")
             sizes[key] = sizes.get(key, 0) + entry.bytes
             done.update({key} if name == RECORD else ())

@@ -112,7 +112,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
         except StoreError as error:  # what was trained is durable, and shall be seen all the same
             say(error, amiss=True)
         comparison = compare_trials(plan, outcome.records, outcome.failures)
-        print_comparison(comparison, console)
+        print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` tells them
         if not outcome.interrupted:
             if outcome.records:
                 print_audit(audit(plan, outcome.records, comparison), console)

@@ -19,7 +19,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
-from orchestrator.planning.in_words import counted
+from orchestrator.planning.in_words import counted, first_few
 from orchestrator.sweep.objective import objective, unmeasured
 
 Status = Literal["finished", "failed", "killed"]
@@ -36,7 +36,7 @@ NOT_THEIRS = (
 EXIT_BEHIND = 3
 """All trials finished, but the view does not hold everything."""
 SHOWN = 5
-"""Missing trials that are named, and failures that are told in full."""
+"""Failures that are told in full."""
 
 
 class SweepIncomplete(OrchestratorError):
@@ -115,9 +115,10 @@ class Outcome:
             return None
         lines = []
         if missing:
-            verb = "interrupted" if self.interrupted else "failed"
-            names = "; ".join(missing[:SHOWN]) + (f"; and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
-            lines.append(f"{len(missing)} of {len(self.plan.trials)} trials {verb}: {names}")
+            if not self.interrupted:
+                lines.append(f"{len(missing)} of {len(self.plan.trials)} trials failed: {first_few(missing)}")
+            elif self.causes:
+                lines.append("Before the interrupt failed:")
             for key, failure in list(self.causes.items())[:SHOWN]:
                 lines += self._told(key, failure)
             if len(self.causes) > SHOWN:
@@ -127,7 +128,8 @@ class Outcome:
             reached = sorted(step for step in self.reached.values() if step)
             steps = ", ".join(map(str, reached))
             states = f", and a checkpoint of {counted(len(reached), 'stage')} (at step {steps})" if steps else ""
-            lines.append(f"What finished is kept{states}: the same command runs the rest{less}.")
+            kept = "Interrupted; what finished is kept" if self.interrupted else "What finished is kept"
+            lines.append(f"{kept}{states}: the same command runs the rest{less}.")
         error = SweepIncomplete("\n".join([*lines, self.behind] if self.behind else lines))
         error.exit_status = EXIT_INTERRUPTED if self.interrupted else 1 if missing else EXIT_BEHIND
         return error

@@ -173,5 +173,5 @@ def test_a_stopped_job_leaves_killed_runs_and_a_store_to_go_on_from(jobs: Jobs, 
     plan, done = finished(tmp_path)
     assert 0 < len(done) < len(plan.stages)
     _, log = jobs("logs", "stopped")
-    assert "Stopping at the next batch; what finished is kept." in log
+    assert "Stopping at the next batch." in log
     assert "Traceback" not in log

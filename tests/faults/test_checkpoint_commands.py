@@ -63,7 +63,9 @@ def test_an_interrupted_stage_writes_a_checkpoint_and_goes_on_from_it(
 
     assert command.wait(30) == 130
     assert (step := reached(folder)) > 0
-    assert f"What finished is kept, and a checkpoint of 1 stage (at step {step}): the same" in command.stderr
+    assert (
+        f"Interrupted; what finished is kept, and a checkpoint of 1 stage (at step {step}): the same" in command.stderr
+    )
     again = start(folder, *LONG, f"cluster={cluster}")
     assert again.wait(300) == 0
     assert f"Going on from checkpoints: dense, seed 0 from step {step}." in again.stdout

@@ -87,14 +87,14 @@ def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
         yield aligned(row, widths)
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, the largest matching sparsities, what it cost and what failed."""
+def print_comparison(comparison: Comparison, console: Console, *, failures: bool = True) -> None:
+    """Print the table, the largest matching sparsities, what it cost and, unless told elsewhere, what failed."""
     from rich.text import Text
 
     for line in text_table(comparison):
         style = "bold" if "*" in line or not line.startswith(" ") else ""
         console.print(Text(shown(line), style=style), soft_wrap=True)
-    for line in notes(comparison):
+    for line in (*notes(comparison), *(failure_notes(comparison) if failures else ())):
         console.print(Text(shown(line)), soft_wrap=True)
 
 
@@ -115,9 +115,8 @@ def print_forecast(info: SweepInfo, plan: Plan, records: Mapping[str, StageRecor
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the sentences below the table."""
+    """Yield the sentences below the table, where there is one."""
     if not comparison.points:
-        yield from failure_notes(comparison)
         return
     best = " *: the best mean at this sparsity." if any(point.best for point in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
@@ -151,7 +150,6 @@ def notes(comparison: Comparison) -> Iterator[str]:
             f"Training took {cost.steps:,} steps and {cost.seconds:,.1f} s of work; without shared stages it would "
             f"have taken {cost.unshared_steps:,} steps and {cost.unshared_seconds:,.1f} s."
         )
-    yield from failure_notes(comparison)
 
 
 def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
@@ -172,7 +170,8 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
     if not missing:
         return
     failed = [name for name in missing if comparison.trials[name] == "failed"]
-    yield f"{len(missing)} of {len(comparison.trials)} trials did not finish, {len(failed)} of them failed:"
+    of_them = f", {len(failed)} of them failed" if failed else ""
+    yield f"{len(missing)} of {len(comparison.trials)} trials did not finish{of_them}:"
     reasons: dict[str, list[str]] = {}
     for name in failed or missing:
         lacking = "trained, not measured" if comparison.trials[name] == "unmeasured" else "not run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,14 +85,14 @@ def test_a_store_that_is_not_there_is_a_mistake(command: Command, tmp_path: Path
     status, out, err = command(*arguments, "--store", str(tmp_path / "none"))
 
     assert (status, out) == (2, "")
-    assert f"`store.uri` (={tmp_path / 'none'}) is not there, or empty; pass that of the sweep" in err
+    assert f"`--store` (={tmp_path / 'none'}) is not there, or empty; pass where sweeps ran" in err
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["report", "--store", "nosuch://x"], "`store.uri` (=nosuch://x) must be a path or an fsspec URI"),
+        (["report", "--store", "nosuch://x"], "`--store` (=nosuch://x) must be a path or an fsspec URI"),
         (["list", "--option", "x"], "`--option` (='x') must be KEY=VALUE"),
         (["show", "none"], "`SWEEP` (='none') is not there; "),
         (["copy", "mine", "other", "--target-option", "x"], "`--target-option` (='x') must be KEY=VALUE"),
@@ -159,6 +160,22 @@ def test_sweeps_are_listed_and_shown(command: Command, store: Store, capsys: pyt
     assert "1 of 2 finished" in out
     assert "3 of 4 finished, 2 in no other sweep" in out
     assert "missing  t1: not run" in out
+
+
+def test_an_interrupted_sweep_is_shown_in_a_few_lines_and_with_its_checkpoints(command: Command, store: Store) -> None:
+    trials = [chain(1, seed=seed) for seed in range(7)]
+    stages = {spec.key: spec for trial in trials for spec in trial}
+    plan = Plan(stages, tuple(trial_of(f"t{i}", trial) for i, trial in enumerate(trials)))
+    store.save_sweep("cut", manifest(sweep_info("cut"), plan, {trials[3][0].key: "its data went away"}))
+    store.checkpoints.save(trials[0][0].key, 3, {}, FILES[WEIGHTS])
+
+    _, shown, _ = command("show", "cut")
+    _, listed, _ = command("list")
+
+    (size,) = re.findall(r"size +([\d.]+ kB), 0 B of it weights, \1 checkpoints\n", shown)
+    assert f" {size} " in listed, "the same as in the list"
+    assert "missing  t0; t1; t2; t4; t5; and 1 more: not run\n" in shown
+    assert "missing  t3: its data went away\n" in shown
 
 
 def test_deleting_takes_what_no_other_sweep_needs(

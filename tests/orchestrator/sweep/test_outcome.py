@@ -37,10 +37,20 @@ def test_one_exit_status_and_what_completes_the_view_last(
 def test_an_interrupt_says_how_far_its_stages_had_come() -> None:
     told = str(Outcome(PLAN, {}, interrupted=True, reached={DENSE: 40, ROUND: 7, "f" * 64: 0}).incomplete())
 
-    assert told.endswith(
-        "What finished is kept, and a checkpoint of 2 stages (at step 7, 40): the same command runs the rest."
+    assert told == (
+        "Interrupted; what finished is kept, and a checkpoint of 2 stages (at step 7, 40): the same command runs the "
+        "rest."
     )
     assert "kept: the same" in str(Outcome(PLAN, {}, interrupted=True).incomplete())
+
+
+def test_what_failed_before_an_interrupt_is_told_all_the_same() -> None:
+    outcome = Outcome(PLAN, {}, interrupted=True)
+    outcome.take(StageEvent("failed", DENSE, 0.0, failure=Failure("the loss is nan", repeats=True)))
+    first, second, third = str(outcome.incomplete()).splitlines()
+
+    assert (first, second[-17:]) == ("Before the interrupt failed:", ": the loss is nan")
+    assert third.endswith("runs the rest, less what would fail again (retry_failed=true tries that, too).")
 
 
 def test_what_an_interrupt_came_too_late_for_is_finished() -> None:
