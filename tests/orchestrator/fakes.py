@@ -165,7 +165,8 @@ def plan_of(*chains: list[StageSpec]) -> Plan:
 
 
 def trial_of(name: str, chain: Sequence[StageSpec], overrides: tuple[str, ...] = (), **config: Any) -> TrialSpec:
-    """The trial that is this chain of stages."""
+    """The trial that is this chain of stages, with what a saved configuration must have."""
+    config = {"method": {}, "schedule": {}, **config}
     keys = tuple(spec.key for spec in chain)
     return TrialSpec(name, overrides, config, keys, keys[0], f"all but the seed of {name}")
 
