@@ -51,7 +51,8 @@ def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     children = dict.fromkeys(name.partition(".")[0] for name in siblings)
     in_group = [f"{group}.{name}" for name in get_close_matches(leaf, children, n=1)]
-    near = get_close_matches(key, list(dict.fromkeys([*tops, *known])), n=3, cutoff=0.7)
+    near = [] if group else get_close_matches(key, tops, n=1, cutoff=0.7)
+    near = near or get_close_matches(key, known, n=3, cutoff=0.7)
     close = in_group if within else same_leaf or in_group or near
     if close:
         yield f"did you mean {' or '.join(f'`{name}`' for name in close[:3])}?"

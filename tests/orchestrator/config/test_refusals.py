@@ -223,7 +223,7 @@ def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
     Path("mine/sweep/mysweep.yaml").write_text(
         "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: [0.5, 0.8]}}}\n"
     )
-    assert "or null; an axis of a preset has no brackets: schedule.sparsity: 0.5, 0.8." in ask(*OWN, "+sweep=mysweep")
+    assert "or null; an axis of a preset has no brackets: schedule.sparsity: 0.5,0.8." in ask(*OWN, "+sweep=mysweep")
 
 
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
