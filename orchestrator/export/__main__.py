@@ -14,8 +14,9 @@ from orchestrator.export import choosing
 from orchestrator.export.formats.format import ExportError
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept, kept
-from orchestrator.export.leaving import chosen_formats, leave, shrunk, size, writable
+from orchestrator.export.leaving import chosen_formats, leave, size, writable
 from orchestrator.export.readme import readme
+from orchestrator.export.shrinking import shrunk
 from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
 from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         @cache
         def found(stage: str) -> tuple[Kept, nn.Module]:
             network = kept(store, sweep, choosing.ending_with(stage, sweep.plan), run_own_code=options.run_own_code)
-            return network, shrunk(network)
+            return network, shrunk(network.model, network.inputs()[0])
 
         if options.best is None:
             choice = choosing.named(options.trial, sweep.plan, sweep.records)

@@ -18,13 +18,12 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.choosing import Choice
-from orchestrator.export.formats.format import ExportError, call, call_values, called_with
+from orchestrator.export.formats.format import ExportError, call_values, called_with
 from orchestrator.planning import located
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.training.networks import stored
 from orchestrator.workloads.data import Data
-from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.compact.tracing import Example
 
 BATCH, BATCHES = 16, 4
@@ -51,11 +50,6 @@ class Kept:
         if len(call_values(found[0])[0]) < 2:
             raise ExportError("`data` must have 2 examples to test on or more, to see that batches may be of any size.")
         return [*found, cut(found[0], 1)]
-
-    def outputs(self, inputs: Example) -> Tensor:
-        """Return the outputs of the masked network."""
-        with torch.no_grad():
-            return outputs_of(call(self.model, inputs))
 
 
 def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool) -> Kept:

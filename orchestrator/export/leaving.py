@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import nn
 
-import pruning
-from orchestrator.export.formats.format import ExportError, Format, difference, with_outputs_alone
+from orchestrator.export.formats.format import ExportError, Format
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept
 from orchestrator.export.pretrained import FOLDER, save_pretrained
+from orchestrator.export.shrinking import hold
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,6 @@ class Written:
     bytes: int
     difference: float
     code: str
-
-
-def shrunk(kept: Kept) -> nn.Module:
-    """Return the network without what is empty, outputs alone; raise ExportError where it cannot be followed."""
-    inputs = kept.inputs()[0]
-    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
-        return pruning.shrink(with_outputs_alone(kept.model, inputs), inputs)
-    except ValueError as error:
-        raise ExportError(str(error)) from error
 
 
 def size(network: nn.Module) -> int:
@@ -91,19 +82,8 @@ def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Pat
 def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
     inputs = kept.inputs()
     chosen.write(smaller, inputs[0], folder)
-    run = chosen.load(folder, 1)
-    try:
-        worst = max(difference(run(each), kept.outputs(each)) for each in inputs)
-    except Exception as error:  # whatever a runtime says to what it cannot run
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ExportError(
-            f"the network as {chosen.name} does not run ({type(error).__name__}: {said}); take another format."
-        ) from error
-    if not worst <= chosen.tolerance:
-        raise ExportError(
-            f"the outputs of the network as {chosen.name} differ from those of the masked one by {worst:.2g} of the "
-            f"largest, and must not by more than {chosen.tolerance:g}; take another format."
-        )
+    run, remedy = chosen.load(folder, 1), "take another format"
+    worst = hold(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)
     code = chosen.code(smaller, inputs[0])
     imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))

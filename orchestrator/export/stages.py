@@ -11,7 +11,7 @@ import copy
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -24,46 +24,36 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-import pruning
-from orchestrator.core.errors import OrchestratorError, StageMissing
+from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.export.formats.format import Run, call, called_with, difference, with_outputs_alone
-from orchestrator.export.formats.table import FORMATS
+from orchestrator.export.formats.format import ExportError, call, called_with
+from orchestrator.export.formats.table import FORMATS, SHRINK, TOLERANCES
 from orchestrator.export.measuring import Measuring
+from orchestrator.export.shrinking import hold, shrunk
 from orchestrator.training.environment import environment
 from orchestrator.training.networks import Network, restored
-from orchestrator.workloads.tasks.batch import outputs_of
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
 from pruning.compact.tracing import Example
 from pruning.measure.latency import Call, Make, calling
 
-SHRINK = "shrink"
-"""The format that is the network itself, in PyTorch."""
 EXAMPLES, BATCHES = 64, 4
 """Of the test split, by which the outputs of a deployment are held to those of the masked network."""
-TOLERANCE = 1e-4
-"""By how much these may differ, relative to the largest."""
-
-
-class DeployError(OrchestratorError):
-    """A network that cannot be deployed: it cannot be traced, or gives other outputs."""
-
-    repeats = True
 
 
 def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
     """Take out of a finished network what is empty, and write it: its weights and the format's files are the stage's.
 
     Raises:
-        DeployError: it cannot be traced, or its outputs are not those of the masked network.
-        ExportError: it cannot be written in the format, or a package for that is missing.
+        ExportError: it cannot be traced, or written in the format, or a package for that is missing; or its outputs
+            are not those of the masked network.
     """
     begun, name = _begin(order), spec.fields["format"]
     network = _restored(spec, spec.inputs[NETWORK], order)
+    network.model.cpu()  # where no convolution rounds float32 to TF32
     smaller = _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
@@ -74,12 +64,10 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
             written = {file: (Path(place) / file).read_bytes() for file in FORMATS[name].files}
             files |= {file: partial(_write, content) for file, content in written.items()}
             size = sum(map(len, written.values()))
-        worst = _difference(network, smaller if name == SHRINK else FORMATS[name].load(Path(place), order.threads))
-    if not worst <= TOLERANCE:
-        raise DeployError(
-            f"the outputs of the network as {name} differ from those of the masked one by {worst:.2g} of the largest, "
-            f"and must not by more than {TOLERANCE:g}; leave {name} out of `deploy.formats`."
-        )
+        run = partial(call, smaller) if name == SHRINK else FORMATS[name].load(Path(place), order.threads)
+        remedy = f"leave {name} out of `deploy.formats`"
+        model, examples = network.model.eval(), _tested(network)
+        worst = hold(run, model, examples, TOLERANCES[name], name=name, remedy=remedy)
     record = replace(
         _record(spec, _finished(spec, NETWORK, order), order, begun),
         weights_digest=state_digest(weights),
@@ -186,11 +174,10 @@ def _smaller(network: Network) -> nn.Module:
     """Return the network in evaluation, without what masks have emptied."""
     if not network.masks.sparsity():
         return network.model.eval()
-    example = _example(network, 2)
-    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
-        return pruning.shrink(with_outputs_alone(network.model, example), example)
-    except (ValueError, TypeError) as error:
-        raise DeployError(f"the network cannot be shrunk: {str(error).rstrip('.')}; pass deploy=none.") from error
+    try:
+        return shrunk(network.model, _example(network, 2))
+    except ExportError as error:
+        raise ExportError(f"the network cannot be shrunk: {str(error).rstrip('.')}; pass deploy=none.") from error
 
 
 def _example(network: Network, size: int) -> Example:
@@ -214,15 +201,10 @@ def _device(network: Network) -> torch.device:
     return next((each.device for each in network.model.parameters()), torch.device("cpu"))
 
 
-def _difference(network: Network, deployed: nn.Module | Run) -> float:
-    """Return by how much outputs differ on batches of the test split, relative to the largest."""
-    model, worst = network.model.eval(), 0.0
-    with torch.no_grad():
-        for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
-            inputs = called_with(model, batch)
-            found = call(deployed, inputs) if isinstance(deployed, nn.Module) else deployed(inputs)
-            worst = max(worst, difference(outputs_of(found), outputs_of(call(model, inputs))))
-    return worst
+def _tested(network: Network) -> Iterator[Example]:
+    """Yield what the network is called with for batches of the test split."""
+    for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
+        yield called_with(network.model, batch)
 
 
 def _write(content: bytes, file: BinaryIO) -> None:

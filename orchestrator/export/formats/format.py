@@ -38,7 +38,7 @@ class Format:
         loader: (folder, threads) -> what runs it.
         files: what `writer` writes.
         needs: packages, of the extra `export`, that `writer` or `loader` import.
-        tolerance: how far outputs may differ from PyTorch's, relative to the largest.
+        tolerance: how far outputs may differ from the masked network's in PyTorch, relative to the largest, in float32.
         arrays: what it is called with: those of torch or of numpy.
         snippet: Python code that loads it from the working directory, without this project, once `arrays` is
             imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `code`.

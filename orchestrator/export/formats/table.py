@@ -1,4 +1,4 @@
-"""The formats by name."""
+"""The formats by name, and how far outputs in each may differ from the masked network's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from orchestrator.config.parts.deploy import PACKAGES
 from orchestrator.export.formats import generated, onnx, openvino, programs
 from orchestrator.export.formats.format import Format
+
+SHRINK = "shrink"
+"""What is deployed without a format: the network itself, in PyTorch."""
+PYTORCH, RUNTIME = 1e-5, 1e-4
+"""Tolerances, see `Format`: of PyTorch's own kernels on smaller tensors, and of those of other runtimes."""
 
 FORMATS: Mapping[str, Format] = {
     each.name: each
@@ -18,7 +23,7 @@ FORMATS: Mapping[str, Format] = {
             generated.load,
             files=(generated.MODULE, generated.WEIGHTS),
             needs=(),
-            tolerance=1e-4,
+            tolerance=PYTORCH,
             arrays="torch",
             snippet=generated.SNIPPET,
         ),
@@ -29,7 +34,7 @@ FORMATS: Mapping[str, Format] = {
             programs.load,
             files=(programs.FILE,),
             needs=(),
-            tolerance=1e-5,
+            tolerance=PYTORCH,
             arrays="torch",
             snippet=programs.SNIPPET,
         ),
@@ -40,7 +45,7 @@ FORMATS: Mapping[str, Format] = {
             onnx.load,
             files=(onnx.FILE,),
             needs=PACKAGES["onnx"],
-            tolerance=1e-4,
+            tolerance=RUNTIME,
             arrays="numpy",
             snippet=onnx.SNIPPET,
         ),
@@ -51,9 +56,11 @@ FORMATS: Mapping[str, Format] = {
             openvino.load,
             files=(openvino.FILE, openvino.WEIGHTS),
             needs=PACKAGES["openvino"],
-            tolerance=1e-4,
+            tolerance=RUNTIME,
             arrays="numpy",
             snippet=openvino.SNIPPET,
         ),
     )
 }
+TOLERANCES: Mapping[str, float] = {SHRINK: PYTORCH, **{name: each.tolerance for name, each in FORMATS.items()}}
+"""What is deployed -> how far its outputs may differ."""

@@ -1,0 +1,79 @@
+"""A network without what masks have emptied, and how far what leaves is from the masked network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+import pruning
+from orchestrator.export.formats.format import ExportError, call, difference, with_outputs_alone
+from orchestrator.workloads.tasks.batch import outputs_of
+from pruning.compact.tracing import Example
+
+ROUNDINGS = 8
+"""By so many roundings of its coarsest type the outputs of a network in half precision may differ at least."""
+
+
+class OtherOutputs(ExportError):
+    """A network that gives other outputs as it leaves than the masked one."""
+
+    repeats = True
+
+
+def shrunk(model: nn.Module, example: Example) -> nn.Module:
+    """Return the network without what is empty, outputs alone; raise ExportError where it cannot be followed."""
+    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
+        return pruning.shrink(with_outputs_alone(model, example), example)
+    except (ValueError, TypeError) as error:
+        raise ExportError(str(error)) from error
+
+
+def hold(
+    run: Callable[[Example], Any],
+    model: nn.Module,
+    examples: Iterable[Example],
+    tolerance: float,
+    *,
+    name: str,
+    remedy: str,
+) -> float:
+    """Return by how much outputs differ at most from the masked network's, relative to the largest.
+
+    Args:
+        run: the network as it leaves.
+        model: the masked network, in evaluation.
+        examples: what both are called with.
+        tolerance: how far they may differ where the network is in float32; in half precision so far as that rounds.
+        name, remedy: what the network leaves as, and what to do if it cannot, for the error.
+
+    Raises:
+        OtherOutputs: they differ by more.
+        ExportError: the network does not run.
+    """
+    tolerance, worst = max(tolerance, ROUNDINGS * _coarsest(model)), 0.0
+    with torch.no_grad():
+        for example in examples:
+            expected = outputs_of(call(model, example))
+            try:
+                found = run(example)
+            except Exception as error:  # whatever a runtime says to what it cannot run
+                said = (str(error).strip().splitlines() or [""])[0][:200]
+                raise ExportError(
+                    f"the network as {name} does not run ({type(error).__name__}: {said}); {remedy}."
+                ) from error
+            worst = max(worst, difference(outputs_of(found), expected))
+    if not worst <= tolerance:
+        raise OtherOutputs(
+            f"the outputs of the network as {name} differ from those of the masked one by {worst:.2g} of the largest, "
+            f"and must not by more than {tolerance:g}; {remedy}."
+        )
+    return worst
+
+
+def _coarsest(model: nn.Module) -> float:
+    """Return by how much the coarsest of the types that a network's parameters are in rounds, relative to a number."""
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return max((torch.finfo(dtype).eps for dtype in types), default=0.0)
