@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.config.components import BUILT_IN
 
 VERSIONS: Mapping[str, int] = {
-    "training": 4,
-    "round": 1,
+    "training": 5,
+    "round": 2,
     "deploy": 1,
     "model/mlp": 1,
     "model/cnn": 1,

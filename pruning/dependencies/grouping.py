@@ -16,9 +16,9 @@ from torch import Tensor, fx, nn
 from pruning.choices.axes import Scope, Unit
 from pruning.compact.flow import Flow
 from pruning.compact.labels import FIXED
-from pruning.compact.operations import CONVOLUTIONS, arguments, name_of
 from pruning.compact.shrinking import flow_of
 from pruning.compact.tracing import Example, Traced, traced
+from pruning.dependencies.costs import multiplied, use_of
 from pruning.dependencies.groups import DependencyGroup, DependencyGroups, Held, Member
 from pruning.holding.parameter import plain_modules
 
@@ -50,13 +50,14 @@ def dependency_groups(
     flow = flow_of(trace)
     _unite(flow)
     names = _names(trace)
-    groups = tuple(_groups(flow, names))
-    if not groups:
+    found = list(_groups(flow, names))
+    if not found:
         raise ValueError(
             f"`model` ({type(model).__name__}) has no channels that can go: each is an input or output of the network, "
             "or kept by an operation that reads it as a whole; use unit='entry' or 'channel'."
         )
-    return DependencyGroups(groups, _tensors(flow, names), unit or Unit("group"), scope or Scope())
+    groups, products = tuple(group for group, _ in found), multiplied(flow, [(g.name, number) for g, number in found])
+    return DependencyGroups(groups, _tensors(flow, names), unit or Unit("group"), scope or Scope(), tuple(products))
 
 
 def _unite(flow: Flow) -> None:
@@ -110,8 +111,11 @@ def _fields(flow: Flow, names: dict[int, str]) -> Iterator[tuple[str, Tensor, Te
             yield names[key], tensor, flow.labels.roots(field)
 
 
-def _groups(flow: Flow, names: dict[int, str]) -> Iterator[DependencyGroup]:
-    """Yield the groups: channels whose positions lie in the same dimensions of the same tensors."""
+def _groups(flow: Flow, names: dict[int, str]) -> Iterator[tuple[DependencyGroup, Tensor]]:
+    """Yield the groups: channels whose positions lie in the same dimensions of the same tensors.
+
+    With each comes the channel that a label stands for, -1 for none of the group's.
+    """
     pinned = torch.cat([torch.tensor([FIXED]), *(labels for labels, _ in flow.labels.pins)])
     fixed = torch.zeros(len(flow.labels), dtype=torch.bool)
     fixed[flow.labels.roots(pinned)] = True
@@ -133,17 +137,18 @@ def _groups(flow: Flow, names: dict[int, str]) -> Iterator[DependencyGroup]:
         first = members[0].tensor
         taken[first] += 1
         name = first if taken[first] == 1 else f"{first}#{taken[first]}"
-        yield DependencyGroup(name, len(units), width, members)
+        yield DependencyGroup(name, len(units), width, members), number
 
 
 def _tensors(flow: Flow, names: dict[int, str]) -> dict[str, Held]:
     applied: dict[int, int] = defaultdict(int)
     outputs: dict[int, int] = {}
     for node in flow.traced.graph.graph.nodes:
-        weight, times, dim = _use(flow, node)
-        if weight is not None:
-            applied[id(weight)] += times
-            outputs[id(weight)] = dim
+        use = use_of(flow, node)
+        if use and use.weight.op == "get_attr":
+            weight = id(flow.traced.tensor(str(use.weight.target)))
+            applied[weight] += use.times
+            outputs[weight] = use.dim
     held = {}
     for path, module in plain_modules(flow.traced.model):
         for leaf, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -152,20 +157,3 @@ def _tensors(flow: Flow, names: dict[int, str]) -> dict[str, Held]:
                 trained, key = isinstance(tensor, nn.Parameter), id(tensor)
                 held[name] = Held(tensor.shape, tensor.itemsize, trained, applied[key], outputs.get(key, 0))
     return held
-
-
-def _use(flow: Flow, node: fx.Node) -> tuple[Tensor | None, int, int]:
-    """Return the weight that a layer applies, how often it applies each entry, and the dimension of its outputs."""
-    name = name_of(node)
-    if name not in ("linear", "addmm", *CONVOLUTIONS):
-        return None, 0, 0
-    given = arguments(node)
-    source, weight = (given["mat1"], given["mat2"]) if name == "addmm" else (given["input"], given["weight"])
-    if weight.op != "get_attr":
-        return None, 0, 0
-    transposed = "transpose" in name or bool(given.get("transposed"))
-    tensor, result = flow.traced.tensor(str(weight.target)), flow.value(node)
-    if transposed:
-        return tensor, flow.value(source).numel() // tensor.shape[0], 1
-    dim = int(name == "addmm")
-    return tensor, result.numel() // tensor.shape[dim], dim

@@ -80,6 +80,15 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Multiplied:
+    """Activations that a product multiplies: their shape, how often each entry, and where channels of groups lie."""
+
+    shape: torch.Size
+    applied: int
+    members: tuple[tuple[str, Member], ...]
+
+
+@dataclass(frozen=True)
 class DependencyGroups:
     """The dependency groups of a network, in its order; made by `dependency_groups`.
 
@@ -87,12 +96,14 @@ class DependencyGroups:
         groups: of channels that may go.
         tensors: name -> every parameter and buffer of the network.
         unit, scope: how channels are scored, and how many are kept.
+        products: of activations, which have no tensor among those.
     """
 
     groups: tuple[DependencyGroup, ...]
     tensors: Mapping[str, Held]
     unit: Unit
     scope: Scope
+    products: tuple[Multiplied, ...] = ()
 
     def __iter__(self) -> Iterator[DependencyGroup]:
         return iter(self.groups)
@@ -190,16 +201,24 @@ class DependencyGroups:
         Args:
             kept: name of a group -> bool for each channel.
             budget: "channels" of these groups; "parameters" and "bytes" (with buffers) of the whole network; "macs":
-                the multiply-accumulates of its linear and convolutional layers for the example.
-            tensors: names of those that alone are counted, but for channels; None is all.
+                its multiply-accumulates for the example, as `pruning.measure` counts them, those of attention too.
+            tensors: names of those that alone are counted, beside products of activations, but for channels; None is
+                all.
         """
         if budget == "channels":
             return sum(int(each.sum()) for each in kept.values())
-        return sum(
-            cost * self._entries(name, self.tensors[name].shape, kept)
+        left = sum(
+            cost * self.entries(name, kept)
             for name in (self.tensors if tensors is None else tensors)
             if (cost := self.tensors[name].cost(budget))
         )
+        if budget == "macs":
+            left += sum(each.applied * _entries(each.shape, each.members, kept) for each in self.products)
+        return left
+
+    def entries(self, name: str, kept: Mapping[str, Tensor]) -> int:
+        """Return how many entries of a tensor are left once the channels that `kept` does not keep are taken out."""
+        return _entries(self.tensors[name].shape, self._by_tensor.get(name, ()), kept)
 
     @cached_property
     def _by_tensor(self) -> Mapping[str, Sequence[tuple[str, Member]]]:
@@ -209,20 +228,22 @@ class DependencyGroups:
                 found[member.tensor].append((group.name, member))
         return found
 
-    def _entries(self, name: str, shape: torch.Size, kept: Mapping[str, Tensor]) -> int:
-        """Return how many entries of a tensor are left."""
-        masks: dict[tuple[int, ...], Tensor] = {}
-        for group, member in self._by_tensor.get(name, ()):
+
+def _entries(shape: torch.Size, members: Sequence[tuple[str, Member]], kept: Mapping[str, Tensor]) -> int:
+    """Return how many entries of a tensor with these members of groups are left."""
+    masks: dict[tuple[int, ...], Tensor] = {}
+    for group, member in members:
+        if group in kept:
             keeps = _keeps(member, kept[group])
             masks[member.dims] = masks[member.dims] & keeps if member.dims in masks else keeps
-        covered = [dim for dims in masks for dim in dims]
-        free = math.prod(size for dim, size in enumerate(shape) if dim not in covered)
-        if len(covered) == len({*covered}):
-            return free * math.prod(int(mask.sum()) for mask in masks.values())
-        together = torch.ones([size if dim in covered else 1 for dim, size in enumerate(shape)], dtype=torch.bool)
-        for mask in masks.values():
-            together = together & mask
-        return free * int(together.sum())
+    covered = [dim for dims in masks for dim in dims]
+    free = math.prod(size for dim, size in enumerate(shape) if dim not in covered)
+    if len(covered) == len({*covered}):
+        return free * math.prod(int(mask.sum()) for mask in masks.values())
+    together = torch.ones([size if dim in covered else 1 for dim, size in enumerate(shape)], dtype=torch.bool)
+    for mask in masks.values():
+        together = together & mask
+    return free * int(together.sum())
 
 
 def _keeps(member: Member, kept: Tensor) -> Tensor:

@@ -5,27 +5,31 @@ A weight takes part in one multiplication for each position it is applied at, so
     MACs = sum over its weights of (applications of the weight),      remaining = the same over unmasked weights
 
 Counted are Linear, Bilinear, convolutions (transposed ones too), transformers' Conv1D, RNN, LSTM, GRU and their cells,
-and MultiheadAttention with its two products of activations. Biases, normalisation, activations, embeddings, and
-products that a model's own forward computes outside of these layers are not counted.
+and MultiheadAttention; and under the module that computes them the matrix products and convolutions of other forwards,
+above all the two of attention: queries by keys, and what that gives by values, each query by each key whether a mask
+hides it or not. A product of two activations has no weights: it remains unless masks have left one of its factors 0 as
+a whole, as all queries or all values of a head are once nothing of it is left. Biases, normalisation, activations and
+embeddings are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pruning.holding.parameter import plain_modules
+from pruning.holding.parameter import plain_modules, unwrapped
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
+from pruning.measure.layers import Call, rule_of
+from pruning.measure.products import Product, Products
 
 
 @dataclass(frozen=True)
@@ -62,25 +66,24 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
         model: any module.
         example: what to call the model with; a plain tuple is unpacked into arguments, a dict into named ones. Give a
             batch of one example for the count of one example.
-        masks: the masks to count unmasked weights by; None collects those that the model holds.
+        masks: the masks to count unmasked weights by; None collects those that the model holds. Weights that they mask
+            have to be 0 in the model for the products of activations that have become 0.
     """
-    masks = MaskSet.collect(model) if masks is None else masks
-    layers: dict[str, LayerMacs] = {}
+    counter = _Counter(model, MaskSet.collect(model) if masks is None else masks)
     fast = torch.backends.mha.get_fastpath_enabled()
-    handles = [
-        module.register_forward_hook(partial(_count, layers, masks, path, rule), with_kwargs=True)
-        for path, module in plain_modules(model)
-        if (rule := _rule_of(module)) is not None
-    ]
-    try:
+    with ExitStack() as stack:
+        for path, module in plain_modules(model):
+            enter, leave = partial(counter.enter, path), partial(counter.leave, path)
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
-        with in_mode(model, training=False), torch.no_grad():
-            model(**example) if type(example) is dict else model(*arguments_of(example))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for handle in handles:
-            handle.remove()
-    return Macs(layers)
+        stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))  # others pad features
+        stack.enter_context(in_mode(model, training=False))
+        with torch.no_grad(), Products(counter.product):
+            plain = unwrapped(model)
+            plain(**example) if type(example) is dict else plain(*arguments_of(example))
+    return Macs(counter.layers)
 
 
 def arguments_of(example: Any) -> tuple[Any, ...]:
@@ -102,111 +105,74 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             reparam.refresh(module)  # what ran without gradients has left tensors without a history
 
 
-# --- how often each layer applies its weights -------------------------------------------------------------------------
+class _Counter:
+    """Counts what modules do between their `enter` and `leave`."""
+
+    def __init__(self, model: nn.Module, masks: MaskSet) -> None:
+        self.layers: dict[str, LayerMacs] = {}
+        self._modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
+        self._running: list[tuple[str, nn.Module]] = []
+
+    def enter(self, path: str, module: nn.Module, _inputs: object) -> None:
+        """Note a module whose forward begins."""
+        self._running.append((path, module))
+
+    def leave(
+        self, path: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
+        """Count the weights of a layer whose forward ends."""
+        while self._running.pop()[1] is not module:  # what failed inside, and was caught
+            pass
+        rule = rule_of(module)
+        for use in rule(module, Call(inputs, keywords, output)) if rule else []:
+            size = attrgetter(use.weight)(module)[use.rows].numel()
+            mask = self._masks.get(_joined(path, use.weight))
+            kept = size if mask is None else int(mask[use.rows].count_nonzero())
+            self._add(path, use.times * size, use.times * kept)
+
+    def product(self, product: Product) -> None:
+        """Count a product that no rule of a layer counts."""
+        layer = next((each for each in self._running if rule_of(each[1])), None)
+        if layer is None:
+            self._add(self._running[-1][0], product.macs, self._remaining(product))
+        elif isinstance(layer[1], nn.MultiheadAttention) and _is_of_heads(product):
+            self._add(layer[0], product.macs, self._remaining(product))
+
+    def _add(self, path: str, total: int, remaining: int) -> None:
+        earlier = self.layers.get(path, LayerMacs(0, 0))
+        self.layers[path] = LayerMacs(earlier.total + total, earlier.remaining + remaining)
+
+    def _remaining(self, product: Product) -> int:
+        """Return how many of a product's multiply-accumulates unmasked weights, or heads that are not empty, have."""
+        one, other, total = product
+        if not self._masked or one.is_meta:
+            return total
+        for factor in (one, other):
+            kept = self._kept(factor)
+            if kept is not None:
+                return total // max(1, factor.numel()) * kept
+        if one.ndim != 3 or other.ndim != 3:
+            return total if one.any() and other.any() else 0
+        alive = one.any(-1).any(-1) & other.any(-1).any(-1)
+        return total // max(1, len(one)) * int(alive.sum())
+
+    def _kept(self, factor: Tensor) -> int | None:
+        """Return how many entries of a factor are unmasked where it is a masked weight, or a view of one."""
+        place = factor.untyped_storage().data_ptr()
+        for name, mask in self._masks.items():
+            path, _, leaf = name.rpartition(".")
+            tensor = getattr(self._modules.get(path), leaf, None)
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() == place:
+                laid_out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.bool).copy_(mask)
+                start = factor.storage_offset() - tensor.storage_offset()
+                return int(laid_out.as_strided(factor.shape, factor.stride(), start).count_nonzero())
+        return None
 
 
-class _Use(NamedTuple):
-    """How often every entry of a weight, or of some rows of it, is applied in one call."""
-
-    weight: str
-    times: int
-    rows: slice = slice(None)
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer: its arguments by position and by name, and what it returned."""
-
-    inputs: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    output: Any
-
-    def argument(self, position: int, name: str) -> Any:
-        return self.inputs[position] if position < len(self.inputs) else self.keywords[name]
-
-
-Rule = Callable[[Any, _Call], tuple[list[_Use], int]]
-"""(layer, call) -> uses of its weights, and multiply-accumulates that no weight takes part in."""
-
-
-def _count(
-    layers: dict[str, LayerMacs],
-    masks: MaskSet,
-    path: str,
-    rule: Rule,
-    module: nn.Module,
-    inputs: tuple[Any, ...],
-    keywords: dict[str, Any],
-    output: Any,
-) -> None:
-    uses, weightless = rule(module, _Call(inputs, keywords, output))
-    total = remaining = weightless
-    for use in uses:
-        weight: Tensor = attrgetter(use.weight)(module)
-        mask = masks.get(f"{path}.{use.weight}" if path else use.weight)
-        size = weight[use.rows].numel()
-        total += use.times * size
-        remaining += use.times * (size if mask is None else int(mask[use.rows].count_nonzero()))
-    earlier = layers.get(path, LayerMacs(0, 0))
-    layers[path] = LayerMacs(earlier.total + total, earlier.remaining + remaining)
-
-
-def _features_last(_module: Any, call: _Call) -> tuple[list[_Use], int]:
-    return [_Use("weight", call.output.numel() // max(1, call.output.shape[-1]))], 0
-
-
-def _convolution(module: Any, call: _Call) -> tuple[list[_Use], int]:
-    return [_Use("weight", call.output.numel() // module.out_channels)], 0
-
-
-def _transposed_convolution(module: Any, call: _Call) -> tuple[list[_Use], int]:
-    return [_Use("weight", call.argument(0, "input").numel() // module.in_channels)], 0
-
-
-def _recurrent(module: Any, call: _Call) -> tuple[list[_Use], int]:
-    sequence = call.argument(0, "input")
-    entries = sequence.data.numel() if isinstance(sequence, PackedSequence) else sequence.numel()
-    names = [
-        f"weight_{kind}_l{layer}{direction}"
-        for layer in range(module.num_layers)
-        for direction in ("", "_reverse")[: 1 + module.bidirectional]
-        for kind in ("ih", "hh", "hr")[: 2 + (module.proj_size > 0)]
-    ]
-    return [_Use(name, entries // module.input_size) for name in names], 0
-
-
-def _recurrent_cell(module: Any, call: _Call) -> tuple[list[_Use], int]:
-    times = call.argument(0, "input").numel() // module.input_size
-    return [_Use("weight_ih", times), _Use("weight_hh", times)], 0
-
-
-def _attention(module: nn.MultiheadAttention, call: _Call) -> tuple[list[_Use], int]:
-    query, key, value = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
-    size = module.embed_dim
-    queries, keys, values = query.numel() // size, key.numel() // module.kdim, value.numel() // module.vdim
-    if module._qkv_same_embed_dim:
-        starts = zip((0, size, 2 * size), (queries, keys, values), strict=True)
-        uses = [_Use("in_proj_weight", times, slice(start, start + size)) for start, times in starts]
-    else:
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        uses = [_Use(name, times) for name, times in zip(names, (queries, keys, values), strict=True)]
-    batch = 1 if key.dim() == 2 else key.shape[0 if module.batch_first else 1]
-    attended = keys // max(1, batch) + (module.bias_k is not None) + module.add_zero_attn
-    # Each query meets each key once, and each value once, in all `embed_dim` features of the heads together.
-    return [*uses, _Use("out_proj.weight", queries)], 2 * queries * attended * size
-
-
-RULES: tuple[tuple[type[nn.Module] | tuple[type[nn.Module], ...], Rule], ...] = (
-    (_ConvTransposeNd, _transposed_convolution),
-    (_ConvNd, _convolution),
-    ((nn.Linear, nn.Bilinear), _features_last),
-    (nn.RNNBase, _recurrent),
-    (nn.RNNCellBase, _recurrent_cell),
-    (nn.MultiheadAttention, _attention),
-)
-
-
-def _rule_of(module: nn.Module) -> Rule | None:
-    if type(module).__name__ == "Conv1D":  # transformers' linear layer with a transposed weight
-        return _features_last
-    return next((rule for kind, rule in RULES if isinstance(module, kind)), None)
+def _is_of_heads(product: Product) -> bool:
+    """Say whether a product is one of activations: a weight is no batch, or the same for all of it."""
+    return all(factor.ndim == 3 and factor.stride(0) > 0 for factor in product[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning import located
 from orchestrator.workloads import models
 from orchestrator.workloads.weights import initialise
+from pruning.measure.macs import macs
 
 PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
 VISION = (
@@ -140,3 +142,16 @@ def test_a_network_of_timm_is_built_for_the_data_and_pruned() -> None:
         build("timm", (1, 8, 8), 10, architecture="resnet0")
     with pytest.raises(OrchestratorError, match=r"`model.input_shape` \(=\[6\]\) must be \[channels, height, width\]"):
         build("timm", (6,), 10, architecture="resnet18")
+
+
+@pytest.mark.usefixtures("timm")
+def test_multiply_accumulates_of_vision_transformers_are_those_by_hand() -> None:
+    with torch.device("meta"):
+        base = importlib.import_module("timm").create_model("vit_base_patch16_224")
+        found = macs(base, torch.empty(1, 3, 224, 224))
+
+    tokens, width, block = 197, 768, 12 * 768 * 768  # queries, keys, values, what they give, and four times as wide
+    attention = 2 * tokens * tokens * width
+    assert found.layers["blocks.3.attn"].total == attention
+    assert found.total == 196 * 3 * 16 * 16 * width + 12 * (tokens * block + attention) + width * 1000
+    assert found.total == 17_563_828_224, "torchvision's page says 17.56 billion of its own"

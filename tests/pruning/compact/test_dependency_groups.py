@@ -135,10 +135,9 @@ def hold(
                 assert not (parameters[member.tensor] * chosen).any()
     assert smaller.shrunk.form != "unchanged"
     left = {name: each.numel() for name, each in smaller.state_dict().items()}
-    assert all(left[name] == groups._entries(name, held.shape, kept) for name, held in groups.tensors.items())
+    assert all(left[name] == groups.entries(name, kept) for name in groups.tensors)
     assert groups.remaining(kept, "parameters") == sum(each.numel() for each in smaller.parameters())
-    if smaller.shrunk.form == "module":
-        assert groups.remaining(kept, "macs") == macs(smaller, example).total
+    assert groups.remaining(kept, "macs") == macs(smaller, example).total
     total = {"parameters": before, "macs": whole, "channels": sum(groups.sizes.values())}
     if scope.budget in total:
         assert gone(groups, kept) == pytest.approx(1 - groups.remaining(kept, scope.budget) / total[scope.budget])
@@ -165,6 +164,15 @@ def test_a_budget_is_met_to_one_channel(budget: Any) -> None:
     groups, kept = hold(model, IMAGES, Scope("global", budget=budget), 0.4)
 
     assert one_less_misses(groups, kept, scores, 0.4)
+
+
+@pytest.mark.parametrize("sparsity", [0.2, 0.5])
+def test_a_budget_in_multiply_accumulates_counts_those_of_attention(sparsity: float) -> None:
+    torch.manual_seed(4)
+    groups, kept = hold(Block().eval(), TOKENS, Scope("global", budget="macs", normalise="group"), sparsity)
+
+    heads, units = (int(each.sum()) for each in kept.values())
+    assert groups.remaining(kept, "macs") == 2 * 5 * (heads * 4 * (4 * 12 + 2 * 5) + units * 2 * 12)
 
 
 def test_each_group_loses_the_same_share_and_of_equal_scores_the_lowest_index() -> None:

@@ -1,0 +1,91 @@
+"""How often a network multiplies each entry of its weights, and of activations that it multiplies with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from pruning.compact.flow import Flow
+from pruning.compact.labels import covering
+from pruning.compact.operations import CONVOLUTIONS, PRODUCTS, arguments, name_of
+from pruning.dependencies.groups import Member, Multiplied
+from pruning.measure.products import Products
+
+WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")
+"""Products without a rule for labels: nothing that they read goes."""
+
+
+class Use(NamedTuple):
+    """A weight that a layer applies, how often each entry of it, and the dimension of its outputs."""
+
+    weight: fx.Node
+    times: int
+    dim: int
+
+
+def use_of(flow: Flow, node: fx.Node) -> Use | None:
+    """Return how the operation of a node applies its weight; None where it is no layer's."""
+    name = name_of(node)
+    if name not in ("linear", "addmm", *PRODUCTS, *CONVOLUTIONS):
+        return None
+    given = arguments(node)
+    by_inputs = name in ("addmm", *PRODUCTS)  # (inputs, outputs), as transformers' Conv1D
+    source, weight = (
+        list(given.values())[int(name == "addmm") :][:2] if by_inputs else (given["input"], given["weight"])
+    )
+    shape, result = flow.value(weight).shape, flow.value(node)
+    if name in PRODUCTS and (weight.op != "get_attr" or len(shape) != 2):
+        return None
+    if "transpose" in name or bool(given.get("transposed")):
+        return Use(weight, flow.value(source).numel() // shape[0], 1)
+    return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
+
+
+def multiplied(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:
+    """Yield what is multiplied and is no parameter: queries by keys, what that gives by values, weights made of others.
+
+    Args:
+        numbers: name of a group -> the channel that each label stands for, -1 for none of the group's.
+    """
+    numbers = list(numbers)
+    for node in flow.traced.graph.graph.nodes:
+        if name_of(node) in WHOLE:
+            yield Multiplied(torch.Size(), _macs(flow, node), ())
+        for factor, times in _factors(flow, node):
+            fields = [flow.labels.roots(field) for field in flow.of(factor)]
+            members = [(name, Member(factor.name, number[field])) for name, number in numbers for field in fields]
+            own = tuple((name, member) for name, member in members if bool((member.channels >= 0).any()))
+            yield Multiplied(flow.value(factor).shape, times, own)
+
+
+def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    """Yield nodes whose entries count the multiplications of a node, and how many of them each entry stands for."""
+    use, name = use_of(flow, node), name_of(node)
+    if use and use.weight.op != "get_attr":
+        yield use.weight, use.times
+    elif name == "scaled_dot_product_attention":
+        query, key, *_ = arguments(node).values()
+        yield query, flow.value(key).shape[-2]
+        yield node, flow.value(key).shape[-2]
+    elif name in PRODUCTS and use is None:
+        one, result = next(iter(arguments(node).values())), flow.value(node)
+        shape = flow.value(one).shape
+        if covering(flow.of(one), len(shape) - 1) is None:
+            yield node, shape[-1]
+        else:  # what is left of it is multiplied; all that it is multiplied by stays
+            yield one, result.numel() * shape[-1] // max(1, shape.numel())
+
+
+def _macs(flow: Flow, node: fx.Node) -> int:
+    """Return the multiply-accumulates of an operation by doing it without numbers."""
+    found: list[int] = []
+    args, kwargs = tree_map(
+        lambda each: flow.value(each).to("meta") if isinstance(each, fx.Node) else each, (node.args, dict(node.kwargs))
+    )
+    with Products(lambda product: found.append(product.macs)):
+        node.target(*args, **kwargs)  # type: ignore[operator]
+    return sum(found)

@@ -1,0 +1,69 @@
+"""Matrix products and convolutions as they are computed, whatever function of torch a forward calls for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FIRST = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}
+"""Operation -> which of its arguments is the first of the two factors."""
+ATTENTION = ("_scaled_dot_product_", "flex_attention")
+"""How the kernels are called that take queries, keys and values, (..., heads, tokens, features), at once."""
+
+
+class Product(NamedTuple):
+    """Two factors, and the multiply-accumulates of their product, in which each entry of either is as often as others.
+
+    Of a convolution these are its input and weight, and its border counts as its inside. What attention multiplies
+    values by is known to its kernel alone: there the values stand for it, too.
+    """
+
+    one: Tensor
+    other: Tensor
+    macs: int
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, `seen` is called with each product that is computed."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seen: Callable[[Product], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute what is asked for, in its parts where it has some, and tell of a product."""
+        named = dict(kwargs or {})
+        if isinstance(func, OpOverload):
+            with self:  # as under inference_mode
+                result = func.decompose(*args, **named)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **named)
+        for product in _products(func, args, result):
+            self._seen(product)
+        return result
+
+
+def _products(func: Any, args: tuple[Any, ...], result: Any) -> Iterator[Product]:
+    if isinstance(func, OpOverload) and func.namespace != "aten":
+        return
+    name = str(func.overloadpacket.__name__ if isinstance(func, OpOverload) else func.name())
+    if name in FIRST:
+        one, other = args[FIRST[name] :][:2]
+        yield Product(one, other, other.numel() * (one.shape[-2] if one.ndim > 1 else 1))
+    elif name == "convolution":
+        inputs, weight, transposed = args[0], args[1], args[6]
+        yield Product(inputs, weight, weight.numel() * ((inputs if transposed else result).numel() // weight.shape[0]))
+    elif name.startswith(ATTENTION):
+        queries, keys, values = (each.flatten(0, -3) for each in args[:3])
+        keys, values = (each.repeat_interleave(len(queries) // len(each), 0) for each in (keys, values))
+        yield Product(queries, keys, queries.numel() * keys.shape[1])
+        yield Product(values, values, values.numel() * queries.shape[1])
