@@ -56,8 +56,8 @@ def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: 
         and trial.config.get("restart", {}).get("control", "none") not in ("invert", "shuffle")
     }
     pruned = [row for row in comparison.rows if row.round]
-    found = ", ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
-    among = ", ".join(dict.fromkeys(row.line for row in pruned))
+    found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
+    among = "; ".join(dict.fromkeys(row.line for row in pruned))
     return held(pruned, [] if found else [f"none among {among}"], found)
 
 
@@ -135,4 +135,4 @@ def finished(comparison: Comparison) -> Answer:
 
 
 def _at(point: Point) -> str:
-    return f"{point.line} at {point.sparsity:.1%}"
+    return f"{point.line} at {point.sparsity:.1%}" if point.round else point.line

@@ -270,6 +270,14 @@ def test_what_rounding_to_whole_channels_costs_is_no_fault() -> None:
     )
 
 
+def test_dense_is_named_without_a_sparsity_and_labels_with_commas_stand_apart() -> None:
+    plan = plan_of([config("l1", 0.5, seed, rounds) for seed in (0, 1) for rounds in (1, 2)])
+    found = findings(plan, make_records(plan))
+
+    assert found["3 or more seeds at every point"].reason.startswith("dense has 2; l1, rounds=1 at 50.0% has 2; ")
+    assert found["a random control"].reason == "none among l1, rounds=1; l1, rounds=2"
+
+
 def cut(
     removed: float | None, unit: str = "group", budget: str = "channels", rounding: float = 0.04
 ) -> tuple[Plan, dict[str, StageRecord]]:
