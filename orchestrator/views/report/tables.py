@@ -118,11 +118,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
     """Yield the sentences below the table, where there is one."""
     if not comparison.points:
         return
-    best = " *: the best mean at this sparsity." if any(point.best for point in comparison.points) else ""
+    reached = any(map(reached_another, comparison.operating_points))
+    rivals = "of those that were asked for the same" if reached else "at this sparsity"
+    best = f" *: the best mean {rivals}." if any(point.best for point in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
     steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
-    reached = any(map(reached_another, comparison.operating_points))
     sparsity = " sparsity: what was reached, of the prunable weights, for what was asked." if reached else ""
     yield (
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "

@@ -153,6 +153,9 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
     assert any(
         "sparsity: what was reached, of the prunable weights, for what was asked." in line for line in notes(found)
     )
+    assert any("*: the best mean at this sparsity." in line for line in notes(alike))
+    starred = replace(found, points=tuple(replace(point, best=True) for point in found.points))
+    assert any("*: the best mean of those that were asked for the same." in line for line in notes(starred))
     halves = replace(found, points=tuple(replace(p, requested_sparsity=p.sparsity - 0.01) for p in alike.points))
     assert "49% of weights" in "".join(text_table(halves)), "more than rounding to entries"
 
