@@ -81,7 +81,7 @@ class Plots:
         return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
 
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw what each method keeps of each layer, at the sparsity that most of them reach."""
+        """Draw what each method keeps of each layer, at the sparsity that most were asked for."""
         profiles = by_method.densities(self._sweep.records, self._sweep.comparison(), least=1)
         return _drawn(drawn.densities, _chosen(profiles, panel, "a finished trial"), ax)
 

@@ -24,7 +24,7 @@ CAPTIONS = {
     "latency": "Test figures against measured latency, deployed. Dotted: those that no other is better than in both.",
     "bytes": "Test figures against the bytes of deployed networks.",
     "layers": "Sparsity of each tensor, mean over seeds.",
-    "densities": "What each method keeps of each tensor, at the sparsity that most of them reach; mean over seeds.",
+    "densities": "What each method keeps of each tensor, at the sparsity that most were asked for; mean over seeds.",
     "overlap": "Of the entries that two methods keep, the fraction that both keep, for the same seed; on the diagonal "
     "for two seeds of one method. In brackets: by chance, with as many entries kept of each tensor.",
 }

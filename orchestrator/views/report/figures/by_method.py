@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.records import StageRecord
 from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
@@ -47,7 +48,7 @@ def densities(records: Mapping[str, StageRecord], comparison: Comparison, least:
             known = {float(index): 1 - value for index, value in kept.items() if value is not None}
             series.append(Series(label, tuple(known), tuple(known.values())))
         if len(series) >= least:
-            profiles.append(Profile(f"{title(panel)}, {level:.0%} sparse", layers, tuple(series)))
+            profiles.append(Profile(f"{title(panel)}, {level}", layers, tuple(series)))
     return tuple(profiles)
 
 
@@ -74,7 +75,7 @@ def overlap(comparison: Comparison, readable: Container[str], shared: Shared) ->
         cells = [[found.get((a, b)) or found.get((b, a)) for b in labels] for a in labels]
         if any(found[pair] for pair in found if pair[0] != pair[1]):
             values, chance = (tuple(tuple(cell and cell[of] for cell in row) for row in cells) for of in (0, 1))
-            matrices.append(Matrix(f"{title(panel)}, {level:.0%} sparse", labels, labels, values, chance))
+            matrices.append(Matrix(f"{title(panel)}, {level}", labels, labels, values, chance))
     return tuple(matrices)
 
 
@@ -86,13 +87,15 @@ def _shared(one: Mapping[int, str], other: Mapping[int, str], shared: Shared) ->
     return (fmean(each[0] for each in found), fmean(each[1] for each in found)) if found else None
 
 
-def _at_one_sparsity(comparison: Comparison, panel: Panel) -> tuple[float, dict[str, Point]]:
-    """Return the sparsity at which most lines of a panel have a point, the largest such, and these points by line."""
-    levels: dict[float, dict[str, Point]] = {}
+def _at_one_sparsity(comparison: Comparison, panel: Panel) -> tuple[str, dict[str, Point]]:
+    """Return the sparsity that most lines of a panel were asked for, the largest such, and these points by line."""
+    levels: dict[tuple[str, float], dict[str, Point]] = {}
     for label, points in lines_of(comparison, panel).items():
         for point in points:
-            levels.setdefault(round(point.sparsity, 2), {})[label] = point
+            levels.setdefault((point.asked_of, round(point.asked_sparsity, 2)), {})[label] = point
     if not levels:
-        return 0.0, {}
-    level = max(levels, key=lambda sparsity: (min(len(levels[sparsity]), METHODS), sparsity))
-    return level, dict(list(levels[level].items())[:METHODS])
+        return "", {}
+    level = max(levels, key=lambda level: (min(len(levels[level]), METHODS), level[1]))
+    asked_of, sparsity = level
+    found = dict(list(levels[level].items())[:METHODS])
+    return f"{sparsity:.0%} sparse" if asked_of == WEIGHTS else f"asked: {sparsity:.0%} of {asked_of}", found

@@ -129,7 +129,21 @@ def test_masks_share_what_both_keep_and_by_chance_what_their_layers_densities_gi
     assert overlap._shared(one, {"a": one["a"]}) is None
 
 
-def test_densities_are_those_of_each_method_at_the_sparsity_that_most_reach() -> None:
+def test_densities_are_of_all_that_were_asked_for_the_same_whatever_that_came_to() -> None:
+    reached = {"random_unstructured": 0.496, "l1_unstructured": 0.489}
+    asked = replace(
+        FOUND,
+        points=tuple(
+            replace(point, sparsity=reached[point.line], unit="group", budget="channels") for point in FOUND.points
+        ),
+    )
+    (profile,) = by_method.densities(RECORDS, asked)
+
+    assert profile.title == "cnn on digits, asked: 90% of channels (unit=group)"
+    assert [series.label for series in profile.series] == ["random_unstructured", "l1_unstructured"]
+
+
+def test_densities_are_those_of_each_method_at_the_sparsity_that_most_were_asked_for() -> None:
     (profile,) = by_method.densities(RECORDS, FOUND)
 
     assert profile.layers == tuple(SIZES)
