@@ -12,7 +12,7 @@ from orchestrator.config.components import BUILT_IN
 
 VERSIONS: Mapping[str, int] = {
     "training": 5,
-    "round": 2,
+    "round": 3,
     "deploy": 1,
     "model/mlp": 1,
     "model/cnn": 1,

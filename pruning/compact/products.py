@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,24 @@ from pruning.compact.labels import FIXED, Fields, Site, covered, covering
 from pruning.compact.operations import PRODUCTS, described
 
 NAN = float("nan")
+
+
+class Factor(NamedTuple):
+    """What is multiplied: its labels, and what it gives, NaN where it varies."""
+
+    fields: Fields
+    value: Tensor
+
+    @classmethod
+    def of(cls, flow: Flow, node: fx.Node) -> Factor:
+        """Return the factor that a node is."""
+        return cls(flow.of(node), flow.value(node))
+
+    def for_each(self, heads: int) -> Factor:
+        """Return it for so many heads, (..., heads, tokens, features), of which several in a row share one of its."""
+        times = heads // self.value.shape[-3]
+        repeated = [each.repeat_interleave(times, -3) if each.shape[-3] > 1 else each for each in self.fields]
+        return Factor(repeated, self.value.repeat_interleave(times, -3)) if times > 1 else self
 
 
 def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> Tensor | None:
@@ -37,11 +55,10 @@ def derived(flow: Flow, rows: Tensor) -> Tensor:
     return labels[torch.from_numpy(inverse.reshape(-1))].reshape(rows.shape[:-1])
 
 
-def contracted(flow: Flow, node: fx.Node, one: fx.Node, other: fx.Node, dims: tuple[int, int]) -> Tensor | None:
+def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
     """Put two factors together over one dimension each; return labels (batch ...) of the result, or None."""
     why = f"{described(node)} reads it"
-    shapes = flow.value(one).shape, flow.value(other).shape
-    rows = [_rows(flow, flow.of(n), s, d, why) for n, s, d in zip((one, other), shapes, dims, strict=True)]
+    rows = [_rows(flow, each.fields, each.value.shape, dim, why) for each, dim in zip((one, other), dims, strict=True)]
     if rows[0] is None or rows[1] is None:
         for each in rows:
             if each is not None:
@@ -49,7 +66,7 @@ def contracted(flow: Flow, node: fx.Node, one: fx.Node, other: fx.Node, dims: tu
         return None
     flow.labels.tie(rows[0], rows[1], why)
     both = rows[0].expand((rows[0] + rows[1]).shape)
-    zero = [_zero(flow.value(n), d, both.ndim) for n, d in zip((one, other), dims, strict=True)]
+    zero = [_zero(each.value, dim, both.ndim) for each, dim in zip((one, other), dims, strict=True)]
     nothing = _reduced_to(zero[0] | zero[1], both.shape).expand(both.shape)
     constant = torch.where(nothing, 0.0, NAN).double()
     if all(size == 1 for size in both.shape[:-1]):
@@ -79,11 +96,10 @@ def _reduced_to(flags: Tensor, shape: torch.Size) -> Tensor:
     return flags
 
 
-def weighed(flow: Flow, node: fx.Node, weights: Tensor | None, other: fx.Node) -> Fields:
+def weighed(flow: Flow, node: fx.Node, weights: Tensor | None, other: Factor) -> Fields:
     """Let weights (batch ..., 1, 1) of sums over tokens meet what they weigh, (batch ..., tokens, channels)."""
     why = f"{described(node)} puts it together with what stays"
-    fields, shape = flow.of(other), flow.value(other).shape
-    ndim = len(shape)
+    fields, ndim = other.fields, other.value.ndim
     flow.pin([field for field in fields if ndim - 2 in covered(field)], why)
     fields = [field for field in fields if ndim - 2 not in covered(field)]
     batch = set(range(ndim - 2))
@@ -97,24 +113,24 @@ def weighed(flow: Flow, node: fx.Node, weights: Tensor | None, other: fx.Node) -
     lead = field.reshape(field.shape[:-2].numel(), -1)
     heads = torch.broadcast_to(weights, field.shape[:-2]).flatten()
     flow.shapes.same.append((heads[:, None], lead))
-    zero = _reduced_to((flow.value(other) == 0).all(-2), field.squeeze(-2).shape).reshape(lead.shape)
+    zero = _reduced_to((other.value == 0).all(-2), field.squeeze(-2).shape).reshape(lead.shape)
     reads = torch.eye(len(heads), dtype=torch.bool).repeat_interleave(lead.shape[1], 0) & ~zero.flatten()[:, None]
     flow.sites.append(Site(node, heads, lead.flatten(), reads, torch.full((len(heads),), NAN).double(), why))
     return fields
 
 
 def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    one, other = list(given.values())[:2]
-    sizes = flow.value(one).shape, flow.value(other).shape
+    one, other = (Factor.of(flow, each) for each in list(given.values())[:2])
+    sizes = one.value.shape, other.value.shape
     why = f"{described(node)} reads it"
     if min(map(len, sizes)) < 2:
-        flow.pin([*flow.of(one), *flow.of(other)], why)
+        flow.pin([*one.fields, *other.fields], why)
         return []
     ndim = max(map(len, sizes))
     dims = len(sizes[0]) - 1, len(sizes[1]) - 2
     labels = contracted(flow, node, one, other, dims)
-    left = [field for field in flow.of(one) if dims[0] not in covered(field)]
-    right = [field for field in flow.of(other) if dims[1] not in covered(field)]
+    left = [field for field in one.fields if dims[0] not in covered(field)]
+    right = [field for field in other.fields if dims[1] not in covered(field)]
     tokens = [field for field in left if len(sizes[0]) - 2 in covered(field)]
     flow.pin(tokens, why)
     batch = [field for field in left if covered(field) and len(sizes[0]) - 2 not in covered(field)]
@@ -131,12 +147,14 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    query, key, value, mask = (given[name] for name in ("query", "key", "value", "attn_mask"))
-    why = f"{described(node)} reads it"
-    if given.get("enable_gqa") or flow.value(query).ndim < 3:
-        flow.pin([*flow.of(query), *flow.of(key), *flow.of(value)], why)
+    query, key, value = (Factor.of(flow, given[name]) for name in ("query", "key", "value"))
+    mask, why = given["attn_mask"], f"{described(node)} reads it"
+    if query.value.ndim < 3:
+        flow.pin([*query.fields, *key.fields, *value.fields], why)
         return []
-    last = flow.value(query).ndim - 1
+    if given.get("enable_gqa"):
+        key, value = (each.for_each(query.value.shape[-3]) for each in (key, value))
+    last = query.value.ndim - 1
     heads = contracted(flow, node, query, key, (last, last))
     if isinstance(mask, fx.Node) and flow.of(mask):
         shape = flow.value(mask).shape

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generated import network
-from test_shrink import Block, Odd, Small
+from test_shrink import Block, Odd, Shared, Small
 from torch import Tensor, nn
 
 import pruning
@@ -173,6 +173,7 @@ def test_a_budget_in_multiply_accumulates_counts_those_of_attention(sparsity: fl
 
     heads, units = (int(each.sum()) for each in kept.values())
     assert groups.remaining(kept, "macs") == 2 * 5 * (heads * 4 * (4 * 12 + 2 * 5) + units * 2 * 12)
+    hold(Shared().eval(), torch.randn(2, 5, 6), Scope("global", budget="macs"), sparsity)
 
 
 def test_each_group_loses_the_same_share_and_of_equal_scores_the_lowest_index() -> None:

@@ -210,6 +210,35 @@ def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
     agree(pickle.loads(pickle.dumps(smaller)), model, torch.randn(3, 3, 8, 8).double())
 
 
+class Shared(nn.Module):
+    """Attention of four heads of queries, each two of which share keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(6, 12), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (layer(x).unflatten(-1, (-1, 3)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return self.out(F.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_share_keys_and_values_go_together() -> None:
+    torch.manual_seed(0)
+    model, x = Shared().double().eval(), torch.randn(2, 5, 6).double()
+    zero(model.out.weight[:, :3])
+    assert pruning.shrink(model, x).shrunk.removed == {}
+    (group,) = pruning.dependency_groups(model, x)
+    assert (group.units, group.width) == (2, 3)
+    zero(model.out.weight[:, :6])
+
+    smaller = pruning.shrink(model, x)
+
+    assert isinstance(smaller, Shared)
+    assert [len(layer.weight) for layer in (smaller.query, smaller.key, smaller.value)] == [6, 3, 3]
+    agree(smaller, model, torch.randn(3, 4, 6).double())
+
+
 class Cast(nn.Module):
     """Sums in float32 whatever comes in, as norms and rotary embeddings of Llama do."""
 
