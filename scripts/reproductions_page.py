@@ -102,7 +102,7 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         restart = "" if row["restart"] in (None, "keep") else row["restart"]
         place = (
             row["model"],
-            row["line"] if row["round"] else "dense",
+            f"{row['line']}{_scored(row['rescorings'])}" if row["round"] else "dense",
             restart,
             row["round"],
             f"{row['sparsity']:.6f}",
@@ -119,6 +119,10 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         cells = [model, f"{line} {restart}".strip(), str(number), kept, *figures, steps, str(len(rows))]
         yield f"| {' | '.join(cells)} |"
     yield "\n</details>"
+
+
+def _scored(times: float | None) -> str:
+    return f", scored {times:g} times" if times and times > 1 else ""
 
 
 def _mean(rows: Mapping[int, Mapping[str, Any]], column: str) -> float:

@@ -108,11 +108,12 @@ def test_the_page_is_what_the_records_give() -> None:
     assert (ROOT / "docs" / "reproductions.md").read_text() == tool.page(), "run scripts/reproduce --page"
 
 
-def trial(seed: int, round_: int, sparsity: float, early_step: int | None) -> dict[str, Any]:
+def trial(seed: int, round_: int, sparsity: float, early_step: int | None, times: int = 1) -> dict[str, Any]:
     columns = {
         "model": "mlp",
         "line": "snip",
         "restart": "keep",
+        "rescorings": times,
         "test": 0.5 + seed / 10,
         "val": 0.5,
         "early_val": 0.25,
@@ -143,7 +144,13 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
             tool.judged(published(), [row(0, 1, test=1.5), row(1, 1, test=2.5)]),
             {**tool.judged({**published(), "direction": "least"}, [row(0, 1, test=2.5)]), "id": "other"},
         ],
-        "trials": [trial(0, 0, 0.0, None), trial(1, 0, 0.0, None), trial(0, 2, 0.75, 100), trial(1, 2, 0.75, 300)],
+        "trials": [
+            trial(0, 0, 0.0, None),
+            trial(1, 0, 0.0, None),
+            trial(0, 2, 0.75, 100),
+            trial(1, 2, 0.75, 300),
+            trial(0, 2, 0.75, 400, 9),
+        ],
     }
     (tmp_path / "it" / "full.json").write_text(json.dumps(record))
 
@@ -155,4 +162,5 @@ def test_the_page_says_what_did_not_run_and_what_does_not_agree(tmp_path: Path) 
     assert "**default**: not run." in said
     assert "| mlp | dense | 0 | 100.00 | 0.5500 | 0.5000 | 0.2500 | – of 1,000 | 2 |" in said
     assert "| mlp | snip | 2 | 25.00 | 0.5500 | 0.5000 | 0.2500 | 200 of 1,000 | 2 |" in said
+    assert "| mlp | snip, scored 9 times | 2 | 25.00 | 0.5000 | 0.5000 | 0.2500 | 400 of 1,000 | 1 |" in said
     assert "2 minutes of work on abacus with torch 2, 2026-01-02, protocol of commit 01234567" in said
