@@ -53,7 +53,7 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
     plain = Chosen(
         scope=_kind(fields, "scope"),
         budget=budget,
-        reached=scoring.get("removed", record.sparsity if budget == WEIGHTS else None),
+        reached=reached_of(budget, record),
         restart=" ".join(f"{name}={value}" for name, value in given.items()) or "keep",
         dead_layers=" ".join(record.details.get("dead_tensors", ())),
     )
@@ -80,6 +80,12 @@ def budget_of(fields: Mapping[str, Any]) -> str:
     unit = "entry" if fields.get("target") is None else _kind(fields, "unit")
     budget = fields.get("scope", {}).get("budget", CHANNELS) if unit == "group" else CHANNELS
     return {"channel": CHANNELS, "group": budget.replace("macs", "MACs")}.get(unit, WEIGHTS)
+
+
+def reached_of(budget: str, record: StageRecord) -> float | None:
+    """Return the fraction of the budget of a round that is gone, as `Chosen.reached`."""
+    found: float | None = record.details.get("scoring", {}).get("removed")
+    return record.sparsity if found is None and budget == WEIGHTS else found
 
 
 def scoring_steps(spec: StageSpec, record: StageRecord) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from orchestrator.compare.audit.answers import Answer, held, some
-from orchestrator.compare.chosen import chosen
+from orchestrator.compare.chosen import budget_of, reached_of
 from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
@@ -64,24 +64,25 @@ def when_published(plan: Plan) -> Answer:
 def achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
-    each = {key: chosen(plan.stages[key].fields, known[key]) for key in asked}
-    reached = {key: found.reached for key, found in each.items() if found.reached is not None}
+    budgets = {key: budget_of(plan.stages[key].fields) for key in asked}
+    found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
+    reached = {key: share for key, share in found.items() if share is not None}
     due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
     gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
     wrong = (
-        f"{_name(plan, key)}: {asked[key]:.2%} of {each[key].budget} requested, {reached[key]:.2%} achieved"
+        f"{_name(plan, key)}: {asked[key]:.2%} of {budgets[key]} requested, {reached[key]:.2%} achieved"
         for key, gap in gaps.items()
         if gap > due[key]
     )
     said = []
-    for budget in dict.fromkeys(each[key].budget for key in reached):
-        of = [key for key in reached if each[key].budget == budget]
+    for budget in dict.fromkeys(budgets[key] for key in reached):
+        of = [key for key in reached if budgets[key] == budget]
         gap, most = (100 * max(values[key] for key in of) for values in (gaps, due))
         allowed = f", where whole channels allow {most:.2f}" if most > 100 * TOLERANCE else ""
         said.append(f"{gap:.2f} of the {budget}{allowed}")
     none = "amounts were given, no sparsity was requested"
     if asked:
-        none = f"what is gone of the {some(dict.fromkeys(found.budget for found in each.values()))} is not recorded"
+        none = f"what is gone of the {some(dict.fromkeys(budgets.values()))} is not recorded"
     return held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
 
 
