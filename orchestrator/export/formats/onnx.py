@@ -28,12 +28,15 @@ LARGEST = 2**31 - 2**24
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
     """Write the graph; raise ExportError where ONNX has no such operation."""
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     program = program_of(network, example)
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     try:
         with quiet(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=size > LARGEST)
             assert written is not None
+            ClearMetadataAndDocStringPass()(written.model)  # where operations come from, paths of this machine
             written.save(folder / FILE, external_data=size > LARGEST)
     except Exception as error:  # of many kinds, with the whole program in their text
         unknown = UNKNOWN.search(str(error)) or UNKNOWN.search(str(error.__cause__))
