@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
-from orchestrator.compare.statistics import Estimate, ratio
+from orchestrator.compare.statistics import Estimate, estimate, ratio
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Plan, TrialSpec
 
@@ -34,6 +35,12 @@ class Deployed:
     memory: float | None
     """Bytes at most while it runs, with its weights; None where a system did not say."""
     dense_memory: float | None
+    val: Estimate | None = None
+    """The primary metric on validation of what was deployed, where the format changes outputs: a trial's own else."""
+    test: Estimate | None = None
+    """The same on test."""
+    dense_test: float | None = None
+    """The mean of the deployed dense networks' on test, where it changes them."""
 
 
 def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list[StageRecord]]:
@@ -57,7 +64,8 @@ def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRec
 
 def measured_figures(record: StageRecord) -> dict[str, float]:
     """Return what a measurement found, by the one name that each figure has everywhere: by batch size, in their order,
-    `deploy/onnx/64/latency_ms` and `deploy/onnx/64/speedup`, and `deploy/onnx/bytes`.
+    `deploy/onnx/64/latency_ms` and `deploy/onnx/64/speedup`, and `deploy/onnx/bytes`; where the format changes outputs
+    also what the network achieves in it, as `deploy/onnx_int8/test/rmse`.
     """
     place, found = f"deploy/{_format(record)}", record.measurements
     by_size = {
@@ -65,7 +73,8 @@ def measured_figures(record: StageRecord) -> dict[str, float]:
         for size in _sizes(record)
         for name in ("latency_ms", "speedup")
     }
-    return {**by_size, f"{place}/bytes": found["bytes"]}
+    achieved = {name: record.after[name] for name in [f"test/{record.primary.name}"] if name in record.after}
+    return {**by_size, f"{place}/bytes": found["bytes"], **{f"{place}/{name}": each for name, each in achieved.items()}}
 
 
 def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
@@ -76,14 +85,17 @@ def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tup
     return [
         (name, value, record.ended)
         for record in found
-        for name, value in (measured_figures(record) | _peaks(record)).items()
+        for name, value in (measured_figures(record) | _further(record)).items()
     ]
 
 
-def _peaks(record: StageRecord) -> dict[str, float]:
-    """Return the peak memory at each batch size that a system said: for people, as too rough for a gate."""
+def _further(record: StageRecord) -> dict[str, float]:
+    """Return what no gate holds: the peak memory at each batch size that a system said, which is too rough for that,
+    and all else that the network achieves in a format that changes outputs.
+    """
     place, found = f"deploy/{_format(record)}", record.measurements
-    return {f"{place}/{size}/memory": found[f"memory/{size}"] for size in _sizes(record) if f"memory/{size}" in found}
+    peaks = {f"{size}/memory": found[f"memory/{size}"] for size in _sizes(record) if f"memory/{size}" in found}
+    return {f"{place}/{name}": value for name, value in {**peaks, **record.after}.items()}
 
 
 def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
@@ -129,4 +141,17 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
         dense_bytes=fmean(each["dense_bytes"] for each in found),
         memory=_mean(found, f"memory/{size}"),
         dense_memory=_mean(found, f"dense_memory/{size}"),
+        **_achieved(records),
     )
+
+
+def _achieved(records: Sequence[StageRecord]) -> dict[str, Any]:
+    """Return the primary metric of what was deployed, and of dense; nothing of a format that changes no outputs."""
+    if not all(record.after for record in records):
+        return {}
+    name = records[0].primary.name
+    return {
+        "val": estimate([record.figure("val") for record in records]),
+        "test": estimate([record.figure("test") for record in records]),
+        "dense_test": _mean([record.details.get("dense", {}) for record in records], f"test/{name}"),
+    }

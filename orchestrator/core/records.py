@@ -71,6 +71,7 @@ class _Details:
     measured: Mapping[str, _Counts] = field(default_factory=dict)
     dead_tensors: tuple[str, ...] = ()
     scoring: _Scoring = _Scoring()
+    dense: Mapping[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class StageRecord:
 
     Figures are named by split and metric, as in `val/loss` or `test/rmse`; fractions are plain. `before` holds those
     of the pruned network on the validation split before fine-tuning (empty for a dense stage); `after` those of the
-    selected model, and on the test split, read once; what is not finite is missing, and told in `warnings`.
+    selected model, and on the test split, read once; what is not finite is missing, and told in `warnings`. Of a
+    deployment and its measurement `after` has what the network achieves in a format that changes outputs, else nothing.
     """
 
     key: str
@@ -113,7 +115,8 @@ class StageRecord:
     """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
     `dead_tensors`, the names of those without an entry left, `rounding`, by how much whole entries or channels may
     keep what is gone from what was requested, and `scoring`, what was ranked by, what that read, and the fraction
-    `removed` of its units or its budget; of a deployment `form`, and what was `kept` of what is empty, and why.
+    `removed` of its units or its budget; of a deployment `form`, and what was `kept` of what is empty, and why; of a
+    measurement in a format that changes outputs `dense`, what the dense network achieves in it.
     """
     measurements: Mapping[str, Seconds] = field(default_factory=dict)
     """What another run would measure anew: `seconds` it took, of which `scoring` and `selection`; of a deployment its

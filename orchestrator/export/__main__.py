@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         @cache
         def found(stage: str) -> tuple[Kept, nn.Module]:
-            network = kept(store, sweep, choosing.ending_with(stage, sweep.plan), run_own_code=options.run_own_code)
+            choice, measured = choosing.ending_with(stage, sweep.plan), any(each.changes_outputs for each in formats)
+            network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
             return network, shrunk(network.model, network.inputs()[0])
 
         if options.best is None:
@@ -55,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
         return 2
     say(f"{choice.trial.name}: {readable(size(network.model))} -> {readable(size(smaller))}")
+    metric, figure = network.record.primary, f"val/{network.record.primary.name}"
     for each in written:
-        say(f"  {each.format.name:<11} {readable(each.bytes):>9}, outputs within {each.difference:.1e} of the masked")
+        told = f"  {each.format.name:<11} {readable(each.bytes):>9}, outputs within {each.difference:.1e} of the masked"
+        value = each.achieved.get(figure)
+        say(told if value is None else f"{told}, {metric.title} on validation {metric.said(value)}")
     say(f"  {folder / 'README.md'} says what it is, and how to load it")
     return 0
 

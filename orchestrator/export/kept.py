@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import pruning
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.choosing import Choice
-from orchestrator.export.formats.format import ExportError, call_values, called_with
+from orchestrator.export.formats.format import ExportError, call_values, called_with, cut
 from orchestrator.planning import located
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
@@ -32,12 +33,13 @@ BATCH, BATCHES = 16, 4
 
 @dataclass(frozen=True)
 class Kept:
-    """A trial's network with its zeros, in evaluation, its masks, and what it was trained on."""
+    """A trial's network with its zeros, in evaluation, its masks, its data, and the record and spec of its stage."""
 
     model: nn.Module
     masks: pruning.MaskSet
     data: Data
     record: StageRecord
+    spec: StageSpec
 
     def inputs(self) -> list[Example]:
         """Return what the network is called with for some batches of the test split, and for one example alone.
@@ -52,8 +54,11 @@ class Kept:
         return [*found, cut(found[0], 1)]
 
 
-def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool) -> Kept:
+def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool, measured: bool = False) -> Kept:
     """Return what a trial left.
+
+    Args:
+        measured: whether the network is to be measured, by its task.
 
     Raises:
         ExportError: it takes code of the user's own, which is not to be run; or weights or data are not there
@@ -62,13 +67,7 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool)
     spec = sweep.plan.stages[choice.stage]
     lineage = sweep.plan.lineage(choice.stage)
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
-    own = [part for part in ("model", "data") if dense.fields[part].get("_target_")]
-    if own and not run_own_code:
-        targets = " and ".join(f"`{part}._target_` (={dense.fields[part]['_target_']})" for part in own)
-        raise ExportError(
-            f"{targets} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
-            "pass --run-own-code (in Python run_own_code=True) if you trust the store."
-        )
+    own = _own_code(dense, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
         hold_planned(chain)
@@ -80,23 +79,26 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool)
     config["model"] = {**config["model"], "weights": None}  # what it began with is not needed
     try:
         located.look_again()
-        parts, location = located.pinned(config)
+        pinned, location = located.pinned(config)
     except located.Misplaced as error:
         raise ExportError(f"what the sweep read does not lie where it did: it {error}") from None
-    if any(parts[part].get(key) != dense.fields[part].get(key) for part, key in (("model", "path"), ("data", "root"))):
+    if any(pinned[part].get(key) != dense.fields[part].get(key) for part, key in (("model", "path"), ("data", "root"))):
         raise ExportError("`model.path` or `data.root` of the sweep holds something else now; put back what it was.")
     spec = replace(spec, location=location)
     network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
     masks = network.masks
     if KINDS[record.kind].prunes:
         masks = pruning.MaskSet.from_bytes(store.read(choice.stage, MASKS), network.model)
-    return Kept(network.model.eval(), masks, network.data, record)
+    return Kept(network.model.eval(), masks, network.data, record, spec)
 
 
-def cut(example: Example, size: int) -> Example:
-    """Return the first examples of a batch."""
-    if isinstance(example, Tensor):
-        return example[:size]
-    if isinstance(example, tuple):
-        return tuple(each[:size] for each in example)
-    return {name: each[:size] for name, each in example.items()}
+def _own_code(dense: StageSpec, parts: Sequence[str], may_run: bool) -> bool:
+    """Say whether parts of a sweep are code of the user's own; raise ExportError where that is not to be run."""
+    own = [part for part in parts if dense.fields[part].get("_target_")]
+    if own and not may_run:
+        targets = " and ".join(f"`{part}._target_` (={dense.fields[part]['_target_']})" for part in own)
+        raise ExportError(
+            f"{targets} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
+            "pass --run-own-code (in Python run_own_code=True) if you trust the store."
+        )
+    return bool(own)

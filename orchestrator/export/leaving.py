@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
+from orchestrator.core.records import StageRecord
+from orchestrator.export.achieving import achieved, drawn
 from orchestrator.export.formats.format import ExportError, Format
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept
@@ -25,12 +27,14 @@ class Written:
         bytes: of its files.
         difference: the largest of outputs from the masked network's, relative to the largest output.
         code: what loads it.
+        achieved: its metrics by split, where the format changes outputs.
     """
 
     format: Format
     bytes: int
     difference: float
     code: str
+    achieved: Mapping[str, float]
 
 
 def size(network: nn.Module) -> int:
@@ -69,7 +73,7 @@ def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Pat
     try:
         written = [_written(kept, smaller, each, aside) for each in formats]
         loads = save_pretrained(kept, smaller, aside) if FORMATS["safetensors"] in formats else ""
-        (aside / "README.md").write_text(_page(written, head) + _pretrained(loads), encoding="utf-8")
+        (aside / "README.md").write_text(_page(written, kept.record, head) + _pretrained(loads), encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():
             folder.rmdir()  # it is empty
@@ -81,7 +85,8 @@ def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Pat
 
 def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
     inputs = kept.inputs()
-    chosen.write(smaller, inputs[0], folder)
+    example = drawn(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
+    chosen.write(smaller, example, folder)
     run, remedy = chosen.load(folder, 1), "take another format"
     worst = hold(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)
@@ -89,10 +94,11 @@ def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Wr
     imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))
     made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
     code = f"import {chosen.arrays}\n{imports}\n{made}"
-    return Written(chosen, held, worst, code)
+    found = achieved(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
+    return Written(chosen, held, worst, code, found)
 
 
-def _page(written: Sequence[Written], head: str) -> str:
+def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
     rows = "".join(
         f"| {each.format.name} | {', '.join(each.format.files)} | {each.bytes:,} | {each.difference:.1e} |\n"
         for each in written
@@ -106,8 +112,22 @@ def _page(written: Sequence[Written], head: str) -> str:
         f"{head}\n## Files\n\n| format | files | bytes | difference of outputs |\n|---|---|---:|---:|\n{rows}"
         "\nThe difference is the largest from the masked network's outputs on batches of the test split and on one "
         "example,\nrelative to the largest output, in float32 on this machine's CPU.\n"
+        f"{''.join(_achieved(written, record))}"
         f"\n## Loading\n\nIn this folder, by what each imports alone; batches may be of any size.\n{blocks}"
     )
+
+
+def _achieved(written: Sequence[Written], record: StageRecord) -> Iterator[str]:
+    """Yield what the network achieves in each format that changes its outputs."""
+    for each in written:
+        told = [
+            f"{metric.title} {metric.said(each.achieved[figure])} on {title}"
+            for metric in record.metrics
+            for split, title in (("val", "validation"), ("test", "test"))
+            if (figure := f"{split}/{metric.name}") in each.achieved
+        ]
+        if told:
+            yield f"\nAs {each.format.name}, whose outputs are others, it achieves: {', '.join(told)}.\n"
 
 
 def _pretrained(loads: str) -> str:

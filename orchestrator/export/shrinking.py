@@ -15,6 +15,8 @@ from pruning.compact.tracing import Example
 
 ROUNDINGS = 8
 """By so many roundings of its coarsest type the outputs of a network in half precision may differ at least."""
+FURTHEST = 1e6
+"""Relative to the largest, by so much outputs may differ in any format; where some are not finite, they do by more."""
 
 
 class OtherOutputs(ExportError):
@@ -53,7 +55,7 @@ def hold(
         OtherOutputs: they differ by more.
         ExportError: the network does not run.
     """
-    tolerance, worst = max(tolerance, ROUNDINGS * _coarsest(model)), 0.0
+    tolerance, worst = min(max(tolerance, ROUNDINGS * _coarsest(model)), FURTHEST), 0.0
     with torch.no_grad():
         for example in examples:
             expected = outputs_of(call(model, example))

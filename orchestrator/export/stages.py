@@ -30,7 +30,8 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.export.formats.format import ExportError, call, called_with
+from orchestrator.export.achieving import achieved, drawn
+from orchestrator.export.formats.format import ExportError, Run, call, called_with
 from orchestrator.export.formats.table import FORMATS, SHRINK, TOLERANCES
 from orchestrator.export.measuring import Measuring
 from orchestrator.export.shrinking import hold, shrunk
@@ -51,25 +52,28 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
         ExportError: it cannot be traced, or written in the format, or a package for that is missing; or its outputs
             are not those of the masked network.
     """
-    begun, name = _begin(order), spec.fields["format"]
-    network = _restored(spec, spec.inputs[NETWORK], order)
-    network.model.cpu()  # where no convolution rounds float32 to TF32
+    begun, name, left = _begin(order), spec.fields["format"], order.lineage[-1]
+    network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
+    model = network.model.cpu().eval()  # where no convolution rounds float32 to TF32
     smaller = _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    size = sum(tensor.nbytes for tensor in weights.values())
+    run: Run = partial(call, smaller)
     with TemporaryDirectory() as place:
-        if name != SHRINK:
-            FORMATS[name].write(smaller, _example(network, 2), Path(place))
-            written = {file: (Path(place) / file).read_bytes() for file in FORMATS[name].files}
+        if chosen is not None:
+            count = chosen.calibration
+            example = drawn(model, network.data, left, count) if count else _example(network, 2)
+            chosen.write(smaller, example, Path(place))
+            written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
             files |= {file: partial(_write, content) for file, content in written.items()}
-            size = sum(map(len, written.values()))
-        run = partial(call, smaller) if name == SHRINK else FORMATS[name].load(Path(place), order.threads)
+            size, run = sum(map(len, written.values())), chosen.load(Path(place), order.threads)
         remedy = f"leave {name} out of `deploy.formats`"
-        model, examples = network.model.eval(), _tested(network)
-        worst = hold(run, model, examples, TOLERANCES[name], name=name, remedy=remedy)
+        worst = hold(run, model, _tested(network), TOLERANCES[name], name=name, remedy=remedy)
+        after = achieved(model, run, network.data, left) if chosen and chosen.changes_outputs else {}
     record = replace(
         _record(spec, _finished(spec, NETWORK, order), order, begun),
+        after=after,
         weights_digest=state_digest(weights),
         details={} if report is None else {"form": report.form, "kept": report.kept},
     )
@@ -104,7 +108,9 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
     package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
     record = replace(
         _record(spec, pruned, order, begun),
+        after=pruned.after,
         weights_digest=pruned.weights_digest,
+        details={"dense": dict(dense.after)} if dense.after else {},
         warnings=measuring.warnings,
         environment=environment(order.device)
         | _processor(network, name)

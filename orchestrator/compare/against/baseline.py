@@ -15,6 +15,7 @@ from orchestrator.compare.against.figures import (
     figures,
     hardware,
     is_latency,
+    is_primary,
     is_size,
     is_speedup,
     measured_on,
@@ -119,8 +120,9 @@ def make_baseline(
         }
         margins = {figure: margin for figure, margin in kept.get(name, {}).items() if figure in listed}
         found.append(BaselinePoint(*name, seeds=tuple(seeds), values=listed, margins=margins))
-    margins = {primary_figure(point): point.metric.margin for point in points.values()}
-    for figure in (figure for point in found for figure in point.values if figure not in margins):
+    pairs = [(points[each.name], figure) for each in found for figure in each.values]
+    margins = {figure: point.metric.margin for point, figure in pairs if is_primary(figure, point)}
+    for figure in (figure for _, figure in pairs if figure not in margins):
         margins[figure] = SPEED_MARGIN if is_speedup(figure) else SIZE_MARGIN
     if before is not None:
         margins = {figure: margin for figure, margin in before.margins.items() if figure in margins}

@@ -69,6 +69,12 @@ def primary_figure(point: Point) -> str:
     return f"test/{point.metric.name}"
 
 
+def is_primary(figure: str, point: Point) -> bool:
+    """Say whether a figure is the primary metric, of a point or of it in a format that changes outputs."""
+    primary = primary_figure(point)
+    return figure == primary or (figure.startswith("deploy/") and figure.endswith(f"/{primary}"))
+
+
 def hardware(records: Iterable[StageRecord]) -> tuple[str, ...]:
     """Return the processors that a sweep ran on."""
     return tuple(sorted({record.environment.get("processor", "unknown") for record in records}))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.compare.against.baseline import FALSE_ALARMS, Baseline, BaselinePoint, false_alarms, margin_for
-from orchestrator.compare.against.figures import figures, measured_on, name_of, primary_figure
+from orchestrator.compare.against.figures import figures, is_primary, measured_on, name_of, primary_figure
 from orchestrator.compare.against.verdicts import Values, Verdict, elsewhere, judge
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.errors import OrchestratorError
@@ -93,7 +93,7 @@ def _verdict(
             f"{held.line} of {held.name.panel} is compared by {primary_figure(point)}, the baseline has "
             f"{', '.join(held.values)}; write it anew with --write-baseline."
         )
-    metric = point.metric if point is not None and figure == primary_figure(point) else None
+    metric = point.metric if point is not None and is_primary(figure, point) else None
     if metric is not None and (fault := margin_fault(metric, margin)):
         raise OrchestratorError(f"the margin of `{figure}` (={margin}) {fault}")
     before = dict(zip(held.seeds, held.values[figure], strict=True))

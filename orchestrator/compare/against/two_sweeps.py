@@ -11,10 +11,10 @@ from orchestrator.compare.against.baseline import SIZE_MARGIN, SPEED_MARGIN
 from orchestrator.compare.against.figures import (
     PointName,
     figures,
+    is_primary,
     is_size,
     measured_on,
     name_of,
-    primary_figure,
 )
 from orchestrator.compare.against.pairing import Side, pair
 from orchestrator.compare.against.unlike import unlike_beside_settings
@@ -141,14 +141,13 @@ def _paired(
     line = other.line if one.line == other.line else f"{one.line} | {other.line}"
     name = name_of(other)._replace(line=line)
     margin = min(one.metric.margin, other.metric.margin)
-    primary = primary_figure(other)
     differences = []
     for figure in (figure for figure in before if figure in now):
         both = [seed for seed in seeds if seed in before[figure] and seed in now[figure]]
         was, is_ = ({seed: values[figure][seed] for seed in both} for values in (before, now))
         if not was or (figure == "parameters/remaining" and was == is_):
             continue
-        metric = replace(other.metric, margin=margin) if figure == primary else None
+        metric = replace(other.metric, margin=margin) if is_primary(figure, other) else None
         may = margin if metric is not None else SIZE_MARGIN if is_size(figure) else SPEED_MARGIN
         verdict = judge(name, figure, metric, was, is_, may, elsewhere(figure, where[1], where[0], where[2]))
         judged = one.asked_of == other.asked_of or not is_size(figure)

@@ -8,10 +8,11 @@ from importlib.util import find_spec
 
 from orchestrator.config.rules import Rule, at_least, is_int, key, whole
 
-FORMATS = ("shrink", "torch", "onnx", "openvino")
+FORMATS = ("shrink", "torch", "onnx", "onnx_int8", "openvino")
 """What a network is deployed as: `shrink` is PyTorch as it is, without what is empty; others are files of that."""
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "onnx_int8": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
 """Format -> the packages that write and load it, where these are no requirements of the project."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.workloads.tasks.batch import arguments, outputs_of
+from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
 from pruning.compact.tracing import Example, plain_copy, quiet
 from pruning.measure.macs import in_mode
 
@@ -38,7 +39,8 @@ class Format:
         loader: (folder, threads) -> what runs it.
         files: what `writer` writes.
         needs: packages, of the extra `export`, that `writer` or `loader` import.
-        tolerance: how far outputs may differ from the masked network's in PyTorch, relative to the largest, in float32.
+        tolerance: how far outputs may differ from the masked network's in PyTorch, relative to the largest, in float32;
+            infinite where they are others, and what the network achieves in this format is measured.
         arrays: what it is called with: those of torch or of numpy.
         snippet: Python code that loads it from the working directory, without this project, once `arrays` is
             imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `code`.
@@ -53,13 +55,20 @@ class Format:
     tolerance: float
     arrays: Literal["torch", "numpy"]
     snippet: str
+    calibration: int = 0
+    """Examples of the training split that `writer` takes numbers from; 0: it is given any batch of 2 or more."""
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Whether the network achieves something else in this format than in PyTorch, which is to be measured."""
+        return math.isinf(self.tolerance)
 
     def write(self, network: nn.Module, example: Example, folder: Path) -> None:
         """Write a network's `files` into a folder, for batches of any size; masks are zeros there.
 
         Args:
             network: in evaluation; it is not changed. Of what it returns the outputs are kept, as logits of an object.
-            example: what it is called with, see `called_with`: a batch of 2 or more.
+            example: what it is called with, see `called_with`: a batch of 2 or more, or of `calibration` examples.
             folder: is made where it is not there.
 
         Raises:
@@ -142,6 +151,15 @@ def call_values(example: Example) -> list[Any]:
     return list(example) if isinstance(example, tuple) else [example]
 
 
+def cut(example: Example, size: int, start: int = 0) -> Example:
+    """Return so many examples of a batch."""
+    if isinstance(example, Tensor):
+        return example[start : start + size]
+    if isinstance(example, tuple):
+        return tuple(each[start : start + size] for each in example)
+    return {name: each[start : start + size] for name, each in example.items()}
+
+
 def difference(outputs: Tensor, expected: Tensor) -> float:
     """Return the largest difference of outputs, relative to the largest expected one; infinite for other shapes."""
     if outputs.shape != expected.shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
@@ -153,10 +171,18 @@ def difference(outputs: Tensor, expected: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
 
 
-class _OutputsAlone(nn.Module):
+class _Around(nn.Module):
+    """What is called as a network is, and has its parameters."""
+
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+
+
+def _around(network: nn.Module, forward: Callable[..., Tensor]) -> nn.Module:
+    """Return a module around a network whose forward is another, of the same signature."""
+    forward.__signature__ = inspect.signature(type(network).forward)  # type: ignore[attr-defined]  # torch.export goes by it
+    return type("OutputsAlone", (_Around,), {"forward": forward})(network)  # type: ignore[no-any-return]
 
 
 def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
@@ -165,9 +191,16 @@ def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
         if isinstance(call(network, example), Tensor):
             return network
 
-    def forward(self: _OutputsAlone, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self: _Around, *args: Any, **kwargs: Any) -> Tensor:
         return outputs_of(self.network(*args, **kwargs))
 
-    own = inspect.signature(type(network).forward)
-    forward.__signature__ = own  # type: ignore[attr-defined]  # torch.export goes by it
-    return type("OutputsAlone", (_OutputsAlone,), {"forward": forward})(network)  # type: ignore[no-any-return]
+    return _around(network, forward)
+
+
+def running_as(network: nn.Module, run: Run) -> nn.Module:
+    """Return a module that a task measures as it does a network, and whose outputs are those of `run`."""
+
+    def forward(_: _Around, *args: Any, **kwargs: Any) -> Tensor:
+        return run({name: value for name, value in kwargs.items() if name not in LABELS} or args)
+
+    return _around(network, forward)

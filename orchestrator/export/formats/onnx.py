@@ -53,12 +53,17 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 def load(folder: Path, threads: int) -> Run:
     """Return what runs the graph in ONNX Runtime."""
+    return running(folder / FILE, threads)
+
+
+def running(graph: Path, threads: int) -> Run:
+    """Return what runs a graph in ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
     def run(example: Example) -> Tensor:

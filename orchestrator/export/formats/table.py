@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from orchestrator.config.parts.deploy import PACKAGES
-from orchestrator.export.formats import generated, onnx, openvino, programs
+from orchestrator.export.formats import generated, onnx, onnx_int8, openvino, programs
 from orchestrator.export.formats.format import Format
 
 SHRINK = "shrink"
@@ -48,6 +49,18 @@ FORMATS: Mapping[str, Format] = {
             tolerance=RUNTIME,
             arrays="numpy",
             snippet=onnx.SNIPPET,
+        ),
+        Format(
+            "onnx_int8",
+            "a graph of ONNX with weights and activations of 8 bits, for ONNX Runtime",
+            onnx_int8.write,
+            onnx_int8.load,
+            files=(onnx_int8.FILE,),
+            needs=PACKAGES["onnx_int8"],
+            tolerance=math.inf,
+            arrays="numpy",
+            snippet=onnx_int8.SNIPPET,
+            calibration=onnx_int8.CALIBRATION,
         ),
         Format(
             "openvino",

@@ -130,6 +130,9 @@ def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
     found = dict.fromkeys((each.format, each.batch_size, each.hardware) for p in points for each in p.deployed)
     for name in dict.fromkeys(name for name, _, _ in found):
         yield Column(f"{name} kB", _kilobytes(name), 8, "bytes of the deployed network")
+        if any(each.test for point in points for each in point.deployed if each.format == name):
+            hint = f"of the networks as {name}, measured in its runtime: mean ± standard deviation"
+            yield Column(f"{name} {{metric}}", _achieved(name), 15, hint)
         machines = list(dict.fromkeys(hardware for each, _, hardware in found if each == name))
         for key in (key for key in found if key[0] == name):
             number = f" #{1 + machines.index(key[2])}" if len(machines) > 1 else ""
@@ -139,6 +142,16 @@ def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
 
 def _kilobytes(name: str) -> Callable[[Point], str]:
     return lambda point: next((f"{each.bytes / 1e3:,.1f}" for each in point.deployed if each.format == name), "")
+
+
+def _achieved(name: str) -> Callable[[Point], str]:
+    """Return the cell of what networks achieve in a format that changes outputs."""
+
+    def cell(point: Point) -> str:
+        found = next((each for each in point.deployed if each.format == name), None)
+        return "" if found is None else spread(found.test, point.metric)
+
+    return cell
 
 
 def _times(key: tuple[str, int, str]) -> Callable[[Point], str]:

@@ -82,7 +82,17 @@ def measured(each: Deployed) -> dict[str, Any]:
     times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
     sizes = {f"{each.format}_bytes": each.bytes, f"{each.format}_dense_bytes": each.dense_bytes}
     memory = {f"{where}_memory": each.memory, f"{where}_dense_memory": each.dense_memory}
-    return sizes | times | memory | estimate | {f"{where}_hardware": each.hardware}
+    return sizes | _achieved(each) | times | memory | estimate | {f"{where}_hardware": each.hardware}
+
+
+def _achieved(each: Deployed) -> dict[str, Any]:
+    """Return the columns of what networks achieve in a format that changes outputs; none of another."""
+    if each.test is None and each.val is None:
+        return {}
+    splits = {"val": each.val, "test": each.test}
+    parts = ("mean", "std", "low", "high")
+    found = {f"{each.format}_{split}_{part}": getattr(of, part, None) for split, of in splits.items() for part in parts}
+    return found | {f"{each.format}_dense_test": each.dense_test}
 
 
 def table_csv(names: Sequence[str], rows: Any) -> bytes:

@@ -70,7 +70,8 @@ def text_table(comparison: Comparison) -> Iterator[str]:
             yield from _block((COLUMNS[0], *on_further(name)), points)
         if measured := [point for point in points if point.deployed]:
             yield f"{title}: deployed, times as fast as dense [95% interval]"
-            yield from _block((COLUMNS[0], *measured_columns(measured)), measured)
+            anew = any(each.test for point in measured for each in point.deployed)
+            yield from _block((*COLUMNS[: 2 if anew else 1], *measured_columns(measured)), measured)
         yield ""
 
 

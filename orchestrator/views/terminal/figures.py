@@ -34,7 +34,8 @@ def named(plan: Plan, key: str) -> str:
 def figures(record: StageRecord) -> str:
     """A finished stage in a few words."""
     if not KINDS[record.kind].trains:
-        return measured(record.measurements)
+        told = measured(record.measurements)
+        return f"{told}, {validated(record)}" if record.after else told  # in a format that changes outputs
     text = validated(record)
     return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
 

@@ -11,9 +11,12 @@ from dataclasses import replace
 import factories
 import pytest
 
+from orchestrator.compare.against.baseline import make_baseline
+from orchestrator.compare.against.gate import verdicts
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.deployed import figures_of, headline
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import DENSE, NETWORK, Plan, StageSpec
 from orchestrator.views.report.columns import columns
@@ -60,8 +63,24 @@ def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> d
         for key in (*plan.stages[trial.measured[0]].inputs.values(), *trial.measured):
             spec = plan.stages[key]
             records[key] = replace(
-                last, key=key, kind=spec.kind, spec=spec.to_json(), measurements=figures, environment=environment
+                last,
+                key=key,
+                kind=spec.kind,
+                spec=spec.to_json(),
+                after={},
+                measurements=figures,
+                environment=environment,
             )
+    return records
+
+
+def quantised(plan: Plan) -> dict[str, StageRecord]:
+    """The same in a format that changes outputs: networks achieve 0.8 and a hundredth for each seed, dense 0.9."""
+    records = measured(plan)
+    for trial in plan.trials:
+        (key,), test = trial.measured, 0.8 + 0.01 * int(trial.config["seed"])
+        after = {"val/accuracy": 0.7, "test/accuracy": test, "test/top5": 1.0}
+        records[key] = replace(records[key], after=after, details={"dense": {"test/accuracy": 0.9}})
     return records
 
 
@@ -197,3 +216,56 @@ def test_figures_show_points_and_dense_against_milliseconds_and_bytes() -> None:
     assert (sizes[0].series[0].x, sizes[0].series[1].x) == ((1000.0,), (8000.0,))
     assert drawing.render(lambda: drawing.deployed(latency, "milliseconds"))["svg"]
     assert not against_latency(compare_trials(plan, factories.make_records(plain(plan))))
+
+
+def test_what_networks_achieve_in_a_format_that_changes_outputs_stands_beside_what_they_were_trained_to() -> None:
+    plan = deploying()
+    comparison = compare_trials(plan, quantised(plan))
+    (point,) = comparison.operating_points[-1:]
+    one, text = point.deployed[0], "\n".join(text_table(comparison))
+    row = summary(plan, quantised(plan))[-1]
+
+    assert (one.test, one.val, one.dense_test) == (
+        Estimate(3, *map(pytest.approx, (0.81, 0.01, 0.81 - 0.024841, 0.81 + 0.024841))),  # t(0.975, 2) / sqrt(3)
+        Estimate(3, *map(pytest.approx, (0.7, 0.0, 0.7, 0.7))),
+        pytest.approx(0.9),
+    )
+    assert "onnx accuracy %" in text
+    assert "81.00 ± 1.00" in text
+    assert text.count("test accuracy %") == 2, "of the networks, and beside those as onnx"
+    assert [float(row[f"onnx_{name}"]) for name in ("test_mean", "val_mean", "dense_test")] == pytest.approx(
+        [0.81, 0.7, 0.9]
+    )
+    series = against_bytes(comparison)[0].series
+    assert (series[0].y, series[1].y) == (pytest.approx((0.81,)), pytest.approx((0.9,)))
+    without = "\n".join(text_table(compare_trials(plan, measured(plan))))
+    assert "onnx accuracy %" not in without
+    assert without.count("test accuracy %") == 1
+    assert not any("test_mean" in name for name in summary(plan, measured(plan))[-1] if name.startswith("onnx"))
+
+
+def test_a_tracker_and_a_gate_are_told_of_it_and_the_gate_by_the_margin_of_the_metric() -> None:
+    plan = deploying()
+    records = quantised(plan)
+    comparison, trial = compare_trials(plan, records), plan.trials[0]
+    told = {name: value for name, value, _ in headline(trial, records)}
+    info = factories.sweep_info()
+    baseline = make_baseline(info, comparison, plan, records)
+    worse = {
+        key: replace(
+            each, after={"val/accuracy": 0.7, "test/accuracy": 0.75 + 0.001 * each.measurements["bytes"] / 1e3}
+        )
+        if each.kind == "measure"
+        else each
+        for key, each in records.items()
+    }
+
+    assert {name: told[name] for name in told if "/onnx/test" in name or "/onnx/val" in name} == {
+        "deploy/onnx/test/accuracy": 0.8,
+        "deploy/onnx/test/top5": 1.0,
+        "deploy/onnx/val/accuracy": 0.7,
+    }
+    assert baseline.margins["deploy/onnx/test/accuracy"] == factories.ACCURACY.margin
+    assert "deploy/onnx/test/top5" not in baseline.margins
+    failed = [each for each in verdicts(baseline, compare_trials(plan, worse), plan, worse) if each.status == "fail"]
+    assert [(each.figure, each.metric) for each in failed] == [("deploy/onnx/test/accuracy", factories.ACCURACY)]

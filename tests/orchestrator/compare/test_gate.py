@@ -71,6 +71,7 @@ def compared(
             records[spec.key] = replace(
                 records[trial.stages[-1]],
                 key=spec.key,
+                after={},
                 measurements=figures,
                 environment={"processor": "one", "threads": "1", "runtime": runtime},
                 spec=spec.to_json(),

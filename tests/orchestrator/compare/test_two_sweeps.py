@@ -284,6 +284,7 @@ def measured(name: str, speedups: Sequence[float], processor: str = "Pen", kilob
                 key=spec.key,
                 kind=spec.kind,
                 spec=spec.to_json(),
+                after={},
                 measurements=figures,
                 environment={"processor": processor, "threads": "1", "runtime": "onnxruntime 1"},
             )

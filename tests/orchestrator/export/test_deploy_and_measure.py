@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from small_workloads import classification_data
 from torch import Tensor, nn
 
 from orchestrator.__main__ import CONF
@@ -18,6 +19,7 @@ from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
 from orchestrator.export import stages
+from orchestrator.export.formats.format import Format, Run
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.workloads.splits import TensorSplit
@@ -95,6 +97,33 @@ def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
     assert "\n" not in reason
     assert {record.kind for record in outcome.records.values()} == {"dense", "round", "deploy"}
     assert "50.00" in capsys.readouterr().out  # of the comparison
+
+
+def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[int] = []
+
+    def write(_: nn.Module, example: Any, folder: Path) -> None:
+        given.append(len(example[0]))
+        (folder / "always").write_bytes(b"1")
+
+    def load(_: Path, __: int) -> Run:
+        return lambda example: torch.tensor([[0.0, 1.0]]).expand(len(example[0]), 2)
+
+    always = Format("torch", "class 1", write, load, ("always",), (), math.inf, "torch", "", calibration=50)
+    monkeypatch.setattr(stages, "FORMATS", {"torch": always})
+    monkeypatch.setattr(stages, "TOLERANCES", {"torch": math.inf})
+    outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")
+    (measured,), splits = of_kind(outcome, "measure"), classification_data()
+    achieved = {f"{name}/accuracy": float(splits[name][1].float().mean()) for name in ("val", "test")}
+
+    assert given == [50, 50], "examples of the training split, for the dense network and the pruned one"
+    for record in (measured, *of_kind(outcome, "deploy")):
+        assert record.after == pytest.approx(achieved)
+    assert measured.details == {"dense": pytest.approx(achieved)}
+    assert min(record.measurements["difference"] for record in of_kind(outcome, "deploy")) > 0.1
+    assert outcome.status == "finished"
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from safetensors.torch import load_file
 
 from orchestrator.__main__ import main as orchestrate
 from orchestrator.export.__main__ import main as export
+from orchestrator.export.formats.format import Run
+from orchestrator.export.formats.table import FORMATS
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 
@@ -77,7 +81,9 @@ def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path)
 
 def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ("--to", "safetensors", "--output", "out")
-    assert "`--to` must be given: one of safetensors, torch, onnx, openvino" in refusal(capsys, "--output", "out")
+    assert "`--to` must be given: one of safetensors, torch, onnx, onnx_int8, openvino" in refusal(
+        capsys, "--output", "out"
+    )
     assert "`--to` (='onx') must be one of safetensors" in refusal(capsys, "--to", "onx", "--output", "out")
     assert "`SWEEP` (='x') is not there" in refusal(capsys, "x", *out)
     assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
@@ -97,6 +103,24 @@ def test_an_export_with_other_outputs_leaves_nothing(
         r"as safetensors differ from those of the masked one by .* must not by more than 1e-05; take another format",
         said,
     )
+
+
+def test_what_is_achieved_in_a_format_that_changes_outputs_is_told(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(_: Path, __: int) -> Run:
+        return lambda example: torch.eye(10)[:1].expand(len(example[0]), 10)
+
+    noughts = replace(FORMATS["torch"], loader=load, tolerance=math.inf, calibration=20)
+    monkeypatch.setitem(FORMATS, "torch", noughts)  # type: ignore[arg-type]  # it is a dict
+    assert export(["--trial", "sparsity=0.75", "--to", "torch", "--output", str(tmp_path / "out")]) == 0
+
+    page, said = (tmp_path / "out" / "README.md").read_text(), capsys.readouterr().out
+    (line,) = re.findall(r"As torch, whose outputs are others, it achieves: (.*)\n", page)
+    figures = re.findall(r"(accuracy|top5) (\d+\.\d\d)% on (validation|test)", line)
+    assert [(name, split) for name, _, split in figures][:2] == [("accuracy", "validation"), ("accuracy", "test")]
+    assert all(5 < float(value) < 15 for name, value, _ in figures if name == "accuracy"), "as many as are noughts"
+    assert f"accuracy on validation {figures[0][1]}%" in said
 
 
 OWN = """

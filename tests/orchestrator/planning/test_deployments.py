@@ -73,7 +73,7 @@ def test_nothing_of_a_deployment_is_tried_before_the_sweep() -> None:
     [
         (
             "deploy.formats=[tflite]",
-            "`deploy.formats` (=['tflite']) must hold formats among shrink, torch, onnx, openvino",
+            "`deploy.formats` (=['tflite']) must hold formats among shrink, torch, onnx, onnx_int8, openvino",
         ),
         ("deploy.formats=[shrink, shrink]", "must name each format once"),
         ("deploy.batch_sizes=[0]", "`deploy.batch_sizes` (=[0]) must hold numbers of examples of at least 1"),

@@ -86,26 +86,36 @@ def _told(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, str]]:
 def _plot(comparison: Comparison, panel: Panel, kind: Kind, what: str, words: str, machine: str) -> Plot:
     places: dict[str, list[Place]] = {}
     dense_at: list[float] = []
+    dense_test: list[float] = []
     for (*of_panel, line), points in comparison.lines.items():
         if tuple(of_panel) != panel:
             continue
         for point, each in ((p, d) for p in points for d in p.deployed if _kind(d) == kind and p.test is not None):
-            places.setdefault(line, []).append((getattr(each, what), _test(point)))
+            achieved = _test(point) if each.test is None else each.test.mean
+            places.setdefault(line, []).append((getattr(each, what), achieved))
             dense_at.append(each.dense_ms if what == "latency_ms" else each.dense_bytes)
-    return _with_front(comparison, panel, ", ".join(filter(None, (title(panel), words, machine))), places, dense_at)
+            dense_test += [] if each.dense_test is None else [each.dense_test]
+    name = ", ".join(filter(None, (title(panel), words, machine)))
+    return _with_front(comparison, panel, name, places, dense_at, dense_test)
 
 
 def _with_front(
-    comparison: Comparison, panel: Panel, name: str, places: dict[str, list[Place]], dense_at: Sequence[float]
+    comparison: Comparison,
+    panel: Panel,
+    name: str,
+    places: dict[str, list[Place]],
+    dense_at: Sequence[float],
+    dense_test: Sequence[float] = (),
 ) -> Plot:
     """Return a plot of these places, with the mean of the dense networks and the front.
 
     Args:
         dense_at: where the dense networks lie; none are shown where that is not known.
+        dense_test: what they achieve there, where that is not what they were trained to.
     """
     dense = [p for p in comparison.dense if (p.model, p.data) == panel and p.test is not None]
     if dense and dense_at:
-        places["dense"] = [(fmean(dense_at), fmean(map(_test, dense)))]
+        places["dense"] = [(fmean(dense_at), fmean(dense_test or map(_test, dense)))]
     metric = next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
     best = front([place for each in places.values() for place in each], metric)  # of all, whatever is drawn beside it
     drawn = {label: each for label, each in places.items() if label in (*lines_of(comparison, panel), "dense")}

@@ -1,0 +1,47 @@
+"""What a network achieves in a format that changes its outputs, and the examples that such a format is written by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from orchestrator.core.seeding import derive, seeded
+from orchestrator.core.specs import StageSpec
+from orchestrator.export.formats.format import Run, called_with, running_as
+from orchestrator.training.evaluation import evaluate
+from orchestrator.training.scoring.examples import ScoringData
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.tasks import table
+from pruning.compact.tracing import Example
+
+CPU = torch.device("cpu")
+
+
+def drawn(network: nn.Module, data: Data, left: StageSpec, count: int) -> Example:
+    """Return what a network is called with for so many examples of the training split, without augmentation.
+
+    Args:
+        left: the stage that left the network; which examples they are follows from its seed.
+    """
+    seed = derive(left.fields["seed"], "calibration")
+    with seeded(seed):  # a Dataset may draw
+        batches = ScoringData(data.train, {"examples": count}, seed, CPU).batches(1)
+    assert batches is not None
+    return called_with(network, batches[0])  # all of them
+
+
+def achieved(network: nn.Module, run: Run, data: Data, left: StageSpec) -> dict[str, float]:
+    """Return the metrics of a network whose outputs are those of `run`, by split, as `val/rmse` and `test/rmse`.
+
+    Args:
+        network: as the task calls it.
+        left: the stage that left it, of which the task is, and how many examples it is measured by at a time.
+    """
+    task, size = table.build(left.fields["task"]), left.fields[left.training]["eval_batch_size"]
+    found: dict[str, float] = {}
+    for split, examples in (("val", data.val), ("test", data.test)):
+        measured = evaluate(running_as(network, run), examples, task, device=CPU, batch_size=size)
+        found |= {f"{split}/{metric.name}": measured.figures.get(metric.name, math.nan) for metric in task.metrics}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
