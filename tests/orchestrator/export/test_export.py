@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["orchestrator", "-m", *SWEEP])
+        patch.setattr("orchestrator.views.report.files.draw", lambda *_: {})  # figures take as long as the sweep
         orchestrate()
     return folder
 
