@@ -17,6 +17,9 @@ import pytest
 from commands import SWEEP, Command, finished_stages, plan_of
 from view import Run, assert_complete, runs_in
 
+from orchestrator.sweep.sync_views import sync_command
+from orchestrator.views.tracking import view_writer
+
 Start = Callable[..., Command]
 INLINE = ("cluster=inline", "finetune.epochs=60", "finetune.eval_every=100000")
 pytestmark = pytest.mark.slow
@@ -78,7 +81,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.stop()
 
 
-def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_path: Path, server: Server) -> None:
+@pytest.mark.filterwarnings("ignore")  # mlflow's own, on import
+def test_a_server_away_from_the_start_is_completed_by_sync(
+    start: Start, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "sweep"
     server.stop()
     secret = f"tracking.uri={server.uri.replace('//', '//me:hunter2@')}"
@@ -90,7 +96,10 @@ def test_a_server_away_from_the_start_is_completed_by_sync(start: Start, tmp_pat
     assert "Traceback" not in command.stderr
     advice = shlex.split(command.stderr.splitlines()[-1])[3:]
     advice[advice.index("--uri") + 1] = server.uri  # of which the password is not shown
-    assert start(folder, *advice, module="orchestrator.sync").wait() == 3
+    with monkeypatch.context() as here:
+        here.chdir(folder)
+        here.setattr(view_writer, "PATIENCE", 1.0)  # the sweep has just waited for all of it
+        assert sync_command(advice) == 3
     server.start()
     completed = start(folder, *advice, module="orchestrator.sync")
     assert completed.wait() == 0, completed.stderr
