@@ -48,29 +48,39 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
     assert done.returncode == 0, done.stderr
 
 
+def digests(folder: Path, target: str) -> list[tuple[int, str]]:
+    """Train a small sweep in `folder` by `target`, in a process of its own; return each round and its weights."""
+    asked = {"_target_": target, "scheduler": "null", "epochs": "2", "select": "last"}
+    own = [f"{node}.{key}={value}" for node in ("train", "finetune") for key, value in asked.items()]
+    others = ["cluster=inline", "tracking=none", "model=mlp", "schedule.sparsity=0.75", "schedule.rounds=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *others, *own],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(file.read_text())["record"] for file in folder.glob("store/stages/*/record.json")]
+    return sorted((record["round"], record["weights_digest"]) for record in records)
+
+
+@pytest.fixture(scope="module")
+def by_our_loop(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """The weights of that sweep as the orchestrator itself trains it."""
+    return digests(tmp_path_factory.mktemp("ours"), "null")
+
+
 @pytest.mark.slow  # imports Lightning
 @pytest.mark.parametrize("function", ["train", "train_by_lightning"])
-def test_a_sweep_trains_by_the_functions_that_are_shown(function: str, tmp_path: Path) -> None:
+def test_a_sweep_trains_by_the_functions_that_are_shown(
+    function: str, tmp_path: Path, by_our_loop: list[tuple[int, str]]
+) -> None:
     shown = snippets("how-to/own-training-loops.md", "mine", "mine_lightning")
     (tmp_path / "mine.py").write_text("\n\n".join(shown))
-    digests = {}
-    for store, target in (("own", f"mine.{function}"), ("ours", "null")):
-        asked = {"_target_": target, "scheduler": "null", "epochs": "2", "select": "last"}
-        own = [f"{node}.{key}={value}" for node in ("train", "finetune") for key, value in asked.items()]
-        others = ["cluster=inline", "tracking=none", "model=mlp", "schedule.sparsity=0.75", "schedule.rounds=2"]
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", *others, *own, f"store.uri={store}"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        records = [json.loads(file.read_text())["record"] for file in tmp_path.glob(f"{store}/stages/*/record.json")]
-        digests[store] = sorted((record["round"], record["weights_digest"]) for record in records)
 
-    assert len(digests["ours"]) == 3
-    assert digests["own"] == digests["ours"]
+    assert len(by_our_loop) == 3
+    assert digests(tmp_path, f"mine.{function}") == by_our_loop
 
 
 def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
