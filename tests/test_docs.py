@@ -18,6 +18,7 @@ from orchestrator.compare.against.baseline import false_alarms, read_baseline
 from orchestrator.workloads import data
 
 ROOT = Path(__file__).parent.parent
+WITHOUT_FIGURES = ROOT / "tests" / "without_figures"
 
 
 def snippets(page: str, *names: str) -> list[str]:
@@ -56,7 +57,7 @@ def digests(folder: Path, target: str) -> list[tuple[int, str]]:
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", *others, *own],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": f"{WITHOUT_FIGURES}:{ROOT}:{folder}", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )

@@ -38,10 +38,12 @@ SEARCH = (
 
 
 def search(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    without_figures = str(Path(__file__).parents[1] / "without_figures")
+    import_path = os.pathsep.join(filter(None, [without_figures, os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *SEARCH, *overrides],
         cwd=folder,
-        env={**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": import_path},
         capture_output=True,
         text=True,
         timeout=200,

@@ -37,7 +37,8 @@ class Command:
         self, folder: Path, *arguments: str, module: str = "orchestrator", limit: int | None = None, **environment: str
     ) -> None:
         folder.mkdir(exist_ok=True)
-        import_path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        here = Path(__file__).parent
+        import_path = [str(here.parent / "without_figures"), str(here), os.environ.get("PYTHONPATH", "")]
         self.mark = uuid.uuid4().hex
         self.folder = folder
         self._said = [folder.parent / f"{self.mark}.{name}" for name in ("out", "err")]
