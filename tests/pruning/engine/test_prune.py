@@ -261,7 +261,7 @@ def test_the_unit_says_along_which_dimension_channels_are_scored():
     mask = pruning.prune(copy.deepcopy(model), "fpgm", sparsity=0.5, dim=1).masks["0.weight"]
 
     assert mask.equal((distances > distances.sort().values[2]).expand(6, 6))
-    with pytest.raises(ValueError, match=r"'dim' \(=1\), but channels are cut along `unit.dim` \(=0\)"):
+    with pytest.raises(ValueError, match=r"\['dim'\]` \(=1\) must be `unit.dim` \(=0\), along which channels"):
         pruning.prune(model, "fpgm", sparsity=0.5, score=Score("fpgm", {"dim": 1}))
     for score in (Score("taylor", {"form": "filter"}), Score("bn_scale")):
         network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
