@@ -14,6 +14,7 @@ embeddings are not counted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.layers import Call, rule_of
 from pruning.measure.products import Product, Products
+
+COMPILING = {"torch._dynamo", "torch.nn.attention.flex_attention"}
+"""Modules, one of which is there where a forward is compiled, or compiles; the first takes a second to import."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,15 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     counter = _Counter(model, MaskSet.collect(model) if masks is None else masks)
     fast = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        for path, module in plain_modules(model):
+        for path, module in counter.modules.items():
             enter, leave = partial(counter.enter, path), partial(counter.leave, path)
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
         stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))  # others pad features
+        if COMPILING & sys.modules.keys():  # what is compiled computes its products out of sight
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
             plain = unwrapped(model)
@@ -110,7 +116,7 @@ class _Counter:
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
         self.layers: dict[str, LayerMacs] = {}
-        self._modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
+        self.modules, self._masks, self._masked = dict(plain_modules(model)), masks, masks.sparsity() > 0
         self._running: list[tuple[str, nn.Module]] = []
 
     def enter(self, path: str, module: nn.Module, _inputs: object) -> None:
@@ -161,7 +167,7 @@ class _Counter:
         place = factor.untyped_storage().data_ptr()
         for name, mask in self._masks.items():
             path, _, leaf = name.rpartition(".")
-            tensor = getattr(self._modules.get(path), leaf, None)
+            tensor = getattr(self.modules.get(path), leaf, None)
             if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() == place:
                 laid_out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.bool).copy_(mask)
                 start = factor.storage_offset() - tensor.storage_offset()

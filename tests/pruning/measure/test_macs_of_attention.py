@@ -83,6 +83,18 @@ def test_both_products_of_attention_are_counted_however_they_are_written(mix: Mi
     assert (found.total, found.remaining) == (LINEAR + PRODUCTS, LINEAR + PRODUCTS)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.slow  # imports torch's compiler
+def test_attention_that_compiles_itself_is_counted() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    found = macs(Attention(flex_attention), tokens())
+
+    assert found.layers[""] == LayerMacs(PRODUCTS, PRODUCTS)
+    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert macs(nn.Sequential(compiled), torch.randn(1, 2)).total == 4
+
+
 @pytest.mark.parametrize("mix", [MIXES[name] for name in ("sdpa", "kernel", "matmul", "bmm")])
 def test_what_is_left_of_attention_is_that_of_its_heads_that_are_not_empty(mix: Mix) -> None:
     torch.manual_seed(0)
