@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.compare.compare_trials import collector_paused
 from orchestrator.core.redact import shown
 from orchestrator.results.refusals import ResultsError
 from orchestrator.results.sweep import SweepResults
@@ -68,7 +69,8 @@ class StoreResults:
         if not isinstance(name, str | None):
             raise ResultsError(f"`name` (={name!r}) must be a text, or None for the sweep saved last.")
         full = saved_sweep.chosen_sweep(self.store, name, argument="name")
-        return SweepResults(self.store, saved_sweep.load(self.store, full))
+        with collector_paused():
+            return SweepResults(self.store, saved_sweep.load(self.store, full))
 
 
 def open_store(uri: str, options: Mapping[str, Any]) -> StoreResults:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import gc
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.compare_trials import collector_paused, compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
@@ -122,8 +120,7 @@ class SweepResults:
         """
         if margin is None:
             return self._compared
-        with _collector_paused():
-            return compare_trials(self.plan, self.records, self.saved.failures, margin)
+        return compare_trials(self.plan, self.records, self.saved.failures, margin)
 
     def frame(self, by: By = "point") -> DataFrame:
         """Return the results as a pandas DataFrame.
@@ -139,7 +136,7 @@ class SweepResults:
         """
         if by not in get_args(By):
             raise no_choice("by", by, get_args(By))
-        with _collector_paused():
+        with collector_paused():
             if by == "point":
                 return frames.by_point(self.plan, self.comparison())
             if by == "trial":
@@ -161,8 +158,7 @@ class SweepResults:
 
     @cached_property
     def _compared(self) -> Comparison:
-        with _collector_paused():
-            return compare_trials(self.plan, self.records, self.saved.failures)
+        return compare_trials(self.plan, self.records, self.saved.failures)
 
 
 def _first(parts: Iterable[str]) -> Iterator[str]:
@@ -174,15 +170,3 @@ def _first(parts: Iterable[str]) -> Iterator[str]:
             yield part
     if lines > LINES:
         yield f"<p>and {lines - LINES} lines more: <code>sweep.frame()</code> has all</p>"
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Make much without looking for garbage meanwhile: a third of the time of ten thousand trials."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
