@@ -26,6 +26,12 @@ def rows_of(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, po
             yield _row(plan, trial, position, chain)
 
 
+def last_row(plan: Plan, records: Mapping[str, StageRecord], trial: TrialSpec, position: Position) -> Row | None:
+    """Return the row of a trial's last round, None where it has not ended."""
+    chain = [records[key] for key in trial.stages if key in records]
+    return _row(plan, trial, position, chain) if len(chain) == len(trial.stages) else None
+
+
 def _row(plan: Plan, trial: TrialSpec, position: Position, chain: Sequence[StageRecord]) -> Row:
     """Return the row of the last record of `chain`, which says what it took to come there."""
     record, own = chain[-1], [each for each in chain if len(plan.trials_of[each.key]) == 1]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import by_network, deployed
-from orchestrator.compare.grouping import positions
+from orchestrator.compare.grouping import Position, positions
+from orchestrator.compare.rows import last_row, reasons, rows_of, statuses
 from orchestrator.compare.settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
@@ -36,37 +37,39 @@ def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
     return _frame(first, _of_points(plan, comparison), figures)
 
 
-def by_trial(plan: Plan, records: Records, comparison: Comparison) -> DataFrame:
+def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataFrame:
     """Return a line for each trial with the columns of trials.csv after its last round, empty if it has not ended.
 
     `status` and `failure` say what became of it, `dense` is the primary metric on test of its own dense network, and
     `difference` that of the trial less it. What was measured of it deployed is called as in summary.csv.
+
+    Args:
+        failures: stage key -> why it failed
     """
-    last = {row.trial: row for row in comparison.rows if row.final}
-    place = {name: index for index, name in enumerate(last)}
-    test_of = {row.stage: row.test for row in comparison.rows}
+    known, status, why = positions(plan), statuses(plan, records, failures), reasons(plan, records, failures)
+    last = [last_row(plan, records, *each) for each in zip(plan.trials, known, strict=True)]
+    dense = [records.get(trial.dense) for trial in plan.trials]
     figures: Columns = {
         "trial": [trial.name for trial in plan.trials],
-        "status": [comparison.trials[trial.name] for trial in plan.trials],
-        "failure": [comparison.failures.get(trial.name) for trial in plan.trials],
-        "dense": [test_of.get(trial.dense) for trial in plan.trials],
+        "status": [status[trial.name] for trial in plan.trials],
+        "failure": [why.get(trial.name) for trial in plan.trials],
+        "dense": [None if record is None else record.figure("test") for record in dense],
     }
-    places = [place.get(trial.name) for trial in plan.trials]
-    for name, values in row_columns([*last.values()]).items():
+    for name, values in row_columns([row for row in last if row is not None]).items():
         if name not in ("trial", "final"):
-            figures[name] = [None if place is None else values[place] for place in places]
-    figures |= _told_by_configuration(plan)
+            left = iter(values)
+            figures[name] = [None if row is None else next(left) for row in last]
+    figures |= _told_by_configuration(known)
     pairs = zip(figures["test"], figures["dense"], strict=True)
     figures["difference"] = [None if test is None or dense is None else test - dense for test, dense in pairs]
     return _frame({"trial": figures.pop("trial")}, parameters(plan), figures | _deployed(plan, records))
 
 
-def by_round(plan: Plan, comparison: Comparison) -> DataFrame:
+def by_round(plan: Plan, records: Records) -> DataFrame:
     """Return a line for each trial and finished round, 0 being the dense network: the columns of trials.csv."""
-    figures = row_columns(comparison.rows)
-    place = {trial.name: index for index, trial in enumerate(plan.trials)}
-    places = [place[name] for name in figures["trial"]]
-    settings = {name: [values[place] for place in places] for name, values in parameters(plan).items()}
+    chains = [list(rows_of(plan, records, *each)) for each in zip(plan.trials, positions(plan), strict=True)]
+    figures = row_columns([row for chain in chains for row in chain])
+    settings = {name: _repeated(values, map(len, chains)) for name, values in parameters(plan).items()}
     return _frame({"trial": figures.pop("trial")}, settings, figures)
 
 
@@ -92,11 +95,8 @@ def by_step(trials: Sequence[TrialSpec], records: Records, settings: Columns) ->
             offset += record.steps
         lengths.append(len(columns["step"]) - before)
 
-    def repeated(values: Iterable[Any]) -> list[Any]:
-        return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
-
-    names = repeated(trial.name for trial in trials)
-    return _frame({"trial": names}, {name: repeated(values) for name, values in settings.items()}, columns)
+    names = _repeated([trial.name for trial in trials], lengths)
+    return _frame({"trial": names}, {name: _repeated(values, lengths) for name, values in settings.items()}, columns)
 
 
 def parameters(plan: Plan) -> Columns:
@@ -109,13 +109,12 @@ def parameters(plan: Plan) -> Columns:
     }
 
 
-def _told_by_configuration(plan: Plan) -> Columns:
+def _told_by_configuration(known: Sequence[Position]) -> Columns:
     """Return by trial what a row says of it that is known before it has ended."""
-    found = positions(plan)
     return {
-        "model": [each.panel[0] for each in found],
-        "data": [each.panel[1] for each in found],
-        **{name: [getattr(each, name) for each in found] for name in ("line", "method", "schedule", "seed")},
+        "model": [each.panel[0] for each in known],
+        "data": [each.panel[1] for each in known],
+        **{name: [getattr(each, name) for each in known] for name in ("line", "method", "schedule", "seed")},
     }
 
 
@@ -170,6 +169,10 @@ def _curve(record: StageRecord, metrics: Sequence[str]) -> Columns:
         "time": [point.time for point in points],
         **{name: [each.get(name) for each in of] for name in metrics},
     }
+
+
+def _repeated(values: Iterable[Any], times: Iterable[int]) -> list[Any]:
+    return [value for value, count in zip(values, times, strict=True) for _ in range(count)]
 
 
 def _frame(first: Columns, settings: Columns, figures: Columns) -> DataFrame:

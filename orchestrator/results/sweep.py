@@ -140,9 +140,9 @@ class SweepResults:
             if by == "point":
                 return frames.by_point(self.plan, self.comparison())
             if by == "trial":
-                return frames.by_trial(self.plan, self.records, self.comparison())
+                return frames.by_trial(self.plan, self.records, self.saved.failures)
             if by == "round":
-                return frames.by_round(self.plan, self.comparison())
+                return frames.by_round(self.plan, self.records)
             return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
 
     @property
