@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from small_trials import composed
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import schema
-from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
@@ -38,15 +34,8 @@ SETTINGS = (
 )
 
 
-@cache
-def composed(*overrides: str) -> dict[str, Any]:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return plain(compose("config", [*SETTINGS, *overrides]))
-
-
 def job(task: str, *overrides: str, data: str = "", **changes: Any) -> Job:
-    config = composed(f"task={task}", *overrides)
+    config = composed(*SETTINGS, f"task={task}", *overrides)
     own = {"_target_": f"small_workloads.{data or task}_data", "name": data or task}
     return Job(
         (f"task={task}", *overrides), {**config, "model": {"name": task, **MODELS[task]}, "data": own, **changes}

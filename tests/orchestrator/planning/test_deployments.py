@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from small_trials import composed
 
-from orchestrator.__main__ import CONF
 from orchestrator.config import schema
-from orchestrator.config.compose import plain
 from orchestrator.config.parts import deploy
 from orchestrator.core.specs import DENSE, NETWORK, Job, Plan
 from orchestrator.core.stage_kinds import KINDS
@@ -18,9 +16,7 @@ from orchestrator.planning.plan import make_plan
 
 
 def planned(*trials: tuple[str, ...]) -> Plan:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return make_plan([Job(each, plain(compose("config", ["schedule.sparsity=0.9", *each]))) for each in trials])
+    return make_plan([Job(each, composed("schedule.sparsity=0.9", *each)) for each in trials])
 
 
 def test_a_trial_s_own_stages_have_the_same_keys_whatever_is_deployed() -> None:

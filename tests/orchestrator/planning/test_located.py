@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from small_trials import composed
 
-from orchestrator.__main__ import CONF
 from orchestrator.config import schema
-from orchestrator.config.compose import plain
 from orchestrator.config.parts import model_and_data
 from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
 
 
-@pytest.fixture(scope="module")
-def composed() -> Mapping[str, Any]:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return plain(compose("config"))
-
-
-def planned(composed: Mapping[str, Any], **model: Any) -> Plan:
-    return make_plan([Job((), {**composed, "model": {**composed["model"], **model}})])
+def planned(**model: Any) -> Plan:
+    return make_plan([Job((), {**composed(), "model": {**composed()["model"], **model}})])
 
 
 def write(path: Path, content: bytes) -> str:
@@ -42,28 +32,26 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder / "models--them--net" / "refs" / "main", commit.encode())
 
 
-def test_the_bytes_of_a_checkpoint_count_and_not_where_it_lies(composed: Mapping[str, Any], tmp_path: Path) -> None:
+def test_the_bytes_of_a_checkpoint_count_and_not_where_it_lies(tmp_path: Path) -> None:
     here, there = write(tmp_path / "a.pt", b"one"), write(tmp_path / "folder" / "model.safetensors", b"one")
-    plans = [planned(composed, weights=place) for place in (here, str(Path(there).parent), f"file://{here}")]
+    plans = [planned(weights=place) for place in (here, str(Path(there).parent), f"file://{here}")]
 
     assert len({tuple(plan.stages) for plan in plans}) == 1
     places = [{spec.location["model"]["weights"] for spec in plan.stages.values()} for plan in plans]
     assert places == [{here}, {there}, {f"file://{here}"}]
     write(tmp_path / "a.pt", b"two")
-    assert not set(plans[0].stages) & set(planned(composed, weights=here).stages)
-    assert not set(plans[0].stages) & set(planned(composed).stages)
+    assert not set(plans[0].stages) & set(planned(weights=here).stages)
+    assert not set(plans[0].stages) & set(planned().stages)
 
 
-def test_a_name_on_the_hub_is_the_commit_that_is_here(
-    composed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_on_the_hub_is_the_commit_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub(tmp_path / "hub", monkeypatch)
-    first = planned(composed, weights="them/net")
+    first = planned(weights="them/net")
     place = next(iter(first.stages.values())).location["model"]["weights"]
 
     assert place == str(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40) / "model.safetensors")
     for same in ("main", "c" * 40):
-        assert list(planned(composed, weights="them/net", revision=same).stages) == list(first.stages)
+        assert list(planned(weights="them/net", revision=same).stages) == list(first.stages)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +81,7 @@ def test_a_name_on_the_hub_is_the_commit_that_is_here(
     ],
 )
 def test_what_does_not_lie_there_is_told(
-    composed: Mapping[str, Any], model: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub(tmp_path / "hub", monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -102,21 +90,21 @@ def test_what_does_not_lie_there_is_told(
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(schema.ConfigError, match=said) as caught:
-        planned(composed, **model)
+        planned(**model)
     assert len(str(caught.value).splitlines()) == 2
 
 
-def with_text(composed: Mapping[str, Any], **data: Any) -> Plan:
+def with_text(**data: Any) -> Plan:
     text = {**vars(model_and_data.Text()), "name": None, **data}
-    return make_plan([Job((), {**composed, "data": text, "model": dict(vars(model_and_data.Gpt()))})])
+    return make_plan([Job((), {**composed(), "data": text, "model": dict(vars(model_and_data.Gpt()))})])
 
 
-def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(composed: Mapping[str, Any], tmp_path: Path) -> None:
+def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> None:
     for name in ("here/a.txt", "here/b.txt", "there/1.txt", "there/deep/2.txt"):
         write(tmp_path / name, name[-5:-4].translate({ord("1"): "a", ord("2"): "b"}).encode())
-    here, there = (with_text(composed, root=str(tmp_path / name)) for name in ("here", "there"))
+    here, there = (with_text(root=str(tmp_path / name)) for name in ("here", "there"))
     tokenizer = write(tmp_path / "words.json", b"{}")
-    other = with_text(composed, root=str(tmp_path / "here"), tokenizer=tokenizer)
+    other = with_text(root=str(tmp_path / "here"), tokenizer=tokenizer)
     dense = next(iter(other.stages.values()))
 
     assert list(here.stages) == list(there.stages)
@@ -126,7 +114,7 @@ def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(composed: Mapping[s
     assert dense.location["data"]["content"] == {key: dense.fields["data"][key] for key in ("root", "tokenizer")}
     assert list(dense.fields["sources"]["packages"]) == ["tokenizers"]
     write(tmp_path / "here/b.txt", b"c")
-    assert not set(here.stages) & set(with_text(composed, root=str(tmp_path / "here")).stages)
+    assert not set(here.stages) & set(with_text(root=str(tmp_path / "here")).stages)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +127,18 @@ def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(composed: Mapping[s
     ],
 )
 def test_a_text_that_is_not_there_is_told(
-    composed: Mapping[str, Any], data: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a.md", b"text")
     with pytest.raises(schema.ConfigError, match=said):
-        with_text(composed, **data)
+        with_text(**data)
 
 
-def test_a_configuration_of_transformers_is_pinned_by_content(
-    composed: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(path: str, revision: str | None = None) -> Plan:
         node = {**vars(model_and_data.Transformers()), "path": path, "revision": revision}
-        return make_plan([Job((), {**composed, "model": node})])
+        return make_plan([Job((), {**composed(), "model": node})])
 
     write(tmp_path / "here" / "config.json", b"{}")
     write(tmp_path / "there" / "config.json", b"{}")

@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from small_trials import composed, planned
 
-from orchestrator.__main__ import CONF
-from orchestrator.config import schema
-from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
-from orchestrator.core.specs import Job, Plan
-from orchestrator.planning.plan import make_plan
+from orchestrator.core.specs import Plan
 from orchestrator.planning.preview import preview
 from orchestrator.planning.restarts import place, restart_of
-
-Settings = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def settings() -> Settings:
-    schema.register()
-
-    @cache
-    def compose_with(*overrides: str) -> dict[str, Any]:
-        with initialize_config_dir(str(CONF), version_base=None):
-            return plain(compose("config", list(overrides)))
-
-    return compose_with
-
-
-def planned(*configs: dict[str, Any]) -> Plan:
-    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
 
 
 def kinds(plan: Plan) -> list[str]:
     return [spec.kind for spec in plan.stages.values()]
 
 
-def test_without_a_restart_nothing_is_said_of_one(settings: Settings) -> None:
-    plan = planned(settings())
+def test_without_a_restart_nothing_is_said_of_one() -> None:
+    plan = planned(composed())
     rounds = [plan.stages[key] for key in plan.trials[0].stages[1:]]
 
     assert kinds(plan) == ["dense", "round", "round", "round"]
@@ -51,10 +26,8 @@ def test_without_a_restart_nothing_is_said_of_one(settings: Settings) -> None:
     assert plan.stages[plan.trials[0].dense].starts_from == ()
 
 
-def test_trials_share_the_start_that_they_rewind_to_and_their_dense_training_goes_on_from_it(
-    settings: Settings,
-) -> None:
-    kept, *rewound = (settings(), *(settings("restart=rewind", "restart.step=2ep", f"method={m}") for m in METHODS))
+def test_trials_share_the_start_that_they_rewind_to_and_their_dense_training_goes_on_from_it() -> None:
+    kept, *rewound = (composed(), *(composed("restart=rewind", "restart.step=2ep", f"method={m}") for m in METHODS))
     plan = planned(kept, *rewound)
     (dense,) = {trial.dense for trial in plan.trials}
     (start,) = (key for key, spec in plan.stages.items() if spec.kind == "start")
@@ -77,16 +50,16 @@ def test_trials_share_the_start_that_they_rewind_to_and_their_dense_training_goe
 METHODS = ("l1_unstructured", "random_unstructured")
 
 
-def test_the_rounds_of_a_rewound_trial_run_in_one_task(settings: Settings) -> None:
-    plan = planned(settings("restart=rewind", "restart.step=2ep"))
+def test_the_rounds_of_a_rewound_trial_run_in_one_task() -> None:
+    plan = planned(composed("restart=rewind", "restart.step=2ep"))
     start, dense, *rounds = plan.stages
 
     assert list(plan.segments()) == [(start,), (dense, *rounds)]
     assert list(plan.without({start}).segments()) == [(dense, *rounds)]
 
 
-def test_what_is_pruned_first_is_compared_with_the_dense_training(settings: Settings) -> None:
-    plan = planned(settings("schedule=one_shot", "schedule.at=start"), settings("schedule=one_shot"))
+def test_what_is_pruned_first_is_compared_with_the_dense_training() -> None:
+    plan = planned(composed("schedule=one_shot", "schedule.at=start"), composed("schedule=one_shot"))
     start, last = plan.trials[0].stages
 
     assert plan.stages[start].fields["until"] == 0
@@ -107,14 +80,14 @@ def test_equal_places_have_one_form() -> None:
     assert [place(each, steps) for each in (0, 0.1, 1.0)] == [0, 20, 200]
 
 
-def test_a_control_is_of_the_last_round_alone(settings: Settings) -> None:
-    plans = [planned(settings("restart=rewind", f"restart.control={each}")) for each in ("none", "shuffle", "reinit")]
+def test_a_control_is_of_the_last_round_alone() -> None:
+    plans = [planned(composed("restart=rewind", f"restart.control={each}")) for each in ("none", "shuffle", "reinit")]
     chains = [plan.trials[0].stages for plan in plans]
 
     assert len({chain[:-1] for chain in chains}) == 1
     assert len({chain[-1] for chain in chains}) == 3
-    assert restart_of(settings("restart=reinit"), last=False) == restart_of(
-        settings("restart.control=reinit"), last=True
+    assert restart_of(composed("restart=reinit"), last=False) == restart_of(
+        composed("restart.control=reinit"), last=True
     )
 
 
@@ -158,14 +131,14 @@ def test_a_control_is_of_the_last_round_alone(settings: Settings) -> None:
         (("+control=small", "method=ln_structured", "train=none"), "which trains nothing (train.epochs=0)"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(settings: Settings, overrides: tuple[str, ...], words: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
-        planned(settings(*overrides))
+        planned(composed(*overrides))
 
 
-def test_a_dry_run_shows_starts_and_the_dense_training(settings: Settings) -> None:
+def test_a_dry_run_shows_starts_and_the_dense_training() -> None:
     plan = planned(
-        settings("restart=rewind"), settings("schedule=one_shot", "schedule.at=start", "restart.control=reinit")
+        composed("restart=rewind"), composed("schedule=one_shot", "schedule.at=start", "restart.control=reinit")
     )
     text = preview("rewound", plan, ())
 
@@ -173,35 +146,35 @@ def test_a_dry_run_shows_starts_and_the_dense_training(settings: Settings) -> No
     assert text.count(f"{plan.trials[0].dense[:8]}*") == 2
 
 
-def test_methods_that_restart_give_way_to_what_is_typed(settings: Settings) -> None:
-    ticket, rates = settings("method=lottery_ticket"), settings("method=lr_rewinding")
+def test_methods_that_restart_give_way_to_what_is_typed() -> None:
+    ticket, rates = composed("method=lottery_ticket"), composed("method=lr_rewinding")
 
     assert (ticket["restart"]["weights"], ticket["restart"]["step"]) == ("step", 0)
     assert (rates["restart"]["weights"], rates["restart"]["rates"]) == ("keep", 0)
-    assert settings("restart=reinit", "method=lottery_ticket")["restart"] == settings("restart=reinit")["restart"]
-    assert settings("method=lottery_ticket", "restart.step=2ep")["restart"]["step"] == "2ep"
-    same = planned(ticket, settings("method=l1_unstructured", "restart=rewind")).trials
+    assert composed("restart=reinit", "method=lottery_ticket")["restart"] == composed("restart=reinit")["restart"]
+    assert composed("method=lottery_ticket", "restart.step=2ep")["restart"]["step"] == "2ep"
+    same = planned(ticket, composed("method=l1_unstructured", "restart=rewind")).trials
     assert same[0].stages == same[1].stages
 
 
-def test_the_preview_says_where_a_score_of_untrained_networks_ranks_trained_ones(settings: Settings) -> None:
-    late = planned(settings("method=snip", "schedule=geometric"), settings("score=grasp"), settings())
-    usual = planned(settings("method=snip"), settings())
+def test_the_preview_says_where_a_score_of_untrained_networks_ranks_trained_ones() -> None:
+    late = planned(composed("method=snip", "schedule=geometric"), composed("score=grasp"), composed())
+    usual = planned(composed("method=snip"), composed())
 
     assert preview("late", late, ()).count("prunes    the trained network by snip, grasp (schedule.at=trained)") == 1
     assert "prunes " not in preview("usual", usual, ())
 
 
 @pytest.mark.parametrize("method", ["method=ln_structured", "method=fpgm", "unit=group"])
-def test_the_small_control_is_of_what_takes_out_whole_channels(settings: Settings, method: str) -> None:
-    small, pruned = (planned(settings(*each, method)).trials[0].stages for each in (("+control=small",), ()))
+def test_the_small_control_is_of_what_takes_out_whole_channels(method: str) -> None:
+    small, pruned = (planned(composed(*each, method)).trials[0].stages for each in (("+control=small",), ()))
 
     assert small[:-1] == pruned[:-1]
     assert small[-1] != pruned[-1]
 
 
-def test_the_longer_control_takes_the_rounds_of_a_trial_and_prunes_nothing(settings: Settings) -> None:
-    longer, pruned = (planned(settings(each)) for each in ("+control=longer", "method=l1_unstructured"))
+def test_the_longer_control_takes_the_rounds_of_a_trial_and_prunes_nothing() -> None:
+    longer, pruned = (planned(composed(each)) for each in ("+control=longer", "method=l1_unstructured"))
     targets = [longer.stages[key].fields["target"] for key in longer.trials[0].stages[1:]]
 
     assert targets == [0.0, 0.0, 0.0]

@@ -37,11 +37,6 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 def kept(store: Store, clock: Clock, until: float, cost: float, **options: Any) -> list[float]:
     """Return the seconds at which a stage of steps of a second writes checkpoints that take `cost` seconds."""
     found: list[float] = []

@@ -84,11 +84,6 @@ def taught(*targets: float, **changes: Any) -> tuple[StageSpec, ...]:
     return tuple(specs)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 def test_rounds_learn_from_the_dense_network_in_one_segment_or_many(store: Store, tmp_path: Path) -> None:
     specs = taught(0.5, 0.75)
     together = run(store, specs)

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load
+from small_trials import planned, small, train
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.__main__ import CONF
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.config import schema
-from orchestrator.config.compose import plain
-from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.core.specs import Job, Plan, StageSpec
+from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
-from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
 from orchestrator.training import loop
 from orchestrator.training.preflight import run_preflight
@@ -35,42 +28,10 @@ from orchestrator.workloads.models import MODELS
 from orchestrator.workloads.tasks.classification import Classification
 from pruning import MaskSet
 
-SETTINGS = (
-    *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=3", "train.batch_size=8", "finetune.epochs=1"),
-    *("method=magnitude", "unit=group", "train.optimizer.lr=0.05", "train.optimizer.momentum=0.9"),
-)
-Settings = Callable[..., dict[str, Any]]
 
-
-@pytest.fixture(scope="module")
-def settings() -> Settings:
-    schema.register()
-
-    @cache
-    def compose_with(*overrides: str) -> dict[str, Any]:
-        with initialize_config_dir(str(CONF), version_base=None):
-            config = plain(compose("config", [*SETTINGS, *overrides]))
-        own = {"model": "small_workloads.normed", "data": "small_workloads.classification_data"}
-        return config | {part: {"_target_": target, "name": part} for part, target in own.items()}
-
-    return compose_with
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
-def planned(*configs: Mapping[str, Any]) -> Plan:
-    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
-
-
-def train(plan: Plan, store: Store) -> dict[str, StageRecord]:
-    records = {}
-    for keys in plan.segments():
-        order = WorkOrder(tuple(plan.stages[key] for key in keys), store, lineage=plan.lineage(keys[0]), grace=9)
-        records |= {record.key: record for record in run_segment(order)}
-    return records
+def settings(*overrides: str) -> dict[str, Any]:
+    """Return a trial that prunes half of the hidden units, trained with momentum."""
+    return small("method=magnitude", "unit=group", "train.optimizer.momentum=0.9", *overrides)
 
 
 def by_hand(spec: StageSpec) -> tuple[nn.Module, loop.FitResult]:
@@ -82,7 +43,7 @@ def by_hand(spec: StageSpec) -> tuple[nn.Module, loop.FitResult]:
     return model, loop.fit(model, known, task, spec.fields["train"], seed=derive(0, "0/fit"), device=device)
 
 
-def test_it_is_trained_as_a_network_of_that_size_is(settings: Settings, store: Store) -> None:
+def test_it_is_trained_as_a_network_of_that_size_is(store: Store) -> None:
     plan = planned(settings("+control=small"), settings())
     records = train(plan, store)
     (dense, key), (_, pruned) = (trial.stages for trial in plan.trials)
@@ -110,9 +71,7 @@ def test_it_is_trained_as_a_network_of_that_size_is(settings: Settings, store: S
     assert records[key].sparsity == records[pruned].sparsity
 
 
-def test_it_stands_at_the_sparsity_of_what_it_is_the_control_of_on_a_line_of_its_own(
-    settings: Settings, store: Store
-) -> None:
+def test_it_stands_at_the_sparsity_of_what_it_is_the_control_of_on_a_line_of_its_own(store: Store) -> None:
     plan = planned(*(settings(f"restart.control={each}", f"seed={n}") for each in ("none", "small") for n in (0, 1)))
     records = train(plan, store)
     found = compare_trials(plan, records)
@@ -127,7 +86,7 @@ def test_it_stands_at_the_sparsity_of_what_it_is_the_control_of_on_a_line_of_its
     assert (control.verdict, control.reason) == ("pass", "small")
 
 
-def test_an_interrupted_training_goes_on_to_the_same_record(settings: Settings, store: Store, tmp_path: Path) -> None:
+def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_path: Path) -> None:
     plan, other = planned(settings("+control=small")), Store(str(tmp_path / "other"))
     expected = train(plan, other)[plan.trials[0].stages[-1]]
     *before, spec = plan.stages.values()
@@ -144,7 +103,7 @@ def test_an_interrupted_training_goes_on_to_the_same_record(settings: Settings, 
     assert store.read(found.key, "weights.safetensors") == other.read(found.key, "weights.safetensors")
 
 
-def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(settings: Settings, store: Store) -> None:
+def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(store: Store) -> None:
     plan = planned(settings("+control=small", "unit=channel", "unit.spare_last=false"))  # its outputs cannot go
     spec = plan.stages[plan.trials[0].stages[-1]]
 

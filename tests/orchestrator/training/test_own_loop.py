@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,11 +110,6 @@ def trained(specs: tuple[StageSpec, ...], **changes: Any) -> tuple[StageSpec, ..
         fields = {**spec.fields, node: {**spec.fields[node], **changes}}
         found.append(StageSpec(spec.kind, fields, {NETWORK: found[-1].key} if found else {}))
     return tuple(found)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
 
 
 def test_a_function_that_trains_as_the_built_in_loop_gives_its_bits(store: Store) -> None:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from safetensors.torch import load
+from small_trials import planned, small, train
 from small_workloads import normed
 from torch import Tensor
 
-from orchestrator.__main__ import CONF
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.config import schema
-from orchestrator.config.compose import plain
 from orchestrator.core.errors import OrchestratorError, StageMissing
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
-from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
 from orchestrator.sweep.conductor import run
 from orchestrator.training import rounds
@@ -37,43 +32,12 @@ from pruning import MaskSet
 
 EPOCH, STEPS = 8, 24
 """Steps of an epoch, and of the dense training."""
-SETTINGS = (
-    *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=3", "train.batch_size=8", "finetune.epochs=1"),
-    "train.optimizer.lr=0.05",
-)
-Settings = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def settings() -> Settings:
-    schema.register()
-
-    @cache
-    def compose_with(*overrides: str) -> dict[str, Any]:
-        with initialize_config_dir(str(CONF), version_base=None):
-            config = plain(compose("config", [*SETTINGS, *overrides]))
-        own = {"model": "small_workloads.normed", "data": "small_workloads.classification_data"}
-        return config | {part: {"_target_": target, "name": part} for part, target in own.items()}
-
-    return compose_with
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
-def train(plan: Plan, store: Store) -> list[StageRecord]:
+def run_chain(plan: Plan, store: Store) -> list[StageRecord]:
     """Run all stages of a plan; return the records of its first trial's chain."""
-    records = {}
-    for keys in plan.segments():
-        order = WorkOrder(tuple(plan.stages[key] for key in keys), store, lineage=plan.lineage(keys[0]), grace=9)
-        records |= {record.key: record for record in run_segment(order)}
+    records = train(plan, store)
     return [records[key] for key in plan.trials[0].stages]
-
-
-def planned(*configs: Mapping[str, Any]) -> Plan:
-    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
 
 
 def weights(store: Store, record: StageRecord) -> dict[str, Tensor]:
@@ -101,12 +65,12 @@ def start_at(plan: Plan, store: Store, until: int | str) -> StageRecord:
     ids=["plain", "hooks", "averages", "adam"],
 )
 def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
-    settings: Settings, store: Store, step: int | str | float, options: Sequence[str]
+    store: Store, step: int | str | float, options: Sequence[str]
 ) -> None:
     rewound = ("method=identity", "restart=rewind", f"restart.step={step}", *options)
     if "train.patience=1" in options and step not in (0, 5):
         pytest.skip("the training ends earlier")
-    dense, found = train(planned(settings(*rewound)), store)
+    dense, found = run_chain(planned(small(*rewound)), store)
 
     assert found.weights_digest == dense.weights_digest
     assert found.after == dense.after
@@ -120,11 +84,11 @@ def test_where_nothing_is_pruned_a_rewound_round_is_the_dense_training(
     "options", [("restart.step=5",), ("restart.step=0", "restart.rates=5"), ("schedule.at=start",)]
 )
 def test_a_start_that_is_lost_while_the_sweep_runs_is_made_again(
-    settings: Settings, store: Store, tmp_path: Path, options: Sequence[str], damage: str
+    store: Store, tmp_path: Path, options: Sequence[str], damage: str
 ) -> None:
     method = ("score=snip", "scope=global") if "schedule.at=start" in options else ("restart=rewind", "score=random")
-    plan = planned(settings(*method, *options))
-    quiet = train(plan, store)
+    plan = planned(small(*method, *options))
+    quiet = run_chain(plan, store)
     starts = [key for key, spec in plan.stages.items() if spec.kind == "start"]
     records, disturbed = [], Store(str(tmp_path / "disturbed"))
     for keys in plan.segments():
@@ -144,12 +108,10 @@ def test_a_start_that_is_lost_while_the_sweep_runs_is_made_again(
 
 
 @pytest.mark.parametrize("holding", ["keeper", "hooks"])
-def test_a_rewound_round_begins_with_the_bytes_of_the_step_under_its_mask(
-    settings: Settings, store: Store, holding: str
-) -> None:
+def test_a_rewound_round_begins_with_the_bytes_of_the_step_under_its_mask(store: Store, holding: str) -> None:
     rewound = ("restart=rewind", "restart.step=5", "restart.rates=1.0", f"prune.holding={holding}")
-    plan = planned(settings(*rewound, "schedule.rounds=2", "schedule=geometric"))
-    _, _, last = train(plan, store)
+    plan = planned(small(*rewound, "schedule.rounds=2", "schedule=geometric"))
+    _, _, last = run_chain(plan, store)
     saved, found, mask = weights(store, start_at(plan, store, 5)), weights(store, last), masks(store, last)
 
     assert last.steps == 0
@@ -161,10 +123,8 @@ def test_a_rewound_round_begins_with_the_bytes_of_the_step_under_its_mask(
 
 
 @pytest.mark.parametrize("options", [(), ("prune.holding=hooks",), ("train.ema=0.9",), ("train.clip_norm=1",)])
-def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(
-    settings: Settings, store: Store, options: Sequence[str]
-) -> None:
-    _, found = train(planned(settings("restart=rewind", "restart.step=5", *options)), store)
+def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(store: Store, options: Sequence[str]) -> None:
+    _, found = run_chain(planned(small("restart=rewind", "restart.step=5", *options)), store)
     tensors, mask = weights(store, found), masks(store, found)
 
     assert found.steps == STEPS - 5
@@ -173,12 +133,10 @@ def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(
     assert [point.epoch for point in found.curve] == [1, 2, 3]
 
 
-def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_measured(
-    settings: Settings, store: Store
-) -> None:
+def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_measured(store: Store) -> None:
     """Neither momentum nor averages, which optimizers that couple entries and evaluations would read."""
-    plan = planned(settings("restart=rewind", "restart.step=12", "train.ema=0.9"))
-    _, found = train(plan, store)
+    plan = planned(small("restart=rewind", "restart.step=12", "train.ema=0.9"))
+    _, found = run_chain(plan, store)
     model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
     in_order = rewinding.masks_of(model, mask)
     saved = rewinding.state_of(store, start_at(plan, store, 12).key)
@@ -198,17 +156,17 @@ def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_
     assert state.part("scheduler") == saved.part("scheduler")
 
 
-def test_learning_rates_are_rewound_and_weights_are_kept(settings: Settings, store: Store) -> None:
-    plan = planned(settings("restart=lr_rewind", "restart.rates=1ep"))
-    dense, found = train(plan, store)
+def test_learning_rates_are_rewound_and_weights_are_kept(store: Store) -> None:
+    plan = planned(small("restart=lr_rewind", "restart.rates=1ep"))
+    dense, found = run_chain(plan, store)
     rates = {point.epoch: point.metrics["lr"] for point in dense.curve}
 
     assert found.steps == 2 * EPOCH
     assert {point.epoch: point.metrics["lr"] for point in found.curve} == {e: rates[e] for e in (2, 3)}
 
 
-def test_from_the_last_step_on_nothing_is_trained(settings: Settings, store: Store) -> None:
-    dense, found = train(planned(settings("restart=lr_rewind", "restart.rates=1.0")), store)
+def test_from_the_last_step_on_nothing_is_trained(store: Store) -> None:
+    dense, found = run_chain(planned(small("restart=lr_rewind", "restart.rates=1.0")), store)
     before, after, mask = weights(store, dense), weights(store, found), masks(store, found)
 
     assert found.steps == 0
@@ -216,9 +174,9 @@ def test_from_the_last_step_on_nothing_is_trained(settings: Settings, store: Sto
         assert torch.equal(tensor, before[name] * mask[name] if name in mask else before[name])
 
 
-def test_an_interrupted_round_goes_on_to_the_same_record(settings: Settings, store: Store, tmp_path: Path) -> None:
-    plan, other = planned(settings("restart=rewind", "restart.step=5")), Store(str(tmp_path / "other"))
-    expected = train(plan, other)[-1]
+def test_an_interrupted_round_goes_on_to_the_same_record(store: Store, tmp_path: Path) -> None:
+    plan, other = planned(small("restart=rewind", "restart.step=5")), Store(str(tmp_path / "other"))
+    expected = run_chain(plan, other)[-1]
     *before, spec = plan.stages.values()
     for each in before:
         list(run_segment(WorkOrder((each,), store, lineage=plan.lineage(each.key))))
@@ -237,10 +195,8 @@ def test_an_interrupted_round_goes_on_to_the_same_record(settings: Settings, sto
     assert store.read(found.key, "weights.safetensors") == other.read(found.key, "weights.safetensors")
 
 
-def test_weights_of_another_step_fail_the_trial(
-    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = planned(settings("restart=rewind"))
+def test_weights_of_another_step_fail_the_trial(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(small("restart=rewind"))
     exact = rewinding.masked
 
     def off_by_a_bit(model: torch.nn.Module, given: MaskSet) -> None:
@@ -250,21 +206,21 @@ def test_weights_of_another_step_fail_the_trial(
 
     monkeypatch.setattr(rewinding, "masked", off_by_a_bit)
     with pytest.raises(LawBroken, match=r"rewound weights are not those of the step to rewind to: 0\.weight"):
-        train(plan, store)
+        run_chain(plan, store)
 
 
-def test_a_step_beyond_the_end_is_told(settings: Settings, store: Store) -> None:
+def test_a_step_beyond_the_end_is_told(store: Store) -> None:
     with pytest.raises(OrchestratorError, match=r"rewind to \(=25\) must be at most 24, the steps of the dense"):
-        train(planned(settings("restart=rewind", "restart.step=25")), store)
-    early = settings("restart=rewind", "restart.step=20", "train.patience=1", "train.optimizer.lr=0")
+        run_chain(planned(small("restart=rewind", "restart.step=25")), store)
+    early = small("restart=rewind", "restart.step=20", "train.patience=1", "train.optimizer.lr=0")
     with pytest.raises(OrchestratorError, match="must be at most 16, where the dense training stopped early"):
-        train(planned(early), store)
+        run_chain(planned(early), store)
 
 
-def test_a_network_is_pruned_before_it_is_trained(settings: Settings, store: Store) -> None:
+def test_a_network_is_pruned_before_it_is_trained(store: Store) -> None:
     """Its masks are those of the initialisation, and with none the training is the dense one."""
-    plan = planned(settings("schedule.at=start"), settings("schedule.at=start", "method=identity"))
-    begun, found = train(plan, store)
+    plan = planned(small("schedule.at=start"), small("schedule.at=start", "method=identity"))
+    begun, found = run_chain(plan, store)
     (_, whole), dense = (
         (store.finished(plan.trials[1].stages)[key] for key in plan.trials[1].stages),
         plan.trials[0].dense,
@@ -279,10 +235,10 @@ def test_a_network_is_pruned_before_it_is_trained(settings: Settings, store: Sto
         assert magnitude[kept].min() >= magnitude[~kept].max()
 
 
-def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(settings: Settings, store: Store) -> None:
+def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(store: Store) -> None:
     options = ("schedule.at=start", "finetune.epochs=1")
-    plan = planned(*(settings(*options, f"restart.control={each}") for each in ("shuffle", "none")))
-    _, found = train(plan, store)
+    plan = planned(*(small(*options, f"restart.control={each}") for each in ("shuffle", "none")))
+    _, found = run_chain(plan, store)
     (plain_round,) = store.finished(plan.trials[1].stages[1:]).values()
     one, other = masks(store, found), masks(store, plain_round)
 
@@ -298,20 +254,20 @@ def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(setti
     assert columns["a"].sum(0).sort().values.tolist() == [0, 0, 2]
 
 
-def test_a_shuffled_mask_lets_pruned_weights_back_as_they_were(settings: Settings, store: Store) -> None:
+def test_a_shuffled_mask_lets_pruned_weights_back_as_they_were(store: Store) -> None:
     options = ("restart.control=shuffle", "restart.rates=1.0", "schedule.at=start")
-    begun, found = train(planned(settings(*options)), store)
+    begun, found = run_chain(planned(small(*options)), store)
     initial, after, mask = weights(store, begun), weights(store, found), masks(store, found)
 
     for name, kept in mask.items():
         assert torch.equal(after[name], torch.where(kept, initial[name], 0))
 
 
-def test_weights_are_drawn_anew_under_the_mask_of_the_others(settings: Settings, store: Store) -> None:
+def test_weights_are_drawn_anew_under_the_mask_of_the_others(store: Store) -> None:
     """As a control of the last of two rounds, on top of the same first one."""
     rewound = ("restart=rewind", "schedule=geometric", "schedule.rounds=2", "train.epochs=1")
-    plan = planned(*(settings(*rewound, f"restart.control={each}") for each in ("reinit", "none")))
-    *_, found = train(plan, store)
+    plan = planned(*(small(*rewound, f"restart.control={each}") for each in ("reinit", "none")))
+    *_, found = run_chain(plan, store)
     ticket = store.finished(plan.trials[1].stages)[plan.trials[1].stages[-1]]
     fields = plan.stages[found.key].fields["restart"]
 
@@ -322,10 +278,10 @@ def test_weights_are_drawn_anew_under_the_mask_of_the_others(settings: Settings,
     assert found.weights_digest != ticket.weights_digest
 
 
-def test_weights_that_are_drawn_anew_are_those_of_no_other_seed_or_round(settings: Settings, store: Store) -> None:
+def test_weights_that_are_drawn_anew_are_those_of_no_other_seed_or_round(store: Store) -> None:
     untrained = ("restart=reinit", "restart.rates=1.0", "schedule=geometric", "schedule.rounds=2")
-    plan = planned(settings(*untrained), settings(*untrained, "seed=1"))
-    train(plan, store)
+    plan = planned(small(*untrained), small(*untrained, "seed=1"))
+    run_chain(plan, store)
     records = [store.finished([key])[key] for trial in plan.trials for key in trial.stages]
     drawn = [weights(store, record)["0.weight"] for record in records]
     kept = masks(store, records[2])["0.weight"] & masks(store, records[5])["0.weight"]
@@ -336,9 +292,9 @@ def test_weights_that_are_drawn_anew_are_those_of_no_other_seed_or_round(setting
 
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
-def test_inverted_scores_prune_what_is_largest(settings: Settings, store: Store, scope: str) -> None:
+def test_inverted_scores_prune_what_is_largest(store: Store, scope: str) -> None:
     options = ("schedule.at=start", "restart.control=invert", f"scope={scope}", "restart.rates=1.0")
-    begun, found = train(planned(settings(*options)), store)
+    begun, found = run_chain(planned(small(*options)), store)
     initial, mask = weights(store, begun), masks(store, found)
     pairs = [(initial[name].abs(), mask[name]) for name in mask]
     if scope == "global":
@@ -350,12 +306,12 @@ def test_inverted_scores_prune_what_is_largest(settings: Settings, store: Store,
 
 @pytest.mark.slow
 def test_a_sweep_compares_what_was_never_dense_with_the_dense_training(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("cluster=inline", "tracking=none", "objective=matching_sparsity")
     choices = (("schedule.at=start",), ("restart=rewind", "restart.step=1ep"), ("restart=lr_rewind",), ())
-    configs = [settings(*options, *each, f"seed={seed}") for each in choices for seed in (0, 1)]
+    configs = [small(*options, *each, f"seed={seed}") for each in choices for seed in (0, 1)]
     outcome = run([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
     found = compare_trials(outcome.plan, outcome.records)
     begun = next(index for index, trial in enumerate(outcome.plan.trials) if trial.dense not in trial.stages)

@@ -78,11 +78,6 @@ def run(store: Store, specs: tuple[StageSpec, ...]) -> list[StageRecord]:
     return list(run_segment(WorkOrder(specs=specs, store=store)))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "store"))
-
-
 @pytest.mark.parametrize(
     ("method", "scope"),
     [(RANDOM, "layer"), ({"kind": "l1_unstructured"}, "layer"), ({}, "global"), (RANDOM, "global")],

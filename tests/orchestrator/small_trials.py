@@ -1,0 +1,52 @@
+"""Trials as conf/ composes them, planned, and run stage by stage in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import schema
+from orchestrator.config.compose import plain
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Job, Plan
+from orchestrator.core.work_order import WorkOrder
+from orchestrator.execution.segment import run_segment
+from orchestrator.planning.plan import make_plan
+from orchestrator.store.store import Store
+
+SMALL = (
+    *("schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=3", "train.batch_size=8", "finetune.epochs=1"),
+    "train.optimizer.lr=0.05",
+)
+
+
+@cache
+def composed(*overrides: str) -> dict[str, Any]:
+    """Return a trial's configuration."""
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base=None):
+        return plain(compose("config", list(overrides)))
+
+
+def small(*overrides: str) -> dict[str, Any]:
+    """Return the configuration of a trial of a moment: one round, sixty examples, a network of one hidden layer."""
+    own = {"model": "small_workloads.normed", "data": "small_workloads.classification_data"}
+    return composed(*SMALL, *overrides) | {part: {"_target_": target, "name": part} for part, target in own.items()}
+
+
+def planned(*configs: Mapping[str, Any]) -> Plan:
+    """Return the plan of these trials."""
+    return make_plan([Job((f"trial={index}",), each) for index, each in enumerate(configs)])
+
+
+def train(plan: Plan, store: Store) -> dict[str, StageRecord]:
+    """Run all stages of a plan; return their records by key."""
+    records = {}
+    for keys in plan.segments():
+        order = WorkOrder(tuple(plan.stages[key] for key in keys), store, lineage=plan.lineage(keys[0]), grace=9)
+        records |= {record.key: record for record in run_segment(order)}
+    return records
