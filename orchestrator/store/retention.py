@@ -98,35 +98,45 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     needed = set(records) if damages else needed_weights(records, [*saved, *plans])
     idle = [key for key, record in records.items() if WEIGHTS in record.files and key not in needed]
     belonging = {path for commit in commits.values() for path in commit.paths}
-    before = time.time() - LEFTOVER_SECONDS
-    owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
-    folders = (
-        "tmp/",
-        "probes/",
-        "preflights/",
-        *(["leases/"] if all(owner.modified < before for owner in owners) else []),
-    )
-    leftovers = {
-        entry.path: entry.bytes
-        for entry in entries
-        if entry.modified < before
-        and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
-    }
+    leftovers = _left_behind(entries, belonging)
     leftovers |= _idle(entries, records, [*saved, *plans], damages)
     if store.keep == "all":  # only as far as `max_bytes` asks, the oldest first
         room = math.inf if store.max_bytes is None else to_bytes(store.max_bytes)
-        excess = sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room
-        for position, key in enumerate(idle := sorted(idle, key=lambda key: records[key].started)):
-            if excess <= 0:
-                idle = idle[:position]
-                break
-            excess -= _droppable(records[key])
+        idle = _oldest(idle, records, sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room)
     if not dry_run:
         store.drop_weights(idle)
         for path in leftovers:
             _remove(store, path)
     freed = sum(_droppable(records[key]) for key in idle) + sum(leftovers.values())
     return Pruned(tuple(sorted(idle)), tuple(sorted(leftovers)), freed, tuple(damages))
+
+
+def _left_behind(entries: Collection[Entry], belonging: Collection[str]) -> dict[str, int]:
+    """Return path -> bytes of what processes that died left behind: old, and not `belonging` to a finished stage.
+
+    Leases stay while any driver lives, which renews its own file and not those of what it holds.
+    """
+    before = time.time() - LEFTOVER_SECONDS
+    owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
+    leases = ["leases/"] if all(owner.modified < before for owner in owners) else []
+    folders = ("tmp/", "probes/", "preflights/", *leases)
+    return {
+        entry.path: entry.bytes
+        for entry in entries
+        if entry.modified < before
+        and (entry.path.startswith(folders) or (entry.path.startswith("stages/") and entry.path not in belonging))
+    }
+
+
+def _oldest(idle: Iterable[str], records: Mapping[str, StageRecord], excess: float) -> list[str]:
+    """Return those of the stages that were trained first whose weights make up `excess` bytes."""
+    found = []
+    for key in sorted(idle, key=lambda key: records[key].started):
+        if excess <= 0:
+            break
+        found.append(key)
+        excess -= _droppable(records[key])
+    return found
 
 
 def _droppable(record: StageRecord) -> int:
