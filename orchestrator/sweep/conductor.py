@@ -91,7 +91,7 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
     from orchestrator.views.report.files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
 
-    console = Console()
+    console, folder = Console(), Path("outputs") / info.name
     with Interruptible() as interrupt, ExitStack() as stack:
         with _nothing_started():
             outcome = Outcome(plan, store.resumable(plan))
@@ -104,34 +104,43 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         if made.stages:
             info = replace(info, forecast=replace(made, ended=time.time()))
-        try:
-            store.save_sweep(info.name, manifest(info, plan, outcome.failures))
-            outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
-            outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
-            retention.limit(store, plan)
-        except StoreError as error:  # what was trained is durable, and shall be seen all the same
-            say(error, amiss=True)
+        _save(outcome, info, store)
         comparison = compare_trials(plan, outcome.records, outcome.failures)
         print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` tells them
         if not outcome.interrupted:
             if outcome.records:
                 print_audit(audit(plan, outcome.records, comparison), console)
             print_forecast(info, plan, outcome.records, console)
-            folder = Path("outputs") / info.name
             files = kept(folder, comparison) or report(info, plan, outcome.records, comparison, store.read)
             try:
                 write(folder, files)
             except OSError as error:
-                progress.say(
-                    f"The report could not be written to outputs/{info.name}: {error.strerror}. "
-                    f"`python -m orchestrator.compare {info.name} --output FOLDER` writes it elsewhere."
-                )
+                progress.say(_unwritten(info.name, error))
             tracker.finish(outcome.status, files)
         places = _places(config, store, info.name)
         progress.closing({what: place for what, place in places.items() if what != "report" or not outcome.interrupted})
         if not tracker.complete:
             outcome.behind = behind([info.name], config["store"], **config["tracking"])
     return outcome
+
+
+def _save(outcome: Outcome, info: SweepInfo, store: Store) -> None:
+    """Save what came of a sweep that has ended, and remove the weights that nothing asks for any more."""
+    plan = outcome.plan
+    try:
+        store.save_sweep(info.name, manifest(info, plan, outcome.failures))
+        outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
+        outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
+        retention.limit(store, plan)
+    except StoreError as error:  # what was trained is durable, and shall be seen all the same
+        say(error, amiss=True)
+
+
+def _unwritten(name: str, error: OSError) -> str:
+    return (
+        f"The report could not be written to outputs/{name}: {error.strerror}. "
+        f"`python -m orchestrator.compare {name} --output FOLDER` writes it elsewhere."
+    )
 
 
 def _train(
