@@ -8,18 +8,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean as mean
+from typing import Any
 
 from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
 from orchestrator.compare.deployed import by_network, deployed
 from orchestrator.compare.further import further, harmed
-from orchestrator.compare.grouping import positions
+from orchestrator.compare.grouping import Position, positions
 from orchestrator.compare.rows import reasons, rows_of, statuses
 from orchestrator.compare.statistics import estimate, matches, paired_difference
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
+
+Sample = tuple[Row, Row]
+"""A row, and that of its own dense network."""
+_MEANS = (
+    *("sparsity", "compression", "speedup"),
+    *("total_steps", "total_cost", "total_seconds", "own_steps", "own_seconds"),
+)
+"""Of a point's rows."""
 
 
 @contextmanager
@@ -52,32 +61,16 @@ def compare_trials(
         margin: the loss that a match may hide, in the metric's own scale; by default what the trials are configured
             to, or else the metric's own, and the strictest where that differs
     """
-    failures = failures or {}
-    rows: list[Row] = []
-    dense: dict[str, dict[str, Row]] = {}
-    dense_labels: dict[str, str] = {}
-    groups: dict[tuple[str, int], dict[str, tuple[Row, Row]]] = {}
-    metrics = _with_margins(plan, records, margin)
-    for trial, position in zip(plan.trials, positions(plan), strict=True):
-        chain = list(rows_of(plan, records, trial, position))
-        rows += chain
-        reference = next((row for row in chain if row.stage == trial.dense), None)
-        if reference is None:
-            continue
-        for row in chain:
-            if row is reference:
-                dense.setdefault(position.dense, {}).setdefault(row.stage, row)
-                dense_labels[position.dense] = position.dense_label
-            else:
-                groups.setdefault((position.point, row.round), {}).setdefault(row.stage, (row, reference))
+    failures, known, metrics = failures or {}, positions(plan), _with_margins(plan, records, margin)
+    chains = [list(rows_of(plan, records, *each)) for each in zip(plan.trials, known, strict=True)]
+    rows = tuple(row for chain in chains for row in chain)
+    dense, pruned = _samples(plan, known, chains)
+    labels = {position.dense: position.dense_label for position in known}
     measured = by_network(plan, records)
-    points = [_point(list(group.values()), metrics, records, measured=measured) for group in groups.values()]
+    points = [_point([*samples.values()], metrics, records, measured=measured) for samples in pruned.values()]
     comparison = Comparison(
-        rows=tuple(rows),
-        dense=tuple(
-            _point([(row, row) for row in group.values()], metrics, records, dense_labels[key])
-            for key, group in dense.items()
-        ),
+        rows=rows,
+        dense=tuple(_point([*each.values()], metrics, records, labels[key]) for key, each in dense.items()),
         points=_marked(sorted(points, key=_rank(rows))),
         trials=statuses(plan, records, failures),
         failures=reasons(plan, records, failures),
@@ -99,8 +92,30 @@ def merge_plans(plans: Sequence[Plan]) -> Plan:
     return Plan(stages, tuple(trials.values()))
 
 
+def _samples(
+    plan: Plan, known: Sequence[Position], chains: Sequence[Sequence[Row]]
+) -> tuple[dict[str, dict[str, Sample]], dict[tuple[str, int], dict[str, Sample]]]:
+    """Return what each point is over, by stage: first by dense configuration, then by point and round.
+
+    Args:
+        known: where each trial stands
+        chains: its rows
+    """
+    dense: dict[str, dict[str, Sample]] = {}
+    pruned: dict[tuple[str, int], dict[str, Sample]] = {}
+    for trial, position, chain in zip(plan.trials, known, chains, strict=True):
+        reference = next((row for row in chain if row.stage == trial.dense), None)
+        for row in chain if reference is not None else ():
+            sample = (row, reference)
+            if row is reference:
+                dense.setdefault(position.dense, {}).setdefault(row.stage, sample)
+            else:
+                pruned.setdefault((position.point, row.round), {}).setdefault(row.stage, sample)
+    return dense, pruned
+
+
 def _point(
-    samples: Sequence[tuple[Row, Row]],
+    samples: Sequence[Sample],
     metrics: Mapping[str, Metric],
     records: Mapping[str, StageRecord],
     label: str = "",
@@ -119,6 +134,7 @@ def _point(
     stages = {row.stage: dense.stage for row, dense in samples}
     befores = [row.val_before for row in rows if row.val_before is not None]
     reached = [row.chosen.reached for row in rows if row.chosen.reached is not None]
+    means: dict[str, Any] = {name: mean([getattr(row, name) for row in rows]) for name in _MEANS}
     first = rows[0]
     return Point(
         model=first.model,
@@ -129,7 +145,6 @@ def _point(
         round=first.round,
         final=any(row.final for row in rows),
         requested_sparsity=first.requested_sparsity,
-        sparsity=mean([row.sparsity for row in rows]),
         seeds=tuple(row.seed for row in rows),
         stages=tuple(row.stage for row in rows),
         metric=metrics[first.stage],
@@ -143,13 +158,7 @@ def _point(
         unit=first.chosen.unit,
         budget=first.chosen.budget or WEIGHTS,
         reached=mean(reached) if reached else None,
-        compression=mean([row.compression for row in rows]),
-        speedup=mean([row.speedup for row in rows]),
-        total_steps=mean([row.total_steps for row in rows]),
-        total_cost=mean([row.total_cost for row in rows]),
-        total_seconds=mean([row.total_seconds for row in rows]),
-        own_steps=mean([row.own_steps for row in rows]),
-        own_seconds=mean([row.own_seconds for row in rows]),
+        **means,
     )
 
 
