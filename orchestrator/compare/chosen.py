@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
@@ -14,8 +13,7 @@ WEIGHTS, CHANNELS = "weights", "channels"
 """What a sparsity may be a fraction of, beside the parameters, MACs and bytes of a whole network."""
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """Of one round; empty for a network that is not pruned. A class that decides by itself has no score and no unit."""
 
     score: str = ""
@@ -43,10 +41,13 @@ class Chosen:
     """Names of the tensors without an entry left."""
 
 
+_NOTHING = Chosen()
+
+
 def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
     """Return what the `fields` of a round say, and its `record`."""
     if not record.round:
-        return Chosen()
+        return _NOTHING
     given, scope = fields.get("restart", {}), fields.get("scope", {})
     budget = budget_of(fields)
     scoring = record.details.get("scoring", {})
@@ -60,8 +61,7 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
     if not scoring:
         return plain
     allocation = "" if scope.get("allocation", "each") == "each" else f" by {scope['allocation']}"
-    return replace(
-        plain,
+    return plain._replace(
         score=scoring.get("score", ""),
         unit=_kind(fields, "unit"),
         scope=plain.scope + allocation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import fmean as mean
@@ -15,9 +15,8 @@ from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
 from orchestrator.compare.deployed import by_network, deployed
 from orchestrator.compare.further import further, harmed
 from orchestrator.compare.grouping import Position, positions
-from orchestrator.compare.rows import reasons, rows_of, statuses
+from orchestrator.compare.rows import reasons, rows_of_each, statuses
 from orchestrator.compare.statistics import estimate, matches, paired_difference
-from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -61,16 +60,16 @@ def compare_trials(
         margin: the loss that a match may hide, in the metric's own scale; by default what the trials are configured
             to, or else the metric's own, and the strictest where that differs
     """
-    failures, known, metrics = failures or {}, positions(plan), _with_margins(plan, records, margin)
-    chains = [list(rows_of(plan, records, *each)) for each in zip(plan.trials, known, strict=True)]
+    failures, known, margins = failures or {}, positions(plan), _margins(plan, records, margin)
+    chains = rows_of_each(plan, records, known)
     rows = tuple(row for chain in chains for row in chain)
     dense, pruned = _samples(plan, known, chains)
     labels = {position.dense: position.dense_label for position in known}
     measured = by_network(plan, records)
-    points = [_point([*samples.values()], metrics, records, measured=measured) for samples in pruned.values()]
+    points = [_point([*samples.values()], margins, records, measured=measured) for samples in pruned.values()]
     comparison = Comparison(
         rows=rows,
-        dense=tuple(_point([*each.values()], metrics, records, labels[key]) for key, each in dense.items()),
+        dense=tuple(_point([*each.values()], margins, records, labels[key]) for key, each in dense.items()),
         points=_marked(sorted(points, key=_rank(rows))),
         trials=statuses(plan, records, failures),
         failures=reasons(plan, records, failures),
@@ -94,7 +93,7 @@ def merge_plans(plans: Sequence[Plan]) -> Plan:
 
 def _samples(
     plan: Plan, known: Sequence[Position], chains: Sequence[Sequence[Row]]
-) -> tuple[dict[str, dict[str, Sample]], dict[tuple[str, int], dict[str, Sample]]]:
+) -> tuple[dict[str, dict[str, Sample]], dict[Hashable, dict[str, Sample]]]:
     """Return what each point is over, by stage: first by dense configuration, then by point and round.
 
     Args:
@@ -102,10 +101,12 @@ def _samples(
         chains: its rows
     """
     dense: dict[str, dict[str, Sample]] = {}
-    pruned: dict[tuple[str, int], dict[str, Sample]] = {}
+    pruned: dict[Hashable, dict[str, Sample]] = {}
     for trial, position, chain in zip(plan.trials, known, chains, strict=True):
         reference = next((row for row in chain if row.stage == trial.dense), None)
-        for row in chain if reference is not None else ():
+        if reference is None:
+            continue
+        for row in chain:
             sample = (row, reference)
             if row is reference:
                 dense.setdefault(position.dense, {}).setdefault(row.stage, sample)
@@ -116,7 +117,7 @@ def _samples(
 
 def _point(
     samples: Sequence[Sample],
-    metrics: Mapping[str, Metric],
+    margins: Mapping[str, float],
     records: Mapping[str, StageRecord],
     label: str = "",
     measured: Mapping[str, Sequence[StageRecord]] | None = None,
@@ -124,7 +125,7 @@ def _point(
     """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point.
 
     Args:
-        metrics: stage key -> primary metric, with the margin that holds here
+        margins: name of a primary metric -> the margin that holds here
         measured: stage key -> measurements of its network, deployed
     """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
@@ -135,7 +136,7 @@ def _point(
     befores = [row.val_before for row in rows if row.val_before is not None]
     reached = [row.chosen.reached for row in rows if row.chosen.reached is not None]
     means: dict[str, Any] = {name: mean([getattr(row, name) for row in rows]) for name in _MEANS}
-    first = rows[0]
+    first, metric = rows[0], records[rows[0].stage].primary
     return Point(
         model=first.model,
         data=first.data,
@@ -147,7 +148,7 @@ def _point(
         requested_sparsity=first.requested_sparsity,
         seeds=tuple(row.seed for row in rows),
         stages=tuple(row.stage for row in rows),
-        metric=metrics[first.stage],
+        metric=replace(metric, margin=margins.get(metric.name, metric.margin)),
         test=estimate(list(values.values())),
         val=estimate([row.val for row in rows]),
         val_before=estimate(befores),
@@ -192,21 +193,19 @@ def _tested(comparison: Comparison) -> tuple[Point, ...]:
     return tuple(replace(point, matching=verdicts.get(id(point), "not tested")) for point in comparison.points)
 
 
-def _with_margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | None) -> dict[str, Metric]:
-    """Return each record's primary metric with the margin that holds for it: `margin`, or the smallest that a trial
-    with that metric is configured to, for sweeps that are compared as one may differ in it.
+def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | None) -> dict[str, float]:
+    """Return name of a primary metric -> the margin that holds for it: `margin`, or the smallest that a trial with that
+    metric is configured to, for sweeps that are compared as one may differ in it.
     """
-    found: dict[str, Metric] = {key: record.primary for key, record in records.items()}
-    least: dict[str, float] = {}
+    asked: dict[Any, set[str]] = {}
     for trial in plan.trials:
-        asked = trial.config.get("compare", {}).get("margin")
-        for metric in {found[key] for key in trial.stages if key in found}:
-            own = metric.margin if asked is None else float(asked)
+        asked.setdefault(trial.config.get("compare", {}).get("margin"), set()).update((trial.dense, *trial.stages))
+    least: dict[str, float] = {}
+    for each, keys in asked.items():
+        for metric in (records[key].primary for key in keys if key in records):
+            own = margin if margin is not None else metric.margin if each is None else float(each)
             least[metric.name] = min(least.get(metric.name, own), own)
-    return {
-        key: replace(metric, margin=least.get(metric.name, metric.margin) if margin is None else margin)
-        for key, metric in found.items()
-    }
+    return least
 
 
 def _mean(point: Point) -> float | None:
@@ -214,12 +213,17 @@ def _mean(point: Point) -> float | None:
 
 
 def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
-    known = {key: records[key] for key, spec in plan.stages.items() if key in records and KINDS[spec.kind].trains}
-    uses = {key: len(plan.trials_of[key]) for key in known}
-    steps = {key: 0 if record.kind == "start" else record.steps for key, record in known.items()}
+    known = [
+        (records[key], len(plan.trials_of[key]))
+        for key, spec in plan.stages.items()
+        if key in records and KINDS[spec.kind].trains
+    ]
+    # the steps of a start are the first of the dense training's
+    steps = [(0 if record.kind == "start" else record.steps, uses) for record, uses in known]
+    seconds = [(record.seconds, uses) for record, uses in known]
     return Cost(
-        steps=sum(steps.values()),  # those of a start are the first of the dense training's
-        seconds=sum(record.seconds for record in known.values()),
-        unshared_steps=sum(steps[key] * uses[key] for key in known),
-        unshared_seconds=sum(record.seconds * uses[key] for key, record in known.items()),
+        steps=sum(each for each, _ in steps),
+        seconds=sum(each for each, _ in seconds),
+        unshared_steps=sum(each * uses for each, uses in steps),
+        unshared_seconds=sum(each * uses for each, uses in seconds),
     )

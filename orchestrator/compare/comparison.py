@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.compare.chosen import WEIGHTS, Chosen
 from orchestrator.compare.deployed import Deployed
@@ -16,8 +16,7 @@ from orchestrator.core.metrics import Metric
 TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured"]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):  # of which there are tens of thousands
     """One trial after one round (0 is the dense network). Figures are in their metric's own scale, fractions plain."""
 
     trial: str

@@ -40,14 +40,16 @@ def further(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tu
     Args:
         stages: key of each seed's stage -> that of its dense network
     """
-    metric = next(records[key].primary.name for key in stages)
+    first = records[next(iter(stages))]
+    if not any(name.startswith("test_") for name in first.after):
+        return ()
     each = [{name.split("/")[0] for name in records[key].after if name.startswith("test_")} for key in stages]
     found = []
     for split in sorted(set.intersection(*each)):
         values = {key: records[key].figure(split) for key in stages}
         dense = {key: records[start].figure(split) for key, start in stages.items()}
         name = split.removeprefix("test_")
-        if f"{split}/{metric}" in records[next(iter(stages))].after:
+        if f"{split}/{first.primary.name}" in first.after:
             found.append(Further(name, estimate(list(values.values())), paired_difference(values, dense)))
     return tuple(found)
 
@@ -67,5 +69,7 @@ def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tup
 def _rates(record: StageRecord) -> dict[int, float]:
     """Return what fraction of each class is right on the test split, of the classes that are there."""
     found: Mapping[str, Sequence[int]] = record.details.get("measured", {}).get("test", {})
+    if not found:
+        return {}
     pairs = zip(found.get("hits", ()), found.get("of", ()), strict=False)
     return {label: hits / of for label, (hits, of) in enumerate(pairs) if of}

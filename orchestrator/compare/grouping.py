@@ -34,7 +34,7 @@ class Position:
     """The label of the line, unique within the panel."""
     method: str
     schedule: str
-    point: str
+    point: tuple[tuple[str, str], str, str]
     """Identity of the point: equal for trials that differ in nothing but the seed."""
     dense: str
     """Identity of the dense configuration: equal for trials whose dense networks differ in nothing but the seed."""
@@ -81,7 +81,7 @@ def positions(plan: Plan) -> tuple[Position, ...]:
             line=line_labels[trial.panel, trial.line],
             method=_name(trial.settings, "method"),
             schedule=str(trial.settings.get("schedule.kind", "")),
-            point=canonical_json([trial.panel, trial.line, spec.identity]),
+            point=(trial.panel, trial.line, spec.identity),
             dense=trial.dense,
             dense_label=dense_labels[trial.panel, trial.dense],
             seed=int(spec.config.get("seed", 0)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeVar
 
@@ -63,7 +63,7 @@ def at_level(found: Estimate, level: float) -> Estimate:
     if found.std is None:
         return found
     half = t_quantile(level, found.n - 1) * found.std / math.sqrt(found.n)
-    return replace(found, low=found.mean - half, high=found.mean + half)
+    return Estimate(found.n, found.mean, found.std, found.mean - half, found.mean + half)
 
 
 def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:

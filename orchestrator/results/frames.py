@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import by_network, deployed
 from orchestrator.compare.grouping import Position, positions
-from orchestrator.compare.rows import last_row, reasons, rows_of, statuses
+from orchestrator.compare.rows import last_rows, reasons, rows_of_each, statuses
 from orchestrator.compare.settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
@@ -47,7 +47,7 @@ def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataF
         failures: stage key -> why it failed
     """
     known, status, why = positions(plan), statuses(plan, records, failures), reasons(plan, records, failures)
-    last = [last_row(plan, records, *each) for each in zip(plan.trials, known, strict=True)]
+    last = last_rows(plan, records, known)
     dense = [records.get(trial.dense) for trial in plan.trials]
     figures: Columns = {
         "trial": [trial.name for trial in plan.trials],
@@ -67,7 +67,7 @@ def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataF
 
 def by_round(plan: Plan, records: Records) -> DataFrame:
     """Return a line for each trial and finished round, 0 being the dense network: the columns of trials.csv."""
-    chains = [list(rows_of(plan, records, *each)) for each in zip(plan.trials, positions(plan), strict=True)]
+    chains = rows_of_each(plan, records, positions(plan))
     figures = row_columns([row for chain in chains for row in chain])
     settings = {name: _repeated(values, map(len, chains)) for name, values in parameters(plan).items()}
     return _frame({"trial": figures.pop("trial")}, settings, figures)

@@ -7,8 +7,6 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from operator import attrgetter
 from typing import Any
 
 from orchestrator.compare.chosen import Chosen
@@ -35,12 +33,15 @@ def row_columns(each: Sequence[Row]) -> dict[str, list[Any]]:
 
     Before these stand those of what was chosen, and what scoring took. What a row lacks is None.
     """
-    names = [field.name for field in fields(Row) if field.name not in ("chosen", "others")]
-    names += [f"chosen.{field.name}" for field in fields(Chosen)]
-    values = [*zip(*map(attrgetter(*names), each), strict=True)] or [() for _ in names]
-    found = {name.removeprefix("chosen."): [*column] for name, column in zip(names, values, strict=True)}
-    others = sorted({name for row in each for name in row.others})
-    return found | {name: [row.others.get(name) for row in each] for name in others}
+    found = _by_field(Row._fields, each)
+    chosen, others = found.pop("chosen"), found.pop("others")
+    names = sorted({name for other in others for name in other})
+    return found | _by_field(Chosen._fields, chosen) | {name: [other.get(name) for other in others] for name in names}
+
+
+def _by_field(names: Sequence[str], each: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    columns = zip(*each, strict=True) if each else [()] * len(names)
+    return {name: [*column] for name, column in zip(names, columns, strict=True)}
 
 
 def points(comparison: Comparison) -> list[dict[str, Any]]:
@@ -55,12 +56,12 @@ def as_json(comparison: Comparison) -> bytes:
 
 def _flat(point: Point) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in asdict(point).items():
+    for name, value in vars(point).items():
         if name == "metric":
             flat[name] = point.metric.name
         elif name in ("test", "val", "val_before", "difference"):
             for part in ("mean", "std", "low", "high"):
-                flat[f"{name}_{part}"] = None if value is None else value[part]
+                flat[f"{name}_{part}"] = None if value is None else getattr(value, part)
         elif name == "further":
             for each in point.further:
                 for what, found in (("test", each.test), ("difference", each.difference)):

@@ -135,7 +135,7 @@ def gaining(gains: tuple[float, ...], methods: tuple[str, ...], restart: str = "
         elif trial.name.startswith("identity"):
             records[key] = replace(records[key], sparsity=0.0)
     found = compare_trials(plan, records)
-    rows = (replace(row, chosen=replace(row.chosen, restart=restart)) for row in found.rows)
+    rows = (row._replace(chosen=row.chosen._replace(restart=restart)) for row in found.rows)
     (gain,) = [each for each in audit(plan, records, replace(found, rows=tuple(rows))) if "a gain" in each.rule]
     return gain
 

@@ -446,7 +446,7 @@ def test_the_rows_say_what_was_chosen_what_scoring_took_and_what_died() -> None:
         measurements={"seconds": 2.0, "scoring": 0.5, "selection": 0.25},
     )
     found = csv.DictReader(io.StringIO(rows_csv(compare_trials(Plan(stages, plan.trials), records)).decode()))
-    dense, scored, _, by_a_class, *_ = ({name: row[name] for name in vars(Chosen())} for row in found)
+    dense, scored, _, by_a_class, *_ = ({name: row[name] for name in Chosen._fields} for row in found)
 
     assert scored == {
         "score": "snip",
