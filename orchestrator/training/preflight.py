@@ -216,10 +216,16 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
     if stage is not None:
         step = f"could not run on a batch of {stage.batch()}"
     said = f"{type(error).__name__}: {said.rstrip('.')}"
-    if stage is not None and re.search(r"Target \d+ is out of bounds", said):
+    if stage is not None and (label := re.search(r"Target (-?\d+) is out of bounds", said)):
         said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
-    if stage is not None and re.search(r"\bdouble\b", said, re.IGNORECASE) and "float64" in (batch := stage.batch()):
-        return f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with float64; return float32."
+        if label[1].startswith("-"):
+            said = f"a label is {label[1]}, and classes count from 0"
+    if stage is not None and re.search(r"\bdouble\b|must have the same dtype|type \(.*should be the same", said, re.I):
+        batch = stage.batch()
+        if odd := re.search(r"\b(float64|float16|bfloat16|uint8|int(8|16|32))\b", batch.partition(" and labels")[0]):
+            return (
+                f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with {odd[1]}; return float32."
+            )
     block = dense.fields["data"].get("block")
     if stage is not None and isinstance(error, IndexError) and is_int(block) and block > stage.positions:
         ours = dense.fields["model"].get("kind") == "huggingface"

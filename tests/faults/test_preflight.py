@@ -33,6 +33,12 @@ def words(**_):
 def doubles(**_):
     split = torch.rand(40, 6, dtype=torch.float64), torch.arange(40) % 2
     return split, split
+def octets(**_):
+    split = torch.randint(0, 256, (40, 6), dtype=torch.uint8), torch.arange(40) % 2
+    return split, split
+def below(**_):
+    split = torch.rand(40, 6), torch.arange(40) % 2 - 1
+    return split, split
 def shifted(**_):
     train, test = words()
     other = torch.cat([test[1][:20], torch.tensor([-100, 7])])
@@ -169,6 +175,8 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
             "`data` (=their_words.doubles) gives inputs (8, 6) float64 and labels (8,) int64, and `model` (=mlp) "
             "cannot compute with float64; return float32.",
         ),
+        (["model=mlp", "data._target_=their_words.octets"], "(=mlp) cannot compute with uint8; return float32."),
+        (["model=mlp", "data._target_=their_words.below"], "int64: a label is -1, and classes count from 0; change"),
         (
             ["train.penalty=1e-4"],
             "`train.penalty` (=0.0001) must be 0 for a network without trained scales of BatchNorm, which it is put "

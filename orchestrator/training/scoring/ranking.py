@@ -109,7 +109,7 @@ def rank(
         score = fields.get("score", {})
         raise OrchestratorError(
             f"`score` (={score.get('kind') or score.get('_target_')}) cannot rank the network: {type(error).__name__}: "
-            f"{said}; check its arguments, and the other choices."
+            f"{said.rstrip('.')}; check its arguments, and the other choices."
         ) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
