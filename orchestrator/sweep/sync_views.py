@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.config.parts.results import ADDRESS
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
@@ -31,6 +32,8 @@ def sync_command(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--list", action="store_true", help="only list the sweeps of the store")
     options = parser.parse_args(arguments)
     try:
+        if options.uri is not None and not ADDRESS.holds(options.uri):
+            raise OrchestratorError(f"`--uri` (={options.uri}) must {ADDRESS.text}.")
         store = open_store(options)
         known = store.sweeps()
         if options.list or not known:

@@ -12,10 +12,10 @@ MARGIN = Rule(
     lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),
     "be at least 0: it is in the metric's own scale; pass 0.01 for one point of a fraction",
 )
-_ADDRESS = Rule(
+ADDRESS = Rule(
     lambda uri: "://" in uri or uri.startswith("databricks"),
     "be an address; pass http://host:5000 for a server, sqlite:////path/to/mlflow.db for a database",
-).or_null(", or null")
+)
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Tracking:
 
     kind: str = key("mlflow", one_of("mlflow", "none"))
     """`mlflow` shows a parent run for the sweep and a child for each trial; `none` shows nothing."""
-    uri: str | None = key(None, _ADDRESS)
+    uri: str | None = key(None, ADDRESS.or_null(", or null"))
     """Address of the MLflow server or database; null: MLFLOW_TRACKING_URI, else `mlflow.db` in the working
     directory."""
     experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))

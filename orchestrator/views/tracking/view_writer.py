@@ -142,7 +142,7 @@ class ViewWriter:
         from sqlalchemy.exc import ArgumentError  # of a URI that names no kind of database
 
         connecting, self._runs, self._troubles = self._runs is None, None, self._troubles + 1
-        reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(".")
+        reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(". ")
         passing = isinstance(error, OrchestratorError) or view_database.may_pass(error)
         refused = isinstance(error, ImportError | ArgumentError) or getattr(error, "error_code", None) in _REFUSED
         if isinstance(error, CannotKeep):

@@ -20,6 +20,7 @@ from orchestrator.store import retention, saved_sweep
 from orchestrator.store.__main__ import main
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
+from orchestrator.sync import main as sync_main
 
 Said = tuple[int, str, str]
 Command = Callable[..., Said]
@@ -106,6 +107,11 @@ def test_mistakes_are_said(command: Command, store: Store, arguments: list[str],
 
     assert (status, out) == (2, "")
     assert said in err
+
+
+def test_an_address_of_mlflow_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sync_main(["--uri", "foo"]) == 2
+    assert capsys.readouterr().err.startswith("`--uri` (=foo) must be an address; pass http://host:5000")
 
 
 def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(command: Command, store: Store) -> None:
