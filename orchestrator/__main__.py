@@ -81,9 +81,14 @@ def main() -> None:
 
 
 def _ordered(arguments: list[str]) -> list[str]:
-    """Return a command line with its settings before its options, as argparse wants them; end for an unknown option."""
+    """Return a command line with its settings before its options, as argparse wants them; end for what is neither."""
     from hydra._internal.utils import get_args_parser
 
+    if arguments and arguments[0].isidentifier():  # neither a setting nor an option
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
+        meant = f"did you mean {near[0]}? They are" if near else "commands are"
+        text = f"`{arguments[0]}` is no command, and a setting is key=value; {meant} {', '.join(COMMANDS)}."
+        sys.exit(_say(text, 2))
     parser = get_args_parser()
     found, rest = parser.parse_known_args(arguments)
     if odd := next((each for each in rest if each.startswith("-")), None):
