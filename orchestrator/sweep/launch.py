@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from hydra.core.config_loader import ConfigLoader
@@ -41,6 +42,11 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 def run_single(config: DictConfig) -> None:
     """Run the one trial that Hydra composed where there are no axes; raise if it did not finish."""
     master = OmegaConf.create({"hydra": HydraConfig.get()})
+    if axes := _idle_axes(master.hydra):
+        raise ConfigError(
+            f"`hydra.sweeper.params` has the axes {', '.join(axes)}, which one run does not take; add `mode: MULTIRUN` "
+            "under `hydra` of the preset, or -m; hydra.mode=RUN leaves them out."
+        )
     typed = OmegaConf.to_container(master.hydra.overrides.task)
     overrides = tuple(map(str, typed if isinstance(typed, list) else ()))
     try:
@@ -53,6 +59,13 @@ def run_single(config: DictConfig) -> None:
     failure = run([job], preset=_preset(master)).incomplete()
     if failure is not None:
         raise failure
+
+
+def _idle_axes(hydra: DictConfig) -> list[str]:
+    """Return the axes of a preset that nothing says to run, nor to leave out."""
+    if "hydra.mode=RUN" not in hydra.overrides.hydra or "hydra.mode=RUN" in sys.argv:
+        return []  # a preset says so, or whoever typed the command; where nobody does, Hydra adds it
+    return [str(key) for key in OmegaConf.select(hydra, "sweeper.params") or ()]
 
 
 def raise_for(results: Sequence[JobReturn]) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.refusals.keys import meant, rule
 
@@ -56,9 +56,16 @@ def in_a_file(text: str, tree: DictConfig, groups: Collection[str]) -> str:
         start = f"{file}: `{key}`{f' (={value[1]})' if value else ''} must be {kind}"
         if kind.startswith("a list"):
             return f"{start}; put it into brackets."
-        if value and value[2] == "ListConfig":
-            return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {value[1][1:-1]}`."
+        if value and "," in value[1]:
+            several = value[1].strip("[]").replace(", ", ",")
+            return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {several}`."
         return f"{start}."
+    elif named := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.+)", said):
+        parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == named[1]]
+        return (
+            f"{file}: `{' or '.join(parts)}` (={named[2]}) must be a mapping; a choice is made in `defaults`, as in "
+            f"`- override /{parts[0] if parts else 'GROUP'}: {named[2]}`."
+        )
     return f"{file} cannot be composed: {said}."
 
 
@@ -84,6 +91,8 @@ def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
     yield f"`{key}` is not a key of the configuration;"
     if key in ("default", "Defaults"):
         yield "did you mean `defaults`?"
+    elif key in OmegaConf.select(tree, "hydra", default={}):
+        yield f"did you mean `hydra.{key}`?"
     elif key.startswith("hydra."):
         yield "check its spelling in Hydra's documentation."
     else:

@@ -13,6 +13,8 @@ from orchestrator.config.well_formed import described, hints
 
 def rule(key: str, tree: DictConfig) -> str:
     """Return what a value of `key` must be by the schema, as in "a number, or null"; empty where that says nothing."""
+    if key.startswith("hydra."):
+        return ""
     where, _, leaf = key.rpartition(".")
     schema = OmegaConf.get_type(OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree)
     return described(hints(schema)[leaf]) if is_dataclass(schema) and leaf in hints(schema) else ""

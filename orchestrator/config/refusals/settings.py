@@ -168,6 +168,8 @@ def _said(error: BaseException) -> str:
 
 def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig, groups: Collection[str]) -> str:
     if isinstance(error, OverrideParseException):
+        if nested := re.match(r"([\w./@]+)=\{'(\w+)'", error.override):
+            return f"`{nested[1]}` holds keys, and an axis is written as one: {nested[1]}.{nested[2]}: VALUE,VALUE."
         return (
             f"`{error.override}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
             "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
@@ -181,6 +183,8 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
     if text.startswith("Could not override"):
         return unknown(key, given, tree)
+    if odd := re.search(r"BasicSweeper\S* got an unexpected keyword argument '(\w+)'", text):
+        return f"`hydra.sweeper.{odd[1]}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
     for pattern, reason in _REASONS:
         if re.search(pattern, text):

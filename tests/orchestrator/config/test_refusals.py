@@ -172,6 +172,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["--configdir", "mine"], "`--configdir` is not an option; did you mean --config-dir?"),
         (["score=gradent"], "did you mean gradient? Or add your own with --config-dir."),
         (["--sweep=random_amounts"], "an equals sign: +sweep=random_amounts"),
+        (["stor", "list"], "`stor` is no command, and a setting is key=value; did you mean store? They are compare,"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(ask: Ask, arguments: list[str], said: str) -> None:
@@ -186,7 +187,13 @@ PRESETS: dict[str, str] = {
     "train.epochs: 3": "`train.epochs` is no key, as keys of a file are nested; write `train: {epochs: ...}`.",
     "default: [override /model: cnn]": "`default` is not a key of the configuration; did you mean `defaults`?",
     "train: {epochs: 2.5}": "`train.epochs` (=2.5) must be an integer, or null.",
-    "schedule: {sparsity: [0.5,0.8]}": "an axis, below hydra.sweeper.params: `schedule.sparsity: 0.5, 0.8`.",
+    "schedule: {sparsity: [0.5,0.8]}": "an axis, below hydra.sweeper.params: `schedule.sparsity: 0.5,0.8`.",
+    "seed: 0,1": "`seed` (=0,1) must be an integer; several are an axis, below hydra.sweeper.params: `seed: 0,1`.",
+    "score: l2": "`score` (=l2) must be a mapping; a choice is made in `defaults`, as in `- override /score: l2`.",
+    "model: net": "`model` (=net) must be a mapping; a choice is made in `defaults`, as in `- override /model: net`.",
+    "train: default": "`train or finetune` (=default) must be a mapping; ",
+    "sweeper: {params: {}}": "`sweeper` is not a key of the configuration; did you mean `hydra.sweeper`?",
+    "hydra: {mode: multirun}": "cannot be composed: Invalid value 'multirun', expected one of [RUN, MULTIRUN].",
     "prune: {exclude: abc}": "`prune.exclude` must be a list of text, as in ['conv1.*']; put it into brackets.",
     "defaults: [override /scop: global]": "`/scop` is not a group; did you mean `/scope`?",
     "defaults: [/scop: global]": "`/scop` is not a group; did you mean `/scope`?",
@@ -224,6 +231,24 @@ def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
         "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: [0.5, 0.8]}}}\n"
     )
     assert "or null; an axis of a preset has no brackets: schedule.sparsity: 0.5,0.8." in ask(*OWN, "+sweep=mysweep")
+
+
+def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
+    for axes, said in (
+        ("params: {train: {epochs: '1,2'}}", "`train` holds keys, and an axis is written as one: train.epochs: VALUE"),
+        ("parms: {seed: '0,1'}", "`hydra.sweeper.parms` is no key of it; the axes of a preset stand under `hydra.sw"),
+    ):
+        Path("mine/sweep/mysweep.yaml").write_text(
+            f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{{axes}}}}}\n"
+        )
+        assert said in ask(*OWN, "+sweep=mysweep")
+
+
+def test_axes_of_a_preset_that_nothing_would_run_are_refused(ask: Ask) -> None:
+    Path("mine/sweep/mysweep.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
+    said = "`hydra.sweeper.params` has the axes seed, which one run does not take; add `mode: MULTIRUN` under"
+    assert said in ask(*OWN, "+sweep=mysweep")
+    assert said not in ask(*OWN, "+sweep=mysweep", "hydra.mode=RUN", "schedule.rounds=0")
 
 
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
