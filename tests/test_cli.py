@@ -26,7 +26,9 @@ def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def start(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "orchestrator"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": home, "COLUMNS": "120"}
+        without_figures = str(Path(__file__).parent / "without_figures")
+        import_path = os.pathsep.join(filter(None, [without_figures, os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": home, "COLUMNS": "120", "PYTHONPATH": import_path}
         return subprocess.run(
             [*command, *arguments],
             cwd=tmp_path,
