@@ -28,9 +28,11 @@ def program_of(network: nn.Module, example: Example) -> ExportedProgram:
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the program, without the example that it was traced with."""
+    """Write the program, without the example that it was traced with, and paths of this machine."""
     program = program_of(network, example)
     program.example_inputs = None
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)
     with quiet():
         torch.export.save(program, folder / FILE)
 

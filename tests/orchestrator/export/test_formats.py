@@ -71,6 +71,7 @@ def test_a_shrunk_network_gives_the_masked_one_s_outputs_for_any_batch(kind: str
     chosen.write(smaller, example, tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(chosen.files)
+    assert not any(b"site-packages" in path.read_bytes() for path in tmp_path.iterdir()), "paths of this machine"
     run = chosen.load(tmp_path, threads=1)
     for batch in (1, 2, 3, 7):
         images = drawn(shape, batch)
