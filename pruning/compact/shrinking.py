@@ -111,7 +111,8 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     readers can hold in their biases, or where nothing reads it. The result is of the model's own class, with the same
     names, where its forward goes by the sizes of its modules; else a `torch.fx.GraphModule` for evaluation. Outputs
     are compared with the masked network's, on the example and on noise, in float32 and float64: where they differ by
-    more than 1e-5 and 1e-10 of the largest, the network is returned whole.
+    more than 1e-5 and 1e-10 of the largest, the network is returned whole. One that runs in one of these types alone,
+    as for a constant of it in its forward, is compared in that.
 
     Args:
         model: pruned or not; it is not changed. What it computes in evaluation counts.
@@ -122,24 +123,25 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
         a network in evaluation; its attribute `shrunk` is a `Shrunk`, the report.
 
     Raises:
-        ValueError: the model cannot be traced by `torch.export`.
+        ValueError: the model cannot be traced by `torch.export`, or runs neither in float32 nor in float64.
         TypeError: `example` is no such thing.
     """
     plain = plain_copy(model)
-    reference = Reference(plain, example)
     tried: list[str] = []
     trace = traced(model, example)
+    reference = Reference(plain, example)
     forms: tuple[Form, ...] = ("module", "graph")
     for form in forms:
         try:
             if form == "graph":
                 trace = traced(model, example, any_batch=True)
             analysis = Analysis.of(trace)
-            errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in TOLERANCES})
+            errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in reference.dtypes})
         except Exception as error:  # whatever its forward says to sizes that it was not made for
-            tried.append(f"{form}: {str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__}")
+            tried.append(f"{form}: {_said(error)}")
             continue
-        if all(errors[dtype] <= within for dtype, within in _tolerances(trace).items()):
+        within = _tolerances(trace)
+        if all(error <= within[dtype] for dtype, error in errors.items()):
             smaller = analysis.build(form)
             return _like(model, plain, smaller, _report(smaller, plain, analysis, form, tried, errors))
         tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
@@ -189,19 +191,36 @@ def _report(
 
 
 class Reference:
-    """Outputs of the masked network, on the example, on noise in its place, and on the first of the batch."""
+    """Outputs of the masked network, on the example, on noise in its place, and on the first of the batch.
+
+    `dtypes` are the types that it runs in; a forward may make constants of one that do not go with the other.
+    """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
         given = arguments_of(example)
         self._inputs = [given, tree_map(_noise, given)]
         if _is_batch(given):
             self._inputs.append(tree_map(lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf, given))
-        copies = {dtype: copy.deepcopy(model).to(dtype) for dtype in TOLERANCES}
-        try:
-            self._expected = {dtype: self._outputs(copies[dtype], dtype) for dtype in TOLERANCES}
-        except Exception:  # it takes no other batch
+        self._expected, reason = self._expectations(model)
+        if not self._expected:  # it takes no other batch
             self._inputs = self._inputs[:2]
-            self._expected = {dtype: self._outputs(copies[dtype], dtype) for dtype in TOLERANCES}
+            self._expected, reason = self._expectations(model)
+        if not self._expected:
+            raise ValueError(
+                f"{type(model).__name__} runs neither in float32 nor in float64 ({reason}), so that what it computes "
+                "without what is empty cannot be checked; make tensors in its forward of its inputs' dtype."
+            )
+        self.dtypes = tuple(self._expected)
+
+    def _expectations(self, model: nn.Module) -> tuple[dict[torch.dtype, list[list[Tensor]]], str]:
+        """Return the outputs by the types that a network runs in, and why it does not in the last of the others."""
+        expected, reason = {}, ""
+        for dtype in TOLERANCES:
+            try:
+                expected[dtype] = self._outputs(copy.deepcopy(model).to(dtype), dtype)
+            except Exception as error:  # whatever its forward says
+                reason = _said(error)
+        return expected, reason
 
     def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
         outputs = []
@@ -217,6 +236,11 @@ class Reference:
             dtype: max(map(_error, self._outputs(model.eval(), dtype), self._expected[dtype]))
             for dtype, model in models.items()
         }
+
+
+def _said(error: Exception) -> str:
+    """Return the first line of what an error says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _is_batch(given: Any) -> bool:

@@ -263,6 +263,36 @@ def test_a_network_that_casts_to_float32_is_held_to_what_that_can_say() -> None:
     agree(smaller, model, torch.randn(3, 4), within=1e-5)
 
 
+class MakesConstant(nn.Module):
+    """Multiplies by a constant that its forward makes in one type, whatever type the network is in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.up, self.down, self.dtype = nn.Linear(4, 6), nn.Linear(6, 3), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x))) @ torch.eye(3, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_that_runs_in_one_type_alone_is_held_to_its_outputs_in_that(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = MakesConstant(dtype).to(dtype).eval()
+    zero(model.up.weight[::3], model.up.bias[::3])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4, dtype=dtype))
+
+    assert shapes(smaller)["down.weight"] == (3, 4)
+    assert list(smaller.shrunk.error) == [str(dtype).removeprefix("torch.")]
+    agree(smaller, model, torch.randn(3, 4, dtype=dtype), within=1e-6)
+
+
+def test_a_network_that_runs_in_no_type_it_can_be_checked_in_is_told() -> None:
+    model = MakesConstant(torch.bfloat16).bfloat16().eval()
+    with pytest.raises(ValueError, match=r"^MakesConstant runs neither in float32 nor in float64 \(.*same dtype.*make"):
+        pruning.shrink(model, torch.randn(2, 4).bfloat16())
+
+
 class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
