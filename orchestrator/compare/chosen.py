@@ -11,6 +11,8 @@ from orchestrator.core.specs import StageSpec
 
 WEIGHTS, CHANNELS = "weights", "channels"
 """What a sparsity may be a fraction of, beside the parameters, MACs and bytes of a whole network."""
+WHOLE_CHANNELS = ("random_structured", "ln_structured")
+"""Classes that remove a fraction of the channels of each layer."""
 
 
 class Chosen(NamedTuple):
@@ -77,6 +79,11 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
 
 def budget_of(fields: Mapping[str, Any]) -> str:
     """Return what the target in the `fields` of a round is a fraction of, as `Chosen.budget`."""
+    return CHANNELS if fields.get("method", {}).get("kind") in WHOLE_CHANNELS else held_in(fields)
+
+
+def held_in(fields: Mapping[str, Any]) -> str:
+    """Return in what a round is held to its target: a class that decides by itself is in weights."""
     unit = "entry" if fields.get("target") is None else _kind(fields, "unit")
     budget = fields.get("scope", {}).get("budget", CHANNELS) if unit == "group" else CHANNELS
     return {"channel": CHANNELS, "group": budget.replace("macs", "MACs")}.get(unit, WEIGHTS)

@@ -136,7 +136,7 @@ class Point:
     @property
     def asked_of(self) -> str:
         """What the asked sparsity is a fraction of; channels of layers are none of groups, whose removal takes more."""
-        return self.budget if self.budget == WEIGHTS else f"{self.budget} (unit={self.unit})"
+        return f"{self.budget} (unit={self.unit})" if self.unit and self.budget != WEIGHTS else self.budget
 
     @property
     def level(self) -> Level:

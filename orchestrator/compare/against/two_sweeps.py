@@ -175,5 +175,7 @@ def _with_sparsity(point: PairedPoint, before: Values, now: Values) -> PairedPoi
     if point.asked_of == (WEIGHTS, WEIGHTS) and abs(is_ - was) <= TOLERANCE:
         return point
     change = Estimate(len(first.seeds), is_ - was)
+    if point.asked_of == (WEIGHTS, WEIGHTS):  # then sizes follow from how far each fell short
+        others = [replace(each, judged=each.judged and not is_size(each.verdict.figure)) for each in others]
     verdict = Verdict(point.name, "sparsity", "undecided", "", SPARSITY, was, is_, change)
     return replace(point, differences=(first, Difference(verdict, first.seeds, judged=False), *others))

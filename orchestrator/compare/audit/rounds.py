@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from orchestrator.compare.audit.answers import Answer, held, some
-from orchestrator.compare.chosen import budget_of, reached_of
+from orchestrator.compare.chosen import held_in, reached_of
 from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
@@ -64,7 +64,7 @@ def when_published(plan: Plan) -> Answer:
 def achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
-    budgets = {key: budget_of(plan.stages[key].fields) for key in asked}
+    budgets = {key: held_in(plan.stages[key].fields) for key in asked}
     found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
     reached = {key: share for key, share in found.items() if share is not None}
     due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.compare.against.two_sweeps import Difference, PairedPoint, TwoSweeps
+from orchestrator.compare.against.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
 from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL
@@ -113,7 +113,9 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
 
 
 def _asked(found: TwoSweeps) -> Iterator[str]:
-    """Yield of what the sweeps were asked for a fraction, where that is not of weights in both."""
+    """Yield of what the sweeps were asked for a fraction, where that is not of weights in both or was not reached."""
+    told = (point for point in found.points if any(each.verdict.metric == SPARSITY for each in point.differences))
+    reached = {point.asked_of for point in told}
     for first, second in dict.fromkeys(point.asked_of for point in found.points):
         if first != second:
             yield (
@@ -122,6 +124,8 @@ def _asked(found: TwoSweeps) -> Iterator[str]:
             )
         elif first != WEIGHTS:
             yield f"asked: of {first}; sparsity: what that came to, of the prunable weights."
+        elif (first, second) in reached:
+            yield "asked: of weights; where unlike sparsities were reached, both are told and sizes have no verdict."
 
 
 def _many(found: TwoSweeps) -> Iterator[str]:

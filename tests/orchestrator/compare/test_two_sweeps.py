@@ -321,7 +321,7 @@ def halved(name: str, unit: str, sparsity: float, budget: str = "channels", meth
     }
     trials = tuple(replace(trial, config={**trial.config, **chosen}) for trial in plan.trials)
     records = make_records(plan)
-    scoring = {"score": "magnitude", "removed": 0.5}
+    scoring = {} if method == "ln_structured" else {"score": "magnitude", "removed": 0.5}
     records |= {key: replace(records[key], sparsity=sparsity, details={"scoring": scoring}) for key in keys}
     return side(name, Plan(stages, trials), records)
 
@@ -378,6 +378,25 @@ def test_of_weights_in_both_nothing_is_said_of_what_was_asked() -> None:
 
     assert "sparsity" not in {each.verdict.figure for point in found.points for each in point.differences}
     assert "asked:" not in said(found)
+
+
+def test_what_classes_cut_in_whole_channels_is_asked_of_channels() -> None:
+    found = compare_two(
+        halved("g", "entry", 0.528, method="ln_structured"), halved("h", "entry", 0.5, method="l1_unstructured")
+    )
+    rows = {each.verdict.figure: each.word for each in found.points[1].differences}
+
+    assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
+    assert "asked: of channels in g, of weights in h; the networks of a row are not of one size" in said(found)
+    assert "asked: of weights" not in said(found)
+
+
+def test_sparsities_that_were_reached_are_explained_where_weights_were_asked_of_both() -> None:
+    found = compare_two(halved("a", "entry", 0.528), halved("b", "entry", 0.5, method="lamp"))
+    rows = {each.verdict.figure: each.word for each in found.points[1].differences}
+
+    assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
+    assert "asked: of weights; where unlike sparsities were reached, both are told" in said(found)
 
 
 Run = Callable[..., tuple[int, str, str]]
