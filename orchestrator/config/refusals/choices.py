@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
@@ -13,6 +14,8 @@ from orchestrator.config.refusals.keys import meant, rule
 TRAININGS = ("train", "finetune")
 PARTS = ("optimizer", "scheduler")
 """Groups that are chosen for each of them."""
+READERS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
+"""Modules of Hydra that read files and follow their `defaults`; no code of anybody else runs below them."""
 
 
 def of_a_choice(key: str, value: str, text: str) -> str:
@@ -30,6 +33,22 @@ def of_a_choice(key: str, value: str, text: str) -> str:
             for each in ([where] if where else TRAININGS)
         )
         return f"`{part}` is a part of `train` and of `finetune`; choose it with {ways}."
+    return ""
+
+
+def of_a_file_not_read(error: BaseException) -> str:
+    """Say why Hydra could not read a file to its end, where it met no mistake that it knows; empty for all else."""
+    read = [
+        str(path)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in READERS
+        and (path := frame.f_locals.get("config_path") or frame.f_locals.get("path"))
+    ]
+    file = f"{read[-1].removesuffix('.yaml')}.yaml" if read else ""
+    if file and isinstance(error, UnicodeDecodeError):
+        return f"{file} is not in UTF-8, as it has the byte {error.object[error.start]:#x}; save it in UTF-8."
+    if file and isinstance(error, RecursionError):
+        return f"{file} cannot be composed: its `defaults` lead back to it; take that line out."
     return ""
 
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from orchestrator.config.refusals.choices import in_a_file, of_a_choice
+from orchestrator.config.refusals.choices import in_a_file, of_a_choice, of_a_file_not_read
 from orchestrator.config.refusals.keys import rule, unknown
 
 Compose = Callable[[list[str]], DictConfig]
@@ -57,7 +57,8 @@ def is_refusal(error: BaseException) -> bool:
     module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
-    return isinstance(error, HydraException | OmegaConfBaseException) or module.split(".")[0] in PARSERS
+    ours = isinstance(error, HydraException | OmegaConfBaseException) or module.split(".")[0] in PARSERS
+    return ours or bool(of_a_file_not_read(error))
 
 
 @lru_cache(maxsize=65536)
@@ -68,6 +69,8 @@ def parse(override: str) -> Override:
 
 def explain_command(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
     """Return what is wrong with a command line, of which Hydra says `error`."""
+    if told := of_a_file_not_read(error):
+        return told
     found = get_args_parser().parse_args([*arguments])
     if found.config_dir and not Path(found.config_dir).is_dir():
         return f"`--config-dir` (={found.config_dir}) must be a directory, and there is none; check where you are."

@@ -226,6 +226,17 @@ def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -
             assert said in told, (text, told)
 
 
+def test_a_preset_that_cannot_be_read_is_named(ask: Ask) -> None:
+    for content, said in (
+        (b"# @package _global_\nseed: \xff\xfe\n", "is not in UTF-8, as it has the byte 0xff; save it in UTF-8."),
+        (b"# @package _global_\ndefaults: [/sweep/mysweep]\n", "its `defaults` lead back to it; take that line out."),
+    ):
+        Path("mine/sweep/mysweep.yaml").write_bytes(content)
+        told = ask(*OWN, "+sweep=mysweep")
+        assert told.startswith("sweep/mysweep.yaml ")
+        assert told.endswith(f"{said}\n")
+
+
 def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
     Path("mine/sweep/mysweep.yaml").write_text(
         "# @package _global_\nhydra: {mode: MULTIRUN, sweeper: {params: {schedule.sparsity: [0.5, 0.8]}}}\n"
