@@ -14,6 +14,7 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
 from orchestrator.views.report.verdicts import gate_table, junit
@@ -25,8 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
-        store = open_store(options)
-        sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
+        with given_as("--store"):
+            store = open_store(options)
+            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)

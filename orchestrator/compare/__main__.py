@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
-        with collector_paused():  # all that is made is needed to the end
+        with collector_paused(), given_as("--store"):  # all that is made is needed to the end
             return _run(options, _margin(options.margin))
     except OrchestratorError as error:
         say(error, amiss=True)
@@ -119,8 +119,8 @@ def _from_other_store(options: argparse.Namespace) -> SavedSweep:
     given = file_system(options.other_option, "--other-option")
     with given_as("--other-store"):
         store = Store(options.other_store, options=given).opened(exists=True)
-    (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
-    sweep = saved_sweep.load(store, name)
+        (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
+        sweep = saved_sweep.load(store, name)
     return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # the other may be called the same
 
 

@@ -19,6 +19,7 @@ from orchestrator.export.readme import readme
 from orchestrator.export.shrinking import shrunk
 from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
@@ -31,13 +32,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.to:
             raise ExportError(f"`--to` must be given: one of {', '.join(FORMATS)}, or several.")
         formats, folder = chosen_formats(options.to), writable(options.output)
-        store = open_store(options)
-        sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
+        with given_as("--store"):
+            store = open_store(options)
+            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
 
         @cache
         def found(stage: str) -> tuple[Kept, nn.Module]:
             choice, measured = choosing.ending_with(stage, sweep.plan), any(each.changes_outputs for each in formats)
-            network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
+            with given_as("--store"):
+                network = kept(store, sweep, choice, run_own_code=options.run_own_code, measured=measured)
             return network, shrunk(network.model, network.inputs()[0])
 
         if options.best is None:

@@ -46,7 +46,8 @@ class StoreResults:
         """
         from pandas import DataFrame, Index
 
-        found = saved_sweep.summaries(self.store)
+        with given_as("uri"):
+            found = saved_sweep.summaries(self.store)
         rows = [
             (
                 datetime.fromtimestamp(int(each.saved)),
@@ -68,8 +69,8 @@ class StoreResults:
         """
         if not isinstance(name, str | None):
             raise ResultsError(f"`name` (={name!r}) must be a text, or None for the sweep saved last.")
-        full = saved_sweep.chosen_sweep(self.store, name, argument="name")
-        with collector_paused():
+        with given_as("uri"), collector_paused():
+            full = saved_sweep.chosen_sweep(self.store, name, argument="name")
             return SweepResults(self.store, saved_sweep.load(self.store, full))
 
 

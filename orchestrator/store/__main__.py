@@ -13,7 +13,7 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.in_words import first_few, readable
 from orchestrator.store import saved_sweep
-from orchestrator.store.backends import given_as
+from orchestrator.store.backends import given_as, named_as
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
 from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
-        store = open_store(options, keep=getattr(options, "keep", "needed"))
-        if "sweep" in options:
-            (options.sweep,) = saved_sweep.chosen_sweeps(store.sweeps(), [options.sweep], str(store))
-        status: int = options.run(store, options)
+        with given_as("--store"):
+            store = open_store(options, keep=getattr(options, "keep", "needed"))
+            if "sweep" in options:
+                (options.sweep,) = saved_sweep.chosen_sweeps(store.sweeps(), [options.sweep], str(store))
+            status: int = options.run(store, options)
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
@@ -131,7 +132,7 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
 def _warn(pruned: Pruned) -> int:
     """Say which saved sweeps cannot be read, and what follows; return the exit status."""
     for damage in pruned.damages:
-        say(f"{damage}. No weights can be dropped until then: it might need any.", amiss=True)
+        say(f"{named_as('--store', damage)}. No weights can be dropped until then: it might need any.", amiss=True)
     return 1 if pruned.damages else 0
 
 
@@ -139,7 +140,7 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
     stages = len(store.stages.known())
     damages = verify(store)
     for damage in damages:
-        say(damage, amiss=True)
+        say(named_as("--store", damage), amiss=True)
     print(f"{stages - len(damages)} of {stages} stages are intact")
     return 1 if damages else 0
 

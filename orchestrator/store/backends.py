@@ -182,7 +182,12 @@ def given_as(argument: str) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise StoreError(str(error).replace("`store.uri`", f"`{argument}`")) from error
+        raise StoreError(named_as(argument, str(error))) from error
+
+
+def named_as(argument: str, text: str) -> str:
+    """Return what is said of a store, of the argument by which its place was given."""
+    return text.replace("`store.uri`", f"`{argument}`")
 
 
 def _reason(error: Exception) -> str:

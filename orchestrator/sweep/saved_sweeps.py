@@ -12,7 +12,6 @@ from typing import NoReturn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.in_words import readable
-from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import summaries
 from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.streams import say
@@ -66,9 +65,11 @@ def sweeps_parser(name: str, description: str, none: str = "lists them") -> argp
 
 
 def open_store(options: argparse.Namespace, keep: Keep = "needed") -> Store:
-    """Return the store that the options name; raise StoreError where there is none."""
-    with given_as("--store"):
-        return Store(options.store, keep, file_system(options.option, "--option")).opened(exists=True)
+    """Return the store that the options name; raise StoreError where there is none.
+
+    Its messages name `store.uri`: call it, and use the store, within `given_as("--store")`.
+    """
+    return Store(options.store, keep, file_system(options.option, "--option")).opened(exists=True)
 
 
 def file_system(given: Sequence[str], argument: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
 from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import EXIT_BEHIND, behind
@@ -34,8 +35,9 @@ def sync_command(arguments: Sequence[str] | None) -> int:
     try:
         if options.uri is not None and not ADDRESS.holds(options.uri):
             raise OrchestratorError(f"`--uri` (={options.uri}) must {ADDRESS.text}.")
-        store = open_store(options)
-        known = store.sweeps()
+        with given_as("--store"):
+            store = open_store(options)
+            known = store.sweeps()
         if options.list or not known:
             return list_store(store)
         chosen = saved_sweep.chosen_sweeps(known, options.sweeps, str(store)) or known
@@ -50,7 +52,9 @@ def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -
     status, left = 0, list[str]()
     for position, name in enumerate(names):
         try:
-            sync(store, saved_sweep.load(store, name), options.uri, options.experiment)
+            with given_as("--store"):
+                sweep = saved_sweep.load(store, name)
+            sync(store, sweep, options.uri, options.experiment)
         except CannotKeep as error:
             say(error, amiss=True)
             left += names[position:]

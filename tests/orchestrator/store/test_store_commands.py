@@ -12,10 +12,13 @@ from factories import make_plan, make_records, sweep_info
 from fakes import trial_of
 from store_cases import FILES, Content, chain, record_for
 
+import orchestrator
 from orchestrator.compare.__main__ import main as compare_main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan, StageSpec
+from orchestrator.export.__main__ import main as export_main
+from orchestrator.gate import main as gate_main
 from orchestrator.store import retention, saved_sweep
 from orchestrator.store.__main__ import main
 from orchestrator.store.saved_sweep import manifest
@@ -112,6 +115,28 @@ def test_mistakes_are_said(command: Command, store: Store, arguments: list[str],
 def test_an_address_of_mlflow_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert sync_main(["--uri", "foo"]) == 2
     assert capsys.readouterr().err.startswith("`--uri` (=foo) must be an address; pass http://host:5000")
+
+
+def test_a_damaged_sweep_is_told_of_the_argument_that_named_its_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(store, "mine", chain(1))
+    Path(store.uri, "sweeps", "mine.json").write_text("{}")
+
+    for run, arguments in (
+        (compare_main, ["mine"]),
+        (sync_main, ["mine"]),
+        (gate_main, ["base.json", "mine"]),
+        (export_main, ["mine", "--to", "torch", "--output", "out"]),
+        (main, ["show", "mine"]),
+        (main, ["report"]),
+        (main, ["prune"]),
+    ):
+        run(arguments)
+        assert capsys.readouterr().err.startswith("`--store` (="), arguments
+    with pytest.raises(StoreError, match=r"^`uri` \(=.*mine.json is damaged"):
+        orchestrator.open(store.uri).sweep("mine")
 
 
 def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(command: Command, store: Store) -> None:
