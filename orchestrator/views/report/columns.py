@@ -11,7 +11,7 @@ from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import Deployed
 from orchestrator.compare.further import Further
-from orchestrator.compare.statistics import Estimate
+from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric, percent
 
 
@@ -188,18 +188,18 @@ def spread(estimate: Estimate | None, metric: Metric) -> str:
 
 
 def interval(estimate: Estimate | None, metric: Metric) -> str:
-    """The ends of the interval of the mean."""
-    if estimate is None or estimate.low is None or estimate.high is None:
+    """The ends of the interval of the mean, where values differ."""
+    if estimate is None or estimate.low is None or estimate.high is None or not has_spread(estimate):
         return ""
     return f"{metric.written(estimate.low)} – {metric.written(estimate.high)}"
 
 
 def difference(estimate: Estimate | None, metric: Metric) -> str:
-    """Mean difference with its interval, signed; of fractions in percentage points."""
+    """Mean difference with its interval where seeds differ, signed; of fractions in percentage points."""
     if estimate is None:
         return ""
     mean = metric.written(estimate.mean, "+")
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or not has_spread(estimate):
         return mean
     return f"{mean} [{metric.written(estimate.low, '+')}, {metric.written(estimate.high, '+')}]"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.compare.audit.checklist import Finding
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.statistics import LEVEL, Estimate, t_quantile
+from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, t_quantile
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
@@ -44,7 +44,7 @@ def match_note(comparison: Comparison) -> str:
 
 def two_seeds_note(estimates: Iterable[Estimate | None]) -> Iterator[str]:
     """Yield why intervals of two seeds are so wide, where there are such among the estimates."""
-    if any(each is not None and each.n == 2 and each.low is not None for each in estimates):
+    if any(each is not None and each.n == 2 and has_spread(each) for each in estimates):
         two, three, five = (t_quantile(LEVEL, seeds - 1) for seeds in (2, 3, 5))
         yield (
             f"2 seeds: t = {two:.1f}. Intervals from two seeds reach {two:.1f} standard errors to either side of the "

@@ -134,6 +134,20 @@ def test_the_same_sweep_twice_is_the_same_stages() -> None:
     assert said(found).count("the same stages") == 5
 
 
+def test_an_interval_takes_seeds_that_differ() -> None:
+    same = said(compare_two(swept("old", (0.75, 0.875)), swept("new", (0.75, 0.875), "lamp")))
+    moved = said(compare_two(swept("old", (0.75, 0.875)), swept("new", (0.7421875, 0.8671875), "lamp")))
+    apart = said(compare_two(swept("old", (0.75, 0.875)), swept("new", (0.75, 0.8), "lamp")))
+
+    for text in (same, moved):
+        assert ", +" not in text
+        assert ", -" not in text
+        assert "2 seeds: t =" not in text
+        assert "No difference of a primary metric has an interval" in text
+    assert "-0.78     2       undecided" in moved
+    assert "2 seeds: t = 12.7" in apart
+
+
 def test_equal_stages_with_other_results_are_told() -> None:
     plan = make_plan(("l1_unstructured",), (0.5,), SEEDS, 1)
     found = compare_two(
