@@ -94,9 +94,9 @@ def _run(options: argparse.Namespace, margin: float | None) -> int:
     sides = [Side(sweep, _compared(sweep, margin)) for sweep in shown]
     if two:
         _side_by_side(compare_two(*sides), options.output)
-    else:
-        _alone(sides[0], read, options.output)
-    return 0
+        return 0
+    _alone(sides[0], read, options.output)
+    return 0 if sides[0].comparison.points else 2
 
 
 def _asks_for_two(options: argparse.Namespace) -> bool:

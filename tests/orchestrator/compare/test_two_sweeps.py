@@ -460,6 +460,16 @@ def test_the_command_pairs_two_and_merges_on_request(run: Run) -> None:
     assert "Largest matching sparsity of lamp" in out
 
 
+def test_of_a_sweep_in_which_nothing_has_finished_the_status_says_so(run: Run) -> None:
+    Store("store").save_sweep("cut-4", manifest(sweep_info("cut-4"), make_plan(("l2",), (0.25,), (7,), 1)))
+
+    status, out, _ = run("cut-4", "--output", "out")
+
+    assert status == 2
+    assert "1 of 1 trials did not finish" in out
+    assert Path("out/comparison/report.html").exists()
+
+
 def test_mistakes_are_told_in_a_sentence(run: Run) -> None:
     def refused(*arguments: str) -> str:
         status, out, err = run(*arguments)
