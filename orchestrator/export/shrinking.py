@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import pruning
 from orchestrator.export.formats.format import ExportError, call, difference, with_outputs_alone
@@ -14,7 +16,7 @@ from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.compact.tracing import Example
 
 ROUNDINGS = 8
-"""By so many roundings of its coarsest type the outputs of a network in half precision may differ at least."""
+"""By so many roundings of the coarsest type that it computes in the outputs of a network may differ at least."""
 FURTHEST = 1e6
 """Relative to the largest, by so much outputs may differ in any format; where some are not finite, they do by more."""
 
@@ -48,17 +50,19 @@ def hold(
         run: the network as it leaves.
         model: the masked network, in evaluation.
         examples: what both are called with.
-        tolerance: how far they may differ where the network is in float32; in half precision so far as that rounds.
+        tolerance: how far they may differ where the network computes in float32; in half precision so far as that
+            rounds.
         name, remedy: what the network leaves as, and what to do if it cannot, for the error.
 
     Raises:
         OtherOutputs: they differ by more.
         ExportError: the network does not run.
     """
-    tolerance, worst = min(max(tolerance, ROUNDINGS * _coarsest(model)), FURTHEST), 0.0
+    worst, computed = 0.0, _Rounding()
     with torch.no_grad():
         for example in examples:
-            expected = outputs_of(call(model, example))
+            with computed:
+                expected = outputs_of(call(model, example))
             try:
                 found = run(example)
             except Exception as error:  # whatever a runtime says to what it cannot run
@@ -67,6 +71,7 @@ def hold(
                     f"the network as {name} does not run ({type(error).__name__}: {said}); {remedy}."
                 ) from error
             worst = max(worst, difference(outputs_of(found), expected))
+    tolerance = min(max(tolerance, ROUNDINGS * computed.coarsest), FURTHEST)
     if not worst <= tolerance:
         raise OtherOutputs(
             f"the outputs of the network as {name} differ from those of the masked one by {worst:.2g} of the largest, "
@@ -75,7 +80,21 @@ def hold(
     return worst
 
 
-def _coarsest(model: nn.Module) -> float:
-    """Return by how much the coarsest of the types that a network's parameters are in rounds, relative to a number."""
-    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    return max((torch.finfo(dtype).eps for dtype in types), default=0.0)
+class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered: by how much the coarsest type that something is computed in rounds, relative to a number."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.coarsest = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute what is asked for, and note its type."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.coarsest = max(self.coarsest, torch.finfo(each.dtype).eps)
+        return result

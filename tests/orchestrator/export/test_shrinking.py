@@ -18,14 +18,14 @@ TOLD = {"name": "onnx", "remedy": "take another"}
 
 
 class Steady(nn.Module):
-    """Returns its input, and holds a weight of a type."""
+    """Returns its input, once rounded to a type."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(2, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(1, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x
+        return (x.to(self.weight.dtype) * self.weight).to(x.dtype)
 
 
 def off_by(part: float) -> Callable[[Any], Tensor]:
@@ -51,6 +51,13 @@ def test_outputs_are_held_to_the_masked_network_s_as_far_as_its_numbers_round(dt
     assert hold(off_by(0.99 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD) == pytest.approx(0.99 * most)
     with pytest.raises(OtherOutputs, match=r"as onnx differ from .* of the largest, and .*; take another"):
         hold(off_by(1.01 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD)
+
+
+def test_a_parameter_that_nothing_is_computed_in_loosens_nothing() -> None:
+    model = Steady(torch.float32)
+    model.coarse = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(OtherOutputs, match="must not by more than 1e-05"):
+        hold(off_by(2e-5), model, EXAMPLES, 1e-5, **TOLD)
 
 
 def test_other_outputs_would_come_again_and_what_does_not_run_may_not() -> None:
