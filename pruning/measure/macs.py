@@ -10,6 +10,9 @@ above all the two of attention: queries by keys, and what that gives by values, 
 hides it or not. A product of two activations has no weights: it remains unless masks have left one of its factors 0 as
 a whole, as all queries or all values of a head are once nothing of it is left. Biases, normalisation, activations and
 embeddings are not counted.
+
+A masked weight is known in such a product by its storage: one that is multiplied by a copy, as under autocast, counts
+as a whole. Of a class derived from one of the layers above the layer's product is counted, and no other of its forward.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ class Macs:
 def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     """Count the multiply-accumulates of `model(example)`.
 
-    The model runs once, in evaluation mode and without gradients, and is left as it was.
+    The model runs once, in evaluation mode and without gradients, and is left as it was. Masked weights that a
+    forward itself multiplies by a copy of count as a whole; of a class derived from a layer that layer's product alone
+    is counted.
 
     Args:
         model: any module.
