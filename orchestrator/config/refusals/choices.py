@@ -54,23 +54,33 @@ def of_a_file_not_read(error: BaseException) -> str:
 
 def in_a_file(text: str, tree: DictConfig, groups: Collection[str]) -> str:
     """Say what is wrong in the file of a choice, of which Hydra tells the first mistake; empty where it names none."""
+    if listed := re.match(r"Invalid defaults list in '(\S+)', defaults must be a list \(got (\w+)\)", text):
+        start = f"{listed[1]}.yaml: `defaults` must be a list, and is a {listed[2]}"
+        return f"{start}; write `defaults: [override /GROUP: NAME]`."
     found = re.match(r"In '((?!config')[^']+)': (.*?)(?: Config search path.*| full_key: ?(\S*).*)?$", text)
     if found is None:
         return ""
     file, key = f"{found[1]}.yaml", found[3]
     said = re.sub(r"^\w+ raised while composing config: ", "", found[2]).rstrip(".")
-    if file.startswith("sweep/") and re.search(r"Key 'sweep' not in 'Config'|override '\S+@sweep\.", said):
+    group = found[1].rpartition("/")[0]
+    if re.search(rf"Key 'sweep' not in 'Config'|override '\S+@{group}\.", said):
+        what = "A preset" if group == "sweep" else "What overrides a choice of another group"
         said = said.partition(". Did you mean")[0]
-        return f"{file} cannot be composed: {said}. A preset begins with `# @package _global_`, in its first line."
+        return f"{file} cannot be composed: {said}. {what} begins with `# @package _global_`, in its first line."
     if named := re.match(r"Could not (?:override|find|load) '([^']+)'", said):
-        if told := _of_a_default(named[1], found[1].rpartition("/")[0], groups):
+        if told := _of_a_default(named[1], group, groups):
             return f"{file}: {told}"
     elif key and said.startswith(f"Key '{key.rpartition('.')[2]}' not in"):
         return f"{file}: {' '.join(_of_a_key(key, tree))}"
     elif dotted := re.match(r"Key '(\S+\.\S+)' not in", said):
         nested = f"{': {'.join(dotted[1].split('.'))}: ...{'}' * dotted[1].count('.')}"
         return f"{file}: `{dotted[1]}` is no key, as keys of a file are nested; write `{nested}`."
-    elif key and (kind := rule(key, tree)):
+    return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {said}."
+
+
+def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
+    """Say what a value of a file must be, where its key may be there; empty where that is not known."""
+    if key and (kind := rule(key, tree)):
         value = re.match(r"Value '(.*)' of type '(\w+)'", said)
         start = f"{file}: `{key}`{f' (={value[1]})' if value else ''} must be {kind}"
         if kind.startswith("a list"):
@@ -79,13 +89,18 @@ def in_a_file(text: str, tree: DictConfig, groups: Collection[str]) -> str:
             several = value[1].strip("[]").replace(", ", ",")
             return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {several}`."
         return f"{start}."
-    elif named := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.+)", said):
+    if named := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.+)", said):
         parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == named[1]]
         return (
             f"{file}: `{' or '.join(parts)}` (={named[2]}) must be a mapping; a choice is made in `defaults`, as in "
             f"`- override /{parts[0] if parts else 'GROUP'}: {named[2]}`."
         )
-    return f"{file} cannot be composed: {said}."
+    if said == "Cannot merge DictConfig with ListConfig":
+        return (
+            f"{file} has a list where a mapping belongs, at its top or below a key such as hydra.sweeper.params; write "
+            "`key: value` there, without dashes and brackets."
+        )
+    return ""
 
 
 def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
@@ -96,8 +111,10 @@ def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
     group = inside.partition("@")[0].partition("/")[0]
     if inside != name and group in groups:
         return f"`{group}` is looked for in {folder}/ where it has no slash; write `override /{group}: ...`."
-    if group in PARTS:
-        return f"`/{group}` is a part of `train` and of `finetune`; write `override /{group}@train.{group}: ...`."
+    part = re.fullmatch(rf"(?:({'|'.join(TRAININGS)})/)?({'|'.join(PARTS)})", inside.partition("@")[0])
+    if part:
+        way = f"override /{part[2]}@{part[1] or 'train'}.{part[2]}"
+        return f"`/{part[0]}` is chosen for `train` and for `finetune`, each its own; write `{way}: ...`."
     if group in groups:
         return ""
     near = get_close_matches(group, groups, n=1)

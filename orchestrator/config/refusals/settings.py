@@ -171,12 +171,7 @@ def _said(error: BaseException) -> str:
 
 def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig, groups: Collection[str]) -> str:
     if isinstance(error, OverrideParseException):
-        if nested := re.match(r"([\w./@]+)=\{'(\w+)'", error.override):
-            return f"`{nested[1]}` holds keys, and an axis is written as one: {nested[1]}.{nested[2]}: VALUE,VALUE."
-        return (
-            f"`{error.override}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
-            "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
-        )
+        return _of_what_cannot_be_read(error.override, given)
     text, value = _said(error), given.get(key, "")
     if told := of_a_choice(key, value, text) or in_a_file(text, tree, groups):
         return told
@@ -188,6 +183,9 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         return unknown(key, given, tree)
     if odd := re.search(r"BasicSweeper\S* got an unexpected keyword argument '(\w+)'", text):
         return f"`hydra.sweeper.{odd[1]}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
+    if (twice := re.match(r"Multiple values for (\S+)\. To override a value use '(.*)'", text)) and key not in given:
+        way = twice[2].replace("override ", "override /", 1)
+        return f"{_preset_of(given)}: `{key}` is chosen a second time; write `{way}`, with the word `override` as here."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
     for pattern, reason in _REASONS:
         if re.search(pattern, text):
@@ -205,6 +203,23 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
+
+
+def _of_what_cannot_be_read(setting: str, given: dict[str, str]) -> str:
+    start = "" if _key_of(setting) in given else f"{_preset_of(given)}: "
+    if nested := re.match(r"([\w./@]+)=\{'(\w+)'", setting):
+        return f"{start}`{nested[1]}` holds keys, and an axis is written as one: {nested[1]}.{nested[2]}: VALUE,VALUE."
+    if start:
+        key, _, axis = setting.partition("=")
+        return f"{start}the axis `{key}: {axis}` cannot be read; write its values as in `{key}: 0,1` or `range(3)`."
+    return (
+        f"`{setting}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
+        "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
+    )
+
+
+def _preset_of(given: dict[str, str]) -> str:
+    return f"sweep/{given['sweep']}.yaml" if "sweep" in given else "the preset"
 
 
 def _as_meant(key: str, value: str, kind: str) -> str:

@@ -30,6 +30,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "method/mymethod.yaml": "_target_: theirs.Largest\n",
         "sweep/mysweep.yaml": "# @package _global_\ndefaults: [override /model: mynet]\nhydra: {mode: MULTIRUN}\n",
         "sweep/unheaded.yaml": "defaults: [override /model: mynet]\n",
+        "method/unheaded.yaml": "defaults: [magnitude, override /score: snipp]\n",
         "model/broken.yaml": "_target_: theirs.Net\nwidth: ${no.such}\n",
         "sweep/noyaml.yaml": "# @package _global_\nseed: [0, 1\n",
     }
@@ -153,6 +154,10 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
             [*OWN, "+sweep=unheaded"],
             "Could not override 'model@sweep.model'. A preset begins with `# @package _global_`",
         ),
+        (
+            [*OWN, "method=unheaded"],
+            "method/unheaded.yaml cannot be composed: Could not override 'score@method.score'. What overrides a choice",
+        ),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
         ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
         (
@@ -200,7 +205,11 @@ PRESETS: dict[str, str] = {
     "defaults: [override scope: global]": "`scope` is looked for in sweep/ where it has no slash; write `override /sc",
     "defaults: [override /model]": "`override /model` chooses nothing; name a choice, as in `override /model: NAME`.",
     "defaults: [override /optimizer: adam]": "write `override /optimizer@train.optimizer: ...`.",
-    "- a": "cannot be composed: Cannot merge DictConfig with ListConfig.",
+    "- a": "has a list where a mapping belongs, at its top or below a key such as hydra.sweeper.params; write `key: v",
+    "hydra: {sweeper: {params: [seed]}}": "has a list where a mapping belongs",
+    "defaults: override": "`defaults` must be a list, and is a str; write `defaults: [override /GROUP: NAME]`.",
+    "defaults: [overide /model: lenet5]": "`model` is chosen a second time; write `override /model: lenet5`, with",
+    "defaults: [override /finetune/optimizer: adamw]": "write `override /optimizer@finetune.optimizer: ...`.",
 }
 """What a preset holds below its first line, and what is told of it."""
 
@@ -219,7 +228,7 @@ def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -
         sound, groups = compose([]), loader.list_groups("")
         for number, (text, said) in enumerate(PRESETS.items()):
             (folder / f"p{number}.yaml").write_text(f"# @package _global_\n{text}\n")
-            with pytest.raises(HydraException) as refused:
+            with pytest.raises((HydraException, ValueError)) as refused:
                 compose([f"+sweep=p{number}"])
             told = explain(refused.value, lambda _: sound, [f"+sweep=p{number}"], groups)
             assert told.startswith(f"sweep/p{number}.yaml"), text
@@ -246,7 +255,11 @@ def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
 
 def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
     for axes, said in (
-        ("params: {train: {epochs: '1,2'}}", "`train` holds keys, and an axis is written as one: train.epochs: VALUE"),
+        ("params: {seed: 'range('}", "sweep/mysweep.yaml: the axis `seed: range(` cannot be read; write its values as"),
+        (
+            "params: {train: {epochs: '1,2'}}",
+            "sweep/mysweep.yaml: `train` holds keys, and an axis is written as one: train.epochs: VALUE",
+        ),
         ("parms: {seed: '0,1'}", "`hydra.sweeper.parms` is no key of it; the axes of a preset stand under `hydra.sw"),
     ):
         Path("mine/sweep/mysweep.yaml").write_text(
