@@ -231,9 +231,26 @@ class StageRecord:
             )
         record = read_as(cls, data)
         read_as(_Details, record.details)
-        if record.spec:
-            StageSpec.from_json(record.spec)
+        record._refuse_impossible(StageSpec.from_json(record.spec) if record.spec else None)
         most = sum(record.tensor_sizes.values()) // 4 + 4096 * (1 + len(record.tensor_sizes))
         if MASKS in record.files and record.files[MASKS].bytes > most:
             raise ValueError(f"`files` {MASKS} must be at most {most} bytes, packed as it is")
         return record
+
+    def _refuse_impossible(self, spec: StageSpec | None) -> None:
+        """Raise ValueError where numbers contradict each other, or what a round was told to do."""
+        if self.macs_remaining > self.macs:
+            raise ValueError(f"`macs_remaining` (={self.macs_remaining:g}) must be at most `macs` (={self.macs})")
+        if self.parameters < self.prunable_parameters:
+            raise ValueError(
+                f"`parameters` (={self.parameters}) must be at least the {self.prunable_parameters} of `tensor_sizes`"
+            )
+        if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
+            raise ValueError("`tensor_sparsity` must name the parameters that `tensor_sizes` names")
+        if spec is None or not KINDS[self.kind].prunes:
+            return
+        if self.round != spec.round:
+            raise ValueError(f"`round` (={self.round}) must be that of `spec` ({spec.round})")
+        target = spec.fields.get("target", self.requested_sparsity)
+        if self.requested_sparsity != target:
+            raise ValueError(f"`requested_sparsity` (={self.requested_sparsity}) must be that of `spec` ({target})")

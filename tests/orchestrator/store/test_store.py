@@ -293,7 +293,8 @@ def test_a_probe_is_seen_where_the_store_is_the_same(store: Store, tmp_path: Pat
 
 def test_records_are_plain_json_that_keeps_the_order_of_layers(store: Store) -> None:
     layers = {"conv2.weight": 0.5, "conv10.weight": 0.25, "conv1.weight": 0.75}
-    store.commit(record_of(KEY, tensor_sparsity=layers), FILES)
+    sizes = dict.fromkeys(layers, 100)
+    store.commit(record_of(KEY, tensor_sparsity=layers, tensor_sizes=sizes), FILES)
     assert list(store.finished([KEY])[KEY].tensor_sparsity) == list(layers)
     assert json.loads(store.backend.read(f"stages/{KEY}/record.json"))["record"]["sparsity"] == 0.5
 

@@ -23,6 +23,7 @@ from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 
 KEY = key_of(0)
+_ROUND = {"kind": "round", "fields": {"round": 1, "target": 0.5}, "inputs": {}}
 
 
 @pytest.fixture
@@ -128,6 +129,12 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
         ({"details": {"dead_tensors": [1]}}, "Expected `str`, got `int` - at `$.dead_tensors[0]`"),
         ({"details": {"scoring": {"passes": -1}}}, "Expected `int` >= 0 - at `$.scoring.passes`"),
         ({"warnings": "text"}, "Expected `array`, got `str` - at `$.warnings`"),
+        ({"macs_remaining": 1e9}, "`macs_remaining` (=1e+09) must be at most `macs` (=1000)"),
+        ({"macs": 0}, "`macs_remaining` (=500) must be at most `macs` (=0)"),
+        ({"parameters": 0}, "`parameters` (=0) must be at least the 1000 of `tensor_sizes`"),
+        ({"tensor_sparsity": {}}, "`tensor_sparsity` must name the parameters that `tensor_sizes` names"),
+        ({"spec": _ROUND, "round": 7}, "`round` (=7) must be that of `spec` (1)"),
+        ({"spec": _ROUND, "requested_sparsity": None}, "`requested_sparsity` (=None) must be that of `spec` (0.5)"),
     ],
 )
 def test_a_record_that_cannot_be_is_damaged(store: Store, change: dict[str, Any], said: str) -> None:
