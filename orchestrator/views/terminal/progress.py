@@ -152,7 +152,8 @@ class Progress:
             known = event.key in self._tally.lost
             reason = event.failure.message if event.failure else ""
             began = event.kind != "killed" or event.key in self._tally.running
-            idle = not began and reason in self._reasons
+            told = event.kind == "killed" and reason in self._reasons
+            idle = told and not began
             known = known or self._is_below_a_failure(event)
             if event.kind == "killed":
                 self._interrupted = True
@@ -168,7 +169,7 @@ class Progress:
         if (self._live is None and not idle and self._tells(event)) or (
             event.kind in ("failed", "retried") and not known
         ):
-            self.say(self._line(event, named(self._plan, event.key) if began else ""))
+            self.say(self._line(event, named(self._plan, event.key) if began else "", told=told))
 
     def _tells(self, event: StageEvent) -> bool:
         """Whether an event has a line of its own where there is no display: of a long sweep not each one."""
@@ -195,15 +196,15 @@ class Progress:
     def _to_run(self) -> int:
         return len(self._plan.stages) - self._tally.settled
 
-    def _line(self, event: StageEvent, name: str) -> str:
-        """One event as a line of text; of what never began, why it was stopped stands for all, without a name."""
+    def _line(self, event: StageEvent, name: str, *, told: bool) -> str:
+        """One event as a line of text; why stages were stopped is `told` once, of what never began without a name."""
         word = "stopped" if event.kind == "killed" else event.kind
         parts = [f"{duration(event.time - self._begun):>8}", f"{word:<8}", *([name] if name else [])]
         if event.record is not None:
             parts.append(figures(event.record))
         if self._is_below_a_failure(event):
             parts.append("not run, as the stage before it failed")
-        elif event.failure is not None:
+        elif event.failure is not None and not told:
             parts.append(event.failure.message.strip().partition("\n")[0])
             if event.failure.log:
                 parts.append(f"log: {event.failure.log}")

@@ -107,6 +107,18 @@ def test_why_a_run_ends_is_told_once_and_without_a_stage_that_never_began() -> N
     assert line.split(maxsplit=1)[1] == "stopped   the sweep was interrupted"
 
 
+def test_why_stages_were_stopped_is_told_once() -> None:
+    plan = make_plan(seeds=(0,))
+    first, *others = plan.stages
+    why = Failure("the sweep was interrupted")
+    killed = [StageEvent("killed", key, EPOCH, failure=why) for key in (*others, first)]
+
+    text = shown(plan, [started(first, EPOCH), *killed])
+
+    assert text.count("stopped") == 2, "what never began, and what ran"
+    assert text.count(why.message) == 1
+
+
 def test_a_failure_is_told_with_its_reason_and_log() -> None:
     plan = make_plan(seeds=(0,))
     text = shown(plan, [failed(plan.trials[0].stages[1])])
