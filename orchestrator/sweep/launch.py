@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
@@ -20,6 +22,8 @@ from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import EXIT_BEHIND, Outcome, SweepIncomplete
 
+WORDS = ("override", "optional")
+"""What may stand before a group in `defaults`."""
 BEHIND: list[SweepIncomplete] = []
 """Of the sweeps of this process whose trials all finished: those whose view lacks something, to be told at the end."""
 
@@ -29,6 +33,7 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 
     A job of a dry run returns nan. A view that is behind ends no search: it goes to `BEHIND`.
     """
+    _refuse_odd_words(master.hydra)
     jobs = list(compose_jobs(loader, master, overrides))
     outcome = run(jobs, preset=_preset(master))
     failure = outcome.incomplete()
@@ -42,6 +47,7 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 def run_single(config: DictConfig) -> None:
     """Run the one trial that Hydra composed where there are no axes; raise if it did not finish."""
     master = OmegaConf.create({"hydra": HydraConfig.get()})
+    _refuse_odd_words(master.hydra)
     if axes := _idle_axes(master.hydra):
         raise ConfigError(
             f"`hydra.sweeper.params` has the axes {', '.join(axes)}, which one run does not take; add `mode: MULTIRUN` "
@@ -59,6 +65,20 @@ def run_single(config: DictConfig) -> None:
     failure = run([job], preset=_preset(master)).incomplete()
     if failure is not None:
         raise failure
+
+
+def _refuse_odd_words(hydra: DictConfig) -> None:
+    """Raise `ConfigError` for `overide /model: cnn` in a chosen file of one's own, whose first word Hydra drops."""
+    sources = hydra.runtime.config_sources
+    folders = [Path(each.path) for each in sources if each.provider not in ("hydra", "main", "schema")]
+    for (group, choice), folder in product(hydra.runtime.choices.items(), folders):
+        file = folder / str(group).partition("@")[0] / f"{choice}.yaml"
+        config = OmegaConf.load(file) if file.is_file() else None
+        defaults = config.get("defaults") or () if isinstance(config, DictConfig) else ()
+        for line in (str(key) for each in defaults if isinstance(each, DictConfig) for key in each):
+            if odd := next((word for word in line.split()[:-1] if word not in WORDS), ""):
+                meant = f"override /{line.split()[-1].lstrip('/')}"
+                raise ConfigError(f"{file}: `{odd}` (in `{line}`) must be {' or '.join(WORDS)}; write `{meant}: ...`.")
 
 
 def _idle_axes(hydra: DictConfig) -> list[str]:

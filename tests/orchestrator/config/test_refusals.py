@@ -275,6 +275,14 @@ def test_axes_of_a_preset_that_nothing_would_run_are_refused(ask: Ask) -> None:
     assert said not in ask(*OWN, "+sweep=mysweep", "hydra.mode=RUN", "schedule.rounds=0")
 
 
+@pytest.mark.parametrize("mode", ["RUN", "MULTIRUN"])
+def test_a_misspelled_override_of_a_preset_is_refused(ask: Ask, mode: str) -> None:
+    text = f"# @package _global_\ndefaults: [overide /model: cnn]\nhydra: {{mode: {mode}}}\n"
+    Path("mine/sweep/mysweep.yaml").write_text(text)
+    said = "mine/sweep/mysweep.yaml: `overide` (in `overide /model`) must be override or optional; write `override /mod"
+    assert said in ask(*OWN, "+sweep=mysweep")
+
+
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
     assert ask("-m", "sed=range(50)").count("is not a key") == 1
 
