@@ -74,6 +74,10 @@ class _Details:
     dense: Mapping[str, Number] = field(default_factory=dict)
 
 
+MEASURED = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
+"""What a measurement says at each batch size."""
+
+
 @dataclass(frozen=True)
 class StageRecord:
     """What a finished stage says of itself.
@@ -247,6 +251,8 @@ class StageRecord:
             )
         if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
             raise ValueError("`tensor_sparsity` must name the parameters that `tensor_sizes` names")
+        if self.kind == "measure":
+            self._refuse_unmeasured({} if spec is None else spec.fields)
         if spec is None or not KINDS[self.kind].prunes:
             return
         if self.round != spec.round:
@@ -254,3 +260,13 @@ class StageRecord:
         target = spec.fields.get("target", self.requested_sparsity)
         if self.requested_sparsity != target:
             raise ValueError(f"`requested_sparsity` (={self.requested_sparsity}) must be that of `spec` ({target})")
+
+    def _refuse_unmeasured(self, fields: Mapping[str, Any]) -> None:
+        """Raise ValueError where a measurement lacks what it was to measure, or does not say what that was."""
+        sizes = fields.get("measure", {}).get("batch_sizes", ())
+        if not sizes or not fields.get("format"):
+            raise ValueError("`spec` of a measurement must say its `format` and at what `measure.batch_sizes`")
+        by_size = (f"{name}/{size}" for size in sizes for name in MEASURED)
+        lacking = [name for name in ("bytes", "dense_bytes", *by_size) if not self.measurements.get(name, 0) > 0]
+        if lacking:
+            raise ValueError(f"`measurements` must have {lacking[0]!r}, above 0")

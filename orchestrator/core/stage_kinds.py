@@ -74,6 +74,16 @@ class _Training:
 
 
 @dataclass(frozen=True)
+class _Scope:
+    budget: Literal["channels", "parameters", "macs", "bytes"] = "channels"
+
+
+@dataclass(frozen=True)
+class _Measure:
+    batch_sizes: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True)
 class Fields:
     """What code reads of any stage's fields."""
 
@@ -84,7 +94,10 @@ class Fields:
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     restart: Mapping[str, Any] = field(default_factory=dict)
-    scope: Mapping[str, Any] = field(default_factory=dict)
+    method: Mapping[str, Any] = field(default_factory=dict)
+    scope: _Scope = _Scope()
     unit: Mapping[str, Any] = field(default_factory=dict)
     dynamics: Mapping[str, Any] = field(default_factory=dict)
     repair: Mapping[str, Any] = field(default_factory=dict)
+    format: str = ""
+    measure: _Measure = _Measure()

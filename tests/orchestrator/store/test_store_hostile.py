@@ -101,6 +101,9 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
         store.load_sweep("mine")
 
 
+_MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_sizes": [1]}}, "inputs": {}}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -135,6 +138,8 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
         ({"tensor_sparsity": {}}, "`tensor_sparsity` must name the parameters that `tensor_sizes` names"),
         ({"spec": _ROUND, "round": 7}, "`round` (=7) must be that of `spec` (1)"),
         ({"spec": _ROUND, "requested_sparsity": None}, "`requested_sparsity` (=None) must be that of `spec` (0.5)"),
+        ({"kind": "measure"}, "`spec` of a measurement must say its `format` and at what `measure.batch_sizes`"),
+        ({"kind": "measure", "spec": _MEASURE}, "`measurements` must have 'bytes', above 0"),
     ],
 )
 def test_a_record_that_cannot_be_is_damaged(store: Store, change: dict[str, Any], said: str) -> None:
@@ -187,6 +192,10 @@ def _at(data: Any, path: str, value: Any) -> Any:
         ("plan.stages.0.1.fields.train", "x"),
         ("plan.stages.1.1.fields.restart", 1.5),
         ("plan.stages.1.1.fields.score", {"batch_size": "x"}),
+        ("plan.stages.1.1.fields.method", "x"),
+        ("plan.stages.1.1.fields.scope", {"budget": "x"}),
+        ("plan.stages.1.1.fields.scope", {"budget": 7}),
+        ("plan.stages.1.1.fields.measure", {"batch_sizes": ["x"]}),
         ("failures", [1]),
         ("environment", {"torch": 2}),
         ("command", None),
