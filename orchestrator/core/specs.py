@@ -281,6 +281,9 @@ class Plan:
         for trial in trials:
             if not trial.stages or not all(key in stages for key in (trial.dense, *trial.stages, *trial.measured)):
                 raise ValueError(f"trial {quoted(trial.name)} has stages that the plan lacks")
+            for each in (stages[key] for key in trial.measured):
+                if each.parent is None or stages[each.parent].parent is None:
+                    raise ValueError(f"trial {quoted(trial.name)} measures what is no deployment of a network")
         return cls(stages, trials)
 
 

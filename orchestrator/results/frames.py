@@ -186,7 +186,8 @@ def _frame(first: Columns, settings: Columns, figures: Columns) -> DataFrame:
 
 
 def _gaps(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int, type(None)}
+    known = [value for value in values if value is not None]
+    return {*map(type, known)} == {int} and len(known) < len(values) and -(2**63) <= min(known) <= max(known) < 2**63
 
 
 def _shown(values: list[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import Forecast, SweepInfo
 from orchestrator.core.file_names import RECORD, WEIGHTS
-from orchestrator.core.plain_data import Margin, quoted, read_as
+from orchestrator.core.plain_data import Count, Margin, quoted, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan
@@ -60,7 +60,7 @@ class _Config:
 
     method: Mapping[str, Any]
     schedule: Mapping[str, Any]
-    seed: int = 0
+    seed: Count = 0
     compare: _Compare = field(default_factory=_Compare)
     model: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 
 KEY = key_of(0)
+PLAN = make_plan(["l1_unstructured"], [0.5], [0])
 _ROUND = {"kind": "round", "fields": {"round": 1, "target": 0.5}, "inputs": {}}
 
 
@@ -30,8 +31,7 @@ _ROUND = {"kind": "round", "fields": {"round": 1, "target": 0.5}, "inputs": {}}
 def store(tmp_path: Path) -> Store:
     store = Store(str(tmp_path / "store"))
     store.commit(record_of(KEY), FILES)
-    plan = make_plan(["l1_unstructured"], [0.5], [0])
-    store.save_sweep("mine", manifest(sweep_info(), plan))
+    store.save_sweep("mine", manifest(sweep_info(), PLAN))
     return store
 
 
@@ -182,6 +182,8 @@ def _at(data: Any, path: str, value: Any) -> Any:
         ("plan.trials.0.config.model", {"part": "x"}),
         ("plan.trials.0.config.model", {}),
         ("plan.trials.0.config.seed", "x"),
+        ("plan.trials.0.config.seed", 10**250),
+        ("plan.trials.0.measured", [PLAN.trials[0].dense]),
         ("plan.trials.0.config.compare", {"margin": "x"}),
         ("plan.trials.0.config.method", "x"),
         ("plan.trials.0.config", {"schedule": {}}),
