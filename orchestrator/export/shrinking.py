@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pruning
 from orchestrator.export.formats.format import ExportError, call, difference, with_outputs_alone
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.compact.tracing import Example
+from pruning.measure.products import Watching
 
 ROUNDINGS = 8
 """By so many roundings of the coarsest type that it computes in the outputs of a network may differ at least."""
@@ -80,10 +80,8 @@ def hold(
     return worst
 
 
-class _Rounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Rounding(Watching):
     """While it is entered: by how much the coarsest type that something is computed in rounds, relative to a number."""
-
-    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -27,15 +27,19 @@ class Product(NamedTuple):
     macs: int
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, `seen` is called with each product that is computed."""
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What sees each operation of torch while it is entered, without importing torch's compiler for that."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Say no: with a yes torch imports its compiler at the first product, two seconds and 80 MB of a process."""
+        """Say no: with a yes torch imports its compiler at the first operation, two seconds and 80 MB of a process."""
         return False
+
+
+class Products(Watching):
+    """While it is entered, `seen` is called with each product that is computed."""
 
     def __init__(self, seen: Callable[[Product], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
