@@ -46,7 +46,8 @@ def main() -> None:
     show_what_can_be_shown()
     import hydra  # now that Ctrl-C ends what follows without a traceback
 
-    from orchestrator.config import schema as schema
+    from orchestrator.config import hydra_options
+    from orchestrator.config.groups import with_own_options
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def compose(config: DictConfig) -> None:
@@ -58,8 +59,10 @@ def main() -> None:
         except OrchestratorError as error:  # Hydra would print its own story of what a job raises
             sys.exit(_say(str(error), error.exit_status))
 
-    sys.argv[1:] = _ordered(sys.argv[1:])
-    schema.register()
+    sys.argv[1:] = with_own_options(_ordered(sys.argv[1:]))
+    hydra_options.register()
+    if told := [*hydra_options.shadowed(_config_dir(sys.argv[1:]), CONF)]:
+        sys.exit(_say("\n".join(told), 2))
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
@@ -102,6 +105,14 @@ def _ordered(arguments: list[str]) -> list[str]:
         sys.exit(_say(text, 2))
     settings = [*found.overrides, *rest]
     return [*settings, *(each for each in arguments if each not in settings)]
+
+
+def _config_dir(arguments: list[str]) -> Path | None:
+    """Return the folder that `--config-dir` names, None where there is none."""
+    from hydra._internal.utils import get_args_parser
+
+    named = get_args_parser().parse_known_args(arguments)[0].config_dir
+    return Path(named) if named else None
 
 
 def _say(text: str, status: int) -> int:

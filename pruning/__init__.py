@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pruning.amount import Amount as Amount
     from pruning.amount import count_to_prune as count_to_prune
     from pruning.amount import validate_amount as validate_amount
-    from pruning.choices.axes import Choices as Choices
+    from pruning.catalogue.methods import METHODS as METHODS
+    from pruning.choices.combining import Choices as Choices
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
     from pruning.compact.shrinking import shrink as shrink
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from pruning.methods.functions import remove_all as remove_all
     from pruning.methods.structured import LnStructured as LnStructured
     from pruning.methods.structured import RandomStructured as RandomStructured
-    from pruning.methods.table import METHODS as METHODS
     from pruning.methods.unstructured import CustomFromMask as CustomFromMask
     from pruning.methods.unstructured import Identity as Identity
     from pruning.methods.unstructured import L1Unstructured as L1Unstructured
@@ -75,7 +75,8 @@ _HOMES = {
     name: home
     for home, names in {
         "amount": "Amount count_to_prune validate_amount",
-        "choices.axes": "Choices",
+        "catalogue.methods": "METHODS",
+        "choices.combining": "Choices",
         "choices.published": "PUBLISHED",
         "compact.shrinking": "Shrunk shrink",
         "dependencies.grouping": "dependency_groups",
@@ -95,7 +96,6 @@ _HOMES = {
         "methods.functions": "custom_from_mask identity is_pruned l1_unstructured ln_structured random_structured "
         "random_unstructured remove remove_all",
         "methods.structured": "LnStructured RandomStructured",
-        "methods.table": "METHODS",
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
         "schedule": "targets",
         "selection.allocation": "allocate",

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from orchestrator.workloads.models import MODELS
+from orchestrator.catalogue.models import MODELS
 from pruning import scores
+from pruning.scores.data import ScoringInput
 from pruning.scores.flow import Flow
 from pruning.selection.smallest import prune_smallest_across_
 
@@ -78,7 +79,8 @@ def compared(
 def network(name: str) -> nn.Module:
     """Build a network of the field."""
     torch.manual_seed(0)
-    return MODELS[name](IMAGE, CLASSES).eval()
+    model: nn.Module = MODELS[name].load()(IMAGE, CLASSES)
+    return model.eval()
 
 
 def examples(count: int, at_once: int) -> list[Batch]:
@@ -129,12 +131,12 @@ def of_scores(seconds: float, only: str) -> Iterator[Row]:
                 continue
             model, batches, given = network(name), examples(count // share, at_once // share), dict(own)
             passes = forward if score == "wanda" else forward_backward
-            if (norm := scores.SCORES[score].batch_norm) is not None:  # the passes and the score in one mode
+            if scores.SCORES[score].reads_batch_norm:  # the passes and the score in one mode
                 norm = "train" if count == at_once else "eval"
                 model.train(norm == "train")
                 given["batch_norm"] = norm
             bar = linear_bar if name == "lenet_300_100" else conv_bar
-            call = partial(scores.SCORES[score].function, model, batches, loss, **given)
+            call = partial(getattr(scores, score), model, batches, loss, **given)
             yield compared(what, partial(passes, model, batches), call, bar, seconds)
 
 
@@ -152,7 +154,7 @@ def of_synflow(seconds: float, only: str) -> Iterator[Row]:
                 forward_backward(model, [batch])
 
         def rounds(model: nn.Module = model, batch: Batch = one, masks: dict[str, Tensor] = masks) -> None:
-            flow = Flow(model, [batch])
+            flow = Flow(ScoringInput(model, [batch]))
             for _ in range(100):
                 flow.scores(masks)
 

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from orchestrator.__main__ import CONF
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.compare.statistics import estimate
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import compose_jobs
 from orchestrator.core.specs import Plan
 from orchestrator.planning.plan import make_plan
@@ -200,7 +200,7 @@ def page(folder: Path = FOLDER) -> str:
 
 def planned(overrides: Sequence[str]) -> Plan:
     """Return the plan of a command, its axes expanded as Hydra's sweeper does; raise what planning raises."""
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         master = loader.load_configuration("config", [*overrides], RunMode.MULTIRUN)

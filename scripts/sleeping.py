@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import compose_jobs
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
@@ -110,7 +110,7 @@ def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
 
     Their lengths, drawn uniformly, travel to the workers as the stages' `location`, which is not part of their keys.
     """
-    schema.register()
+    hydra_options.register()
     fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.__main__ import COMMANDS, CONF
-from orchestrator.config import compose, schema
+from orchestrator.config import compose, hydra_options, schema
 from scripts.reference.commands import parser_of
 
 ROOT = Path(__file__).parent.parent
@@ -111,7 +111,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_sweep_that_is_shown_composes(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mine / "book.txt").write_text("a")
     monkeypatch.chdir(mine)
-    schema.register()
+    hydra_options.register()
     wrong = []
     lines = [line for line in shown(r"(?:python -m orchestrator|scripts/run)\b(?!\.)") if "[SETTING" not in line[1]]
     with initialize_config_dir(str(CONF), version_base="1.3"):

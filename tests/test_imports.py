@@ -21,12 +21,12 @@ FILES = {
 WORKER = "orchestrator.training.stages"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
 FLOORS = (
-    *("core", "config", "store", "planning", "workloads", "training", "execution", "compare", "export"),
+    *("core", "catalogue", "config", "store", "planning", "workloads", "training", "execution", "compare", "export"),
     *("views.report", "results", "views.tracking", "views.terminal", "sweep"),
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")
-ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 16, 12, 300
+ENTRIES_OF_A_ROOT, ENTRIES_OF_A_ROOM, LINES_OF_A_FILE = 18, 12, 450
 NOT_COUNTED = {"__init__.py", "py.typed", "conf", "__pycache__"}
 NOUNS = (
     *("errors", "canonical", "file_names", "plain_data", "stage_kinds", "metrics"),
@@ -110,10 +110,15 @@ def reached(module: str) -> set[str]:
     return found
 
 
+TASKS = {"orchestrator.catalogue.tasks", "orchestrator.workloads.tasks"}
+
+
 def test_only_the_tasks_say_what_a_network_is_measured_by() -> None:
     said = [name for name, path in FILES.items() if "accurac" in path.read_text().lower()]
 
-    assert [name for name in said if name.startswith("orchestrator") and ".workloads.tasks" not in name] == []
+    assert [
+        name for name in said if name.startswith("orchestrator") and not TASKS & {name, name.rpartition(".")[0]}
+    ] == []
 
 
 @pytest.mark.parametrize(("package", "room"), [("ray", "execution"), ("mlflow", "views.tracking")])
@@ -192,7 +197,7 @@ def test_imports_have_no_cycle() -> None:
 
 
 PRUNING_FLOORS = (
-    *("amount", "schedule", "choices", "selection", "holding", "methods", "masks", "measure", "compact"),
+    *("amount", "schedule", "catalogue", "choices", "selection", "holding", "methods", "masks", "measure", "compact"),
     *("dependencies", "scores", "repair", "engine", "integrations"),
 )
 """The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""

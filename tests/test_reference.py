@@ -11,7 +11,9 @@ from typing import get_type_hints
 import pytest
 
 from orchestrator.__main__ import CONF
-from orchestrator.config.schema import NODES, Config
+from orchestrator.config.groups import GROUPS, schema_of
+from orchestrator.config.hydra_options import stored_options
+from orchestrator.config.schema import Config
 from scripts.reference import commands, configuration
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,7 @@ def keys(schema: type, where: str = "") -> Iterator[str]:
     for each in fields(schema):
         if is_dataclass(kind := hints[each.name]) and isinstance(kind, type):
             yield from keys(kind, f"{where}{each.name}.")
-        elif where or each.name not in NODES:
+        elif where or each.name not in GROUPS:
             yield f"{where}{each.name}"
 
 
@@ -40,7 +42,8 @@ def test_every_key_has_a_sentence() -> None:
     page = (REFERENCE / "configuration.md").read_text()
     told = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*(?:\\\|[^|]*)*) \|$", page, re.MULTILINE))
     ours = {key for key in keys(Config) if not key.startswith("finetune.")}  # whose keys are those of `train`
-    ours |= {key for group, kinds in NODES.items() for kind in kinds.values() for key in keys(kind, f"{group}.")}
+    kinds = [(group, kind) for group, each in GROUPS.items() for kind in each.rows]
+    ours |= {key for group, kind in kinds for key in keys(schema_of(group, kind), f"{group}.")}
 
     assert len(ours) > 150
     assert sorted(ours - told.keys()) == []
@@ -60,6 +63,7 @@ def test_every_option_of_a_group_is_listed() -> None:
     page = (REFERENCE / "configuration.md").read_text()
     files = [path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml")]
     options = [f"{file.parent}={file.name}" for file in files if file.parent.parts and file.parts[0] != "hydra"]
+    options += [f"{group}={name}" for group, names in stored_options().items() for name in names]
 
     assert len(options) > 90
     assert [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.config.components import BUILT_IN
+from orchestrator.config.groups import GROUPS
 from orchestrator.core.redact import redact_tree
 
 CIRCUMSTANCES = frozenset(
@@ -48,7 +48,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def name_of(setting: str) -> str:
     """Return the setting that names what another builds: `method.kind` -> `method.name`; none for any other setting."""
     group, _, last = setting.rpartition(".")
-    builds = last == "_target_" or (last == "kind" and group in BUILT_IN)
+    builds = last == "_target_" or (last == "kind" and group in GROUPS)
     return f"{group}.name" if group and builds else ""
 
 

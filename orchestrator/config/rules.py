@@ -1,4 +1,4 @@
-"""What a key's value must be, declared beside the key: a dataclass is Hydra's schema and holds the rules of its fields.
+"""Rules of keys, declared beside the key: a dataclass is Hydra's schema and holds the rules of its fields.
 
 A rule over several keys is a static method `across(where, values)` of the dataclass, which yields sentences.
 """
@@ -6,59 +6,18 @@ A rule over several keys is a static method `across(where, values)` of the datac
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import field, fields
 from functools import cache
 from typing import Any
 
 from orchestrator.config.well_formed import keys
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What must hold of a value, and the rest of a sentence that begins with "`key` (=value) must "."""
-
-    holds: Callable[[Any], bool]
-    text: str
-
-    def or_null(self, remedy: str = ", or null") -> Rule:
-        """Return the rule that lets null pass, too."""
-        return Rule(lambda value: value is None or self.holds(value), f"{self.text}{remedy}")
+from pruning.catalogue.rules import Rule
 
 
 def key(default: Any, *rules: Rule) -> Any:
     """Return a dataclass field whose values must keep `rules`, of which the first that is broken is said."""
     return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules})
-
-
-def one_of(*choices: str) -> Rule:
-    """Return the rule of a choice."""
-    return Rule(lambda value: value in choices, f"be one of {', '.join(choices)}")
-
-
-def at_least(least: float, remedy: str = "") -> Rule:
-    """Return the rule of a number that is not below `least`, nor infinite."""
-    return Rule(lambda value: is_number(value) and least <= value < float("inf"), f"be at least {least}{remedy}")
-
-
-def whole(least: int, remedy: str = "") -> Rule:
-    """Return the rule of an integer that is not below `least`."""
-    return Rule(lambda value: is_int(value) and value >= least, f"be an integer of at least {least}{remedy}")
-
-
-def within(remedy: str) -> Rule:
-    """Return the rule of a proper fraction."""
-    return Rule(lambda value: is_number(value) and 0 < value < 1, f"lie in (0, 1){remedy}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is an int or a float; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_int(value: Any) -> bool:
-    """Whether it is an int; true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @cache

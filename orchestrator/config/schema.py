@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
-from orchestrator.config import cluster, components, sources, well_formed
-from orchestrator.config.parts import choices, deploy, model_and_data, results, rounds, scores
-from orchestrator.config.rules import Rule, at_least, key
+from orchestrator.config import cluster, groups, sources, well_formed
+from orchestrator.config.parts import choices, deploy, results, rounds, training
+from orchestrator.config.rules import key
 from orchestrator.config.rules import violations as broken
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
+from pruning.catalogue.rules import Rule, at_least
 
 
 class ConfigError(OrchestratorError):
@@ -87,7 +88,7 @@ class Config:
     """The data set, and how it is split."""
     task: Any = MISSING
     """What is learned: the loss and the metrics."""
-    train: components.Train = field(default_factory=components.Train)
+    train: training.Train = field(default_factory=training.Train)
     """How the dense network is trained."""
     score: Any = MISSING
     """What ranks the entries."""
@@ -97,15 +98,15 @@ class Config:
     """Among which units is ranked, and how many each tensor keeps."""
     dynamics: choices.Dynamics = field(default_factory=choices.Dynamics)
     """Whether what was pruned may return."""
-    repair: choices.Repair = field(default_factory=choices.Repair)
+    repair: Any = MISSING
     """What is done to the survivors."""
     method: Any = MISSING
     """How entries are chosen: by a published combination of these choices, or by a class."""
     schedule: rounds.Schedule = field(default_factory=rounds.Schedule)
     """How much each round prunes, and when."""
-    finetune: components.Train = field(default_factory=components.Train)
+    finetune: training.Train = field(default_factory=training.Train)
     """How the network is trained after each round of pruning: the keys of `train`."""
-    restart: components.Restart = field(default_factory=components.Restart)
+    restart: training.Restart = field(default_factory=training.Restart)
     """What a round trains on from."""
     prune: rounds.Prune = field(default_factory=rounds.Prune)
     """Which parameters are pruned."""
@@ -119,39 +120,6 @@ class Config:
     """Where finished stages are kept."""
     compare: results.Compare = field(default_factory=results.Compare)
     """How trials are compared."""
-
-
-NODES: Mapping[str, Mapping[str, type]] = {
-    "model": components.MODELS,
-    "data": components.DATA,
-    "task": {"base": model_and_data.Component, **components.TASKS},
-    "method": {"base": components.Method, **components.METHODS},
-    "score": {"base": scores.Score, **scores.SCORES},
-}
-
-
-def register() -> None:
-    """Put the schema into Hydra's ConfigStore: `/hydra/schema/config` and one node for each built-in of a group."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.store(group="hydra/schema", name="config", node=Config, package="_global_")
-    store.store(group="hydra/schema", name="cluster", node=cluster.Cluster)
-    store.repo["hydra"]["schema"] |= {group: _Nodes(group, nodes) for group, nodes in NODES.items()}
-
-
-class _Nodes(dict[str, Any]):
-    """The nodes of a group in Hydra's ConfigStore, each made as it is looked up: that takes 2 ms, and few ever are."""
-
-    def __init__(self, group: str, nodes: Mapping[str, type]) -> None:
-        super().__init__({f"{name}.yaml": node for name, node in nodes.items()})
-        self.group = group
-
-    def __getitem__(self, name: str) -> Any:
-        from hydra.core.config_store import ConfigNode
-
-        node = OmegaConf.structured(super().__getitem__(name))
-        return ConfigNode(name, node, f"hydra/schema/{self.group}", package=None, provider=None)
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
@@ -177,17 +145,17 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _name_violations(config["name"])
     if not (isinstance(config["method"], Mapping) and rounds.is_identity(config["method"])):
         yield from rounds.given_once(config)
-    for group in components.BUILT_IN:
+    for group in groups.GROUPS:
         yield from _built_violations(group, config[group])
         if isinstance(config[group], Mapping):
-            yield from components.part_violations(group, config[group])
+            yield from groups.violations_of(group, config[group])
             for target in sources.targets(list(config[group].values())):
                 if target.startswith("orchestrator."):
                     yield (
                         f"`{group}` holds the `_target_` (={target}), which is ours and may move or change; a target "
                         f"must be your own, and what is built in is named by `{group}.kind`."
                     )
-    if all(isinstance(config[group], Mapping) for group in ("method", "score")):
+    if all(isinstance(config[group], Mapping) for group in ("method", "score", "repair")):
         yield from choices.violations(config)
     for name in ("model", "data", "task", "score", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
@@ -220,13 +188,14 @@ def _name_violations(name: str) -> Iterator[str]:
 
 
 def _built_violations(group: str, node: Any) -> Iterator[str]:
-    """Yield what is wrong with how a model, data set or method is named: a built-in by `kind`, or by `_target_`."""
-    kinds = components.BUILT_IN[group]
+    """Yield what is wrong with how a component is named: a built-in by `kind`, one's own by `_target_`."""
+    kinds = groups.GROUPS[group].rows
     kind, target = (node.get("kind"), node.get("_target_")) if isinstance(node, Mapping) else (None, None)
     if kind and target:
-        file = f"put your own into a file, DIR/{group}/NAME.yaml, and pass --config-dir DIR {group}=NAME."
-        remedy = f"add `{group}.kind=null` to build your own." if group == "method" else file
-        yield f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: {remedy}"
+        yield (
+            f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: leave out "
+            f"the kind, or choose `override /{group}: {groups.OWN}` in the `defaults` of a file that sets the target."
+        )
     elif target:
         name = str(target).rpartition(".")[2].lower().replace("_", "")
         if str(target).split(".")[0] in sources.OURS:
@@ -236,20 +205,19 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
         else:
             yield from _target_violations(group, node)
     elif not kind and (group != "method" or not isinstance(node, Mapping)):
-        yield (
-            f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}, or a `_target_` "
-            f"of your own, as in `{group}._target_=package.Thing`."
-        )
+        own = any(option.name == "_target_" for option in groups.GROUPS[group].own)
+        or_own = f", or a `_target_` of your own, as in `{group}._target_=package.Thing`" if own else ""
+        yield f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}{or_own}."
     elif kind is not None and kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        schema = kinds[kind] if kind else components.Method
-        known, common = well_formed.keys(schema), well_formed.keys(model_and_data.Network)
+        known = well_formed.keys(groups.schema_of(group, kind))
+        common = {option.name for option in (*groups.NETWORK, *groups.GROUPS[group].own)}
         for key in [key for key in node if key not in known]:
+            taken = ", ".join(name for name in known if name not in common)
             yield (
-                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes "
-                f"{', '.join(name for name in known if name not in common)}; take it "
-                f"out, or choose `{group}={kind}` with all that belongs to it."
+                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes {taken or 'none'}; take it out, "
+                f"or choose `{group}={kind}` with all that belongs to it."
             )
 
 

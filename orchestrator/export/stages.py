@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from orchestrator.catalogue.formats import SHRINK
 from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -32,7 +33,7 @@ from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.export.achieving import achieved, drawn
 from orchestrator.export.formats.format import ExportError, Run, call, called_with
-from orchestrator.export.formats.table import FORMATS, SHRINK, TOLERANCES
+from orchestrator.export.formats.table import FORMATS, TOLERANCES
 from orchestrator.export.measuring import Measuring
 from orchestrator.export.shrinking import hold, shrunk
 from orchestrator.training.environment import environment

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
-from orchestrator.planning.versions import VERSIONS
+from orchestrator.planning.versions import version_of
 
 
 def deployments(
@@ -37,5 +37,5 @@ def deployments(
 
 def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
     known = {part: dense.fields[part] for part in ("device", "sources")}
-    fields = {"format": name, **known, "versions": {"deploy": VERSIONS["deploy"]}}
+    fields = {"format": name, **known, "versions": {"deploy": version_of("deploy")}}
     return StageSpec("deploy", fields, {NETWORK: network.key}, location=dense.location)

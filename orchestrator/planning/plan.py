@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
-from orchestrator.config.components import BUILT_IN, Train
+from orchestrator.config.groups import OPEN
 from orchestrator.config.parts import choices
 from orchestrator.config.parts.rounds import is_identity
+from orchestrator.config.parts.training import Train
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
@@ -177,7 +178,7 @@ def _normal(job: Job) -> Job:
     """Call what is built in by its kind where it has no name, and write an infinite norm as text, not as a number."""
     if job.config is None:
         return job
-    parts = {name: dict(part) for name in BUILT_IN if isinstance(part := job.config.get(name), Mapping)}
+    parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
     for part in parts.values():
         for key in ("kind", "_target_"):
             if part.get(key, "") is None:

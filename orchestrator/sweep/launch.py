@@ -16,6 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.compose import compose_jobs, plain, several_deploys
+from orchestrator.config.hydra_options import shadowed
 from orchestrator.config.refusals.settings import is_refusal
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
@@ -70,9 +71,12 @@ def run_single(config: DictConfig) -> None:
 def _refuse_odd_words(hydra: DictConfig) -> None:
     """Raise `ConfigError` for `overide /model: cnn` in a chosen file of one's own, whose first word Hydra drops."""
     sources = hydra.runtime.config_sources
+    conf = next(Path(each.path) for each in sources if each.provider == "main")
     folders = [Path(each.path) for each in sources if each.provider not in ("hydra", "main", "schema")]
     for (group, choice), folder in product(hydra.runtime.choices.items(), folders):
         file = folder / str(group).partition("@")[0] / f"{choice}.yaml"
+        if file.is_file() and (told := [*shadowed(folder, conf)]):
+            raise ConfigError("\n".join(told))
         config = OmegaConf.load(file) if file.is_file() else None
         defaults = config.get("defaults") or () if isinstance(config, DictConfig) else ()
         for line in (str(key) for each in defaults if isinstance(each, DictConfig) for key in each):

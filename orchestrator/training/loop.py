@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from orchestrator.config.components import Train
+from orchestrator.config.parts.training import Train
 from orchestrator.config.rules import violations
 from orchestrator.core.errors import Cancelled as Cancelled
 from orchestrator.core.errors import OrchestratorError
@@ -80,7 +80,7 @@ def fit(
 
     Args:
         task: with the loss of this training.
-        config: a plain `orchestrator.config.components.Train`; absent keys have their defaults.
+        config: a plain `orchestrator.config.parts.training.Train`; absent keys have their defaults.
         on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
         cancelled: asked before each batch.
         on_point: told each point as it comes.

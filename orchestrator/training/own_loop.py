@@ -13,7 +13,7 @@ from hydra.utils import get_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.config.components import Train
+from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
@@ -213,7 +213,7 @@ def run_own_loop(
 
     Args:
         where: the node's place in the configuration: `train` or `finetune`.
-        config: a plain `orchestrator.config.components.Train` with a `_target_`.
+        config: a plain `orchestrator.config.parts.training.Train` with a `_target_`.
 
     Raises:
         Cancelled: the stage has been asked to end.

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config.components import Train
-from orchestrator.config.rules import is_int
+from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -35,6 +34,7 @@ from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
+from pruning.catalogue.rules import is_int
 
 FEW = 8
 """Examples at most that are tried of each split."""

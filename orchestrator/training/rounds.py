@@ -224,7 +224,8 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _method(config: Mapping[str, Any]) -> type[BasePruningMethod]:
     if config.get("kind"):
-        return pruning.METHODS[config["kind"]]
+        method: type[BasePruningMethod] = pruning.METHODS[config["kind"]].load()
+        return method
     try:
         method = get_object(config["_target_"])
     except (Exception, SystemExit) as error:  # its module raises

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from orchestrator.config.components import Train
+from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.splits import Batch, Batches
 from orchestrator.workloads.targets import create

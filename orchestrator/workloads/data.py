@@ -20,26 +20,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from orchestrator.config.components import part_violations
+from orchestrator.catalogue.data import DATA
+from orchestrator.config.groups import violations_of
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.images.huggingface import huggingface
-from orchestrator.workloads.images.named import digits, fashion_mnist, mnist
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streams import StreamSplit
 from orchestrator.workloads.targets import create, given
 from orchestrator.workloads.tasks.batch import tensors
-from orchestrator.workloads.text import text
 
-DATA: Mapping[str, Callable[..., Mapping[str, Any]]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "huggingface": huggingface,
-    "text": text,
-}
-"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch")
 """What the dict that a target returns may hold."""
 TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
@@ -96,7 +86,7 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
 @lru_cache(maxsize=4)
 def _load(node: str, _sources: str) -> Data:
     config = json.loads(node)
-    for sentence in part_violations("data", config):
+    for sentence in violations_of("data", config):
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
     with seeded(seed):

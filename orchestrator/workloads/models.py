@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -13,10 +13,9 @@ from typing import Any, Self
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
-from orchestrator.workloads.gpt import gpt
-from orchestrator.workloads.libraries import huggingface, timm
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")
@@ -186,19 +185,6 @@ def resnet20(input_shape: Sequence[int], classes: int, width: int = 16) -> nn.Se
         layers[f"stage{stage}"] = nn.Sequential(*blocks)
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "fc": nn.Linear(fan_in, classes)}
     return _ByFanOut.of(layers)
-
-
-MODELS: Mapping[str, Callable[..., nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "lenet_300_100": lenet_300_100,
-    "lenet5": lenet5,
-    "resnet20": resnet20,
-    "gpt": gpt,
-    "huggingface": huggingface,
-    "timm": timm,
-}
-"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
 
 
 def _image(name: str, shape: Sequence[int], least: int) -> tuple[int, int, int]:

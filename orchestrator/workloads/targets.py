@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 
 from orchestrator.config.sources import LABELS
 from orchestrator.core.errors import OrchestratorError
+from pruning.catalogue.rows import Row
 
 NAMING = LABELS | {"kind", "_target_"}
 """Keys of a model, data set or method that are not arguments of what they build."""
@@ -19,9 +20,7 @@ class TargetError(OrchestratorError):
     """A `_target_` that cannot be imported, or one that raised when called, or a `kind` that did."""
 
 
-def create(
-    where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[str, Callable[..., Any]] | None = None
-) -> Any:
+def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[str, Row] | None = None) -> Any:
     """Call what `node` names with `arguments` and its other keys, but for `name` and `depends`; return what it returns.
 
     Nested nodes with a `_target_` are created first.
@@ -30,7 +29,7 @@ def create(
         where: the node's place in the configuration, for errors.
         node: `kind`, a key of `kinds`, or `_target_`; and arguments by name.
         arguments: by position.
-        kinds: what is built in.
+        kinds: rows of what is built in.
 
     Raises:
         TargetError: the target cannot be imported or raised; it names `where` the node is and quotes the cause.
@@ -40,7 +39,7 @@ def create(
     named = {key: value for key, value in node.items() if key not in left_out}
     try:
         if kinds and node.get("kind"):
-            return kinds[node["kind"]](*arguments, **named)
+            return kinds[node["kind"]].load()(*arguments, **named)
         return instantiate({"_target_": node["_target_"], **named}, *arguments, _convert_="all")
     except (Exception, SystemExit) as error:
         cause = (isinstance(error, InstantiationException) and error.__cause__) or error

@@ -1,15 +1,16 @@
-"""What the arguments of a choice must be, in sentences."""
+"""Checks of the arguments of a choice."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from numbers import Integral, Real
-from typing import Any, cast, get_args
+from typing import cast
 
 
-def one_of(name: str, value: object, kinds: Any) -> None:
-    """Raise ValueError unless a value is one of those of a `Literal`."""
-    if value not in get_args(kinds):
-        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(get_args(kinds))}.")
+def one_of(name: str, value: object, kinds: Collection[str]) -> None:
+    """Raise ValueError unless a value is one of `kinds`."""
+    if value not in kinds:
+        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(kinds)}.")
 
 
 def at_least(name: str, value: int, least: int) -> None:

@@ -1,7 +1,7 @@
-"""The seven independent choices: what ranks, what goes at once, budgets, when, what returns, repair, restart.
+"""The seven independent choices: score, unit, scope, schedule, dynamics, repair and control.
 
-Each is plain data that refuses what cannot be meant; nothing here needs torch. A published method is one combination of
-them (`pruning.choices.published`).
+Each is plain data that refuses values without a meaning; nothing here needs torch. A published method is a combination
+(`pruning.choices.published`); `pruning.choices.combining` says which choices go together.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.repairs import REPAIRS
 from pruning.choices.arguments import at_least, number, one_of
-from pruning.choices.combining import check_combination
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal["entry", "block", "channel", "group"]
 Reduction: TypeAlias = Literal["sum", "l1", "l2", "square_of_sum"]
 ScopeKind: TypeAlias = Literal["layer", "global", "row", "window"]
-Allocation: TypeAlias = Literal["each", "uniform", "uniform_plus", "er", "erk", "lamp", "given"]
 Normalisation: TypeAlias = Literal["size", "group"]
 Budget: TypeAlias = Literal["channels", "parameters", "macs", "bytes"]
-When: TypeAlias = Literal["trained", "start"]
 DynamicsKind: TypeAlias = Literal["nested", "free"]
-RepairKind: TypeAlias = Literal["none", "obs", "obs_joint", "least_squares", "absorb_bias", "bn_stats"]
-RestartKind: TypeAlias = Literal["keep", "step", "reinit"]
-Control: TypeAlias = Literal["none", "shuffle", "invert"]
+ControlKind: TypeAlias = Literal["none", "shuffle", "invert"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,9 @@ class Unit:
     spare_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("unit.kind", self.kind, UnitKind)
-        one_of("unit.reduce", self.reduce, Reduction)
+        """Refuse values without a meaning."""
+        one_of("unit.kind", self.kind, get_args(UnitKind))
+        one_of("unit.reduce", self.reduce, get_args(Reduction))
         at_least("unit.size", self.size, 1)
         if not isinstance(cast(object, self.dim), Integral):
             raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
@@ -93,7 +90,7 @@ class Scope:
     """
 
     kind: ScopeKind = "layer"
-    allocation: Allocation = "each"
+    allocation: str = "each"
     power: float = 1.0
     densities: Mapping[str, float] = field(default_factory=dict)
     normalise: Normalisation | None = None
@@ -104,13 +101,13 @@ class Scope:
     round_to: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("scope.kind", self.kind, ScopeKind)
-        one_of("scope.allocation", self.allocation, Allocation)
+        """Refuse values without a meaning."""
+        one_of("scope.kind", self.kind, get_args(ScopeKind))
+        one_of("scope.allocation", self.allocation, ALLOCATIONS)
         at_least("scope.min_kept", self.min_kept, 0)
         at_least("scope.m", self.m, 1)
         at_least("scope.round_to", self.round_to, 1)
-        one_of("scope.budget", self.budget, Budget)
+        one_of("scope.budget", self.budget, get_args(Budget))
         if self.normalise not in (None, *get_args(Normalisation)):
             raise ValueError(
                 f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for scores as they are."
@@ -118,8 +115,10 @@ class Scope:
         at_least("scope.n", self.n, 0)
         if self.n > self.m:
             raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
-        if self.kind == "row" and self.allocation == "lamp":
-            raise ValueError("`scope.allocation` (='lamp') ranks whole tensors, not rows; use 'erk' or 'given'.")
+        if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
+            raise ValueError(
+                f"`scope.allocation` (={self.allocation!r}) ranks whole tensors, not rows; use 'erk' or 'given'."
+            )
         if self.allocation != "each" and self.kind in ("global", "window"):
             raise ValueError(
                 f"`scope.allocation` (={self.allocation!r}) says what each tensor keeps, which `scope.kind` "
@@ -147,27 +146,20 @@ class Scope:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When, how often, and how far.
+    """How far one pruning goes, and in how many steps.
 
     Args:
-        kind: how the target grows over `rounds`, a name of `pruning.schedule.KINDS`.
-        sparsity: the fraction of all units that is pruned in the end; None where the scope decides it alone.
-        rounds: of pruning and training.
-        inner: re-scorings within a round, without training; density falls geometrically over them.
-        at: "trained", or "start": the network as it is initialised.
+        sparsity: the fraction of all units that is pruned in the end, in [0, 1); None where the scope decides it alone.
+        inner: re-scorings without training on the way; density falls geometrically over them.
     """
 
-    kind: str = "one_shot"
     sparsity: float | None = None
-    rounds: int = 1
     inner: int = 1
-    at: When = "trained"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("schedule.at", self.at, When)
+        """Refuse values without a meaning."""
         at_least("schedule.inner", self.inner, 1)
-        targets(self.kind, 0.0 if self.sparsity is None else self.sparsity, self.rounds)
+        targets("geometric", 0.0 if self.sparsity is None else self.sparsity, self.inner)
 
 
 @dataclass(frozen=True)
@@ -182,86 +174,38 @@ class Dynamics:
     kind: DynamicsKind = "nested"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("dynamics.kind", self.kind, DynamicsKind)
+        """Refuse values without a meaning."""
+        one_of("dynamics.kind", self.kind, get_args(DynamicsKind))
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What happens to the survivors' values, or to biases and statistics.
+    """What changes the survivors' values, or biases and statistics.
 
     Args:
-        kind: "none"; "obs": superposed single updates of optimal brain surgeon; "obs_joint": the exact joint one;
-            "least_squares": each layer refit to its dense outputs; "absorb_bias": constants of dead channels go into
-            the next bias; "bn_stats": running statistics anew.
-        damping: lambda of "obs" and "obs_joint", and of "least_squares" as a fraction of the mean diagonal; None is
-            that of the score `obs`, where it ranks, and else 1e-5, and 0.01.
+        kind: a name of `pruning.catalogue.repairs`, or "none".
+        options: arguments of the repair, as `damping` of "obs".
     """
 
-    kind: RepairKind = "none"
-    damping: float | None = None
+    kind: str = "none"
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("repair.kind", self.kind, RepairKind)
-        if self.damping is not None and self.kind not in ("obs", "obs_joint", "least_squares"):
-            raise ValueError(f"`repair.damping` (={self.damping!r}) is of no use to `repair.kind` (={self.kind!r}).")
-        if self.damping is not None and not number("repair.damping", self.damping) > 0:
-            raise ValueError(
-                f"`repair.damping` (={self.damping!r}) must be above 0, or the matrix may have no inverse."
-            )
+        """Refuse unknown repairs, options that the repair does not take, and values that break an option's rule."""
+        one_of("repair.kind", self.kind, REPAIRS)
+        REPAIRS[self.kind].refuse(self.options, "`repair.{}`")
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Where training goes on after a round, and controls.
+class Control:
+    """What a method must beat.
 
     Args:
-        kind: "keep" the weights; "step": those of step `step` of the dense training; "reinit": a fresh draw.
-        step: for kind "step"; 0 is the initialisation.
-        rates_from: the step of the dense training whose learning rate comes next; None is `step` for kind "step", and
-            the last rate for "keep".
-        control: "shuffle" the mask inside each tensor, or "invert" the scores: what a method must beat.
+        kind: "shuffle" the mask inside each tensor, "invert" the scores, or "none".
     """
 
-    kind: RestartKind = "keep"
-    step: int = 0
-    rates_from: int | None = None
-    control: Control = "none"
+    kind: ControlKind = "none"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
-        one_of("restart.kind", self.kind, RestartKind)
-        one_of("restart.control", self.control, Control)
-        at_least("restart.step", self.step, 0)
-        if self.rates_from is not None:
-            at_least("restart.rates_from", self.rates_from, 0)
-        if self.step and self.kind != "step":
-            raise ValueError(
-                f"`restart.step` (={self.step}) is the step that weights go back to, but `restart.kind` "
-                f"(={self.kind!r}) does not go back; use kind='step', or rates_from for the learning rate alone."
-            )
-
-
-@dataclass(frozen=True)
-class Choices:
-    """A pruning method: one of each.
-
-    `select` is a name of `pruning.METHODS`, or a class derived from `BasePruningMethod` (of torch's, too), that stands
-    in for the exact ranking: it sees the scores (the weights themselves for "magnitude") and prunes as many as the
-    allocation says. `arguments` are the class's, `amount` and `dim` left out.
-    """
-
-    score: Score = field(default_factory=Score)
-    unit: Unit = field(default_factory=Unit)
-    scope: Scope = field(default_factory=Scope)
-    schedule: Schedule = field(default_factory=Schedule)
-    dynamics: Dynamics = field(default_factory=Dynamics)
-    repair: Repair = field(default_factory=Repair)
-    restart: Restart = field(default_factory=Restart)
-    select: str | type | None = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be combined."""
-        check_combination(self)
+        """Refuse values without a meaning."""
+        one_of("control.kind", self.kind, get_args(ControlKind))

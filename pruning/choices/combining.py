@@ -1,11 +1,40 @@
-"""Which choices cannot be combined, in sentences."""
+"""A pruning method as one of each choice, and which choices go together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from pruning.choices.axes import Choices
+from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.repairs import REPAIRS
+from pruning.catalogue.scores import SCORES
+from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Score, Unit
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A pruning method: one of each.
+
+    `select` is a name in `pruning.METHODS`, or a class derived from `BasePruningMethod` (of torch's, too), that stands
+    in for the exact ranking: it sees the scores (the weights themselves for "magnitude") and prunes as many as the
+    allocation says. `arguments` are the class's, whose `dim` is `unit.dim`; an `amount` among them goes to the class as
+    it is, and there is no sparsity then.
+    """
+
+    score: Score = field(default_factory=Score)
+    unit: Unit = field(default_factory=Unit)
+    scope: Scope = field(default_factory=Scope)
+    schedule: Schedule = field(default_factory=Schedule)
+    dynamics: Dynamics = field(default_factory=Dynamics)
+    repair: Repair = field(default_factory=Repair)
+    control: Control = field(default_factory=Control)
+    select: str | type | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse choices that do not go together."""
+        check_combination(self)
 
 
 def check_combination(choices: Choices) -> None:
@@ -20,19 +49,21 @@ def check_combination(choices: Choices) -> None:
     if choices.scope.kind == "row" and choices.unit.kind == "channel":
         raise ValueError("`scope.kind` (='row') ranks within an output, which a channel fills; use kind='layer'.")
     _check_groups(choices)
-    if choices.score.kind == "fpgm" and choices.scope.kind == "global":
+    row = SCORES.get(choices.score.kind) if isinstance(choices.score.kind, str) else None
+    if row is not None and not row.across_layers and choices.scope.kind == "global":
         raise ValueError(
-            "`scope.kind` (='global') ranks filters of all tensors as one, and `score.kind` (='fpgm') sums their "
-            "distances within a tensor, which say nothing across; use kind='layer'."
+            f"`scope.kind` (='global') ranks filters of all tensors as one, and `score.kind` (={row.name!r}) compares "
+            "them within a tensor only; use kind='layer'."
         )
-    if choices.scope.allocation == "lamp" and choices.unit.kind != "entry":
+    if ALLOCATIONS[choices.scope.allocation].ranking and choices.unit.kind != "entry":
         raise ValueError(
-            f"`scope.allocation` (='lamp') counts single weights, not units of kind {choices.unit.kind!r}; use 'erk'."
+            f"`scope.allocation` (={choices.scope.allocation!r}) counts single weights, not units of kind "
+            f"{choices.unit.kind!r}; use 'erk'."
         )
-    if choices.select is not None and choices.restart.control == "invert":
+    if choices.select is not None and choices.control.kind == "invert":
         raise ValueError(
-            f"`restart.control` (='invert') turns scores round, which `select` (={selected!r}) need not "
-            "rank by as they are; use a score."
+            f"`control.kind` (='invert') inverts scores, and `select` (={selected!r}) need not rank by scores as they "
+            "are; use a score."
         )
     if choices.select is not None and choices.scope.kind == "global" and choices.scope.min_kept:
         raise ValueError(
@@ -63,7 +94,7 @@ def _check_groups(choices: Choices) -> None:
     taken = {
         "scope.kind": (scope.kind, ("layer", "global")),
         "scope.allocation": (scope.allocation, ("each",)),
-        "repair.kind": (choices.repair.kind, ("none", "bn_stats")),
+        "repair.kind": (choices.repair.kind, tuple(name for name, each in REPAIRS.items() if each.spans_tensors)),
         "select": (None if choices.select is None else str(choices.select), (None,)),
     }
     for name, (value, allowed) in taken.items():

@@ -1,64 +1,148 @@
-"""Published methods as combinations of the seven choices."""
+"""The catalogue of methods: published combinations of the seven choices, a row each.
+
+`conf/method/NAME.yaml` is made from a row, so that a method's choices can be read there, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
-from pruning.choices.axes import Choices, Dynamics, Repair, Restart, Schedule, Scope, Score, Unit
+from pruning.catalogue.rows import named
+from pruning.choices.axes import Dynamics, Repair, Schedule, Scope, Score, Unit
+from pruning.choices.combining import Choices
 
 _GLOBAL = Scope("global")
-_AT_START = Schedule(at="start")
 _FILTERS = Unit("channel", spare_last=True)
 
-PUBLISHED: Mapping[str, Choices] = MappingProxyType(
-    {
-        # Han et al. 2015, arXiv 1506.02626
-        "magnitude": Choices(),
-        "random": Choices(Score("random")),
-        # Lee et al. 2021, arXiv 2010.07611
-        "lamp": Choices(Score("lamp"), scope=_GLOBAL),
-        # Evci et al. 2020, arXiv 1911.11134
-        "erk": Choices(scope=Scope("layer", "erk")),
-        # Lee et al. 2019, arXiv 1810.02340
-        "snip": Choices(Score("snip"), scope=_GLOBAL, schedule=_AT_START),
-        # de Jorge et al. 2021, arXiv 2006.09081
-        "iterative_snip": Choices(Score("snip"), scope=_GLOBAL, schedule=Schedule(at="start", inner=60)),
-        "force": Choices(
-            Score("snip"), scope=_GLOBAL, schedule=Schedule(at="start", inner=60), dynamics=Dynamics("free")
+
+@dataclass(frozen=True)
+class Method:
+    """A published method.
+
+    Args:
+        name: as it is typed.
+        choices: what the engine decides by.
+        meaning: one sentence; empty where the paper says it all.
+        paper: the source, as in "Lee et al. 2019, arXiv 1810.02340".
+        schedule: preset of a sweep's schedule (a file in `conf/schedule`) that the paper prescribes.
+        restart: preset of where a sweep's rounds train on (a file in `conf/restart`) that the paper prescribes.
+    """
+
+    name: str
+    choices: Choices
+    meaning: str = ""
+    paper: str = ""
+    schedule: str = ""
+    restart: str = ""
+
+    @property
+    def at_start(self) -> bool:
+        """Whether the paper prunes the network as it is initialised."""
+        return self.schedule.startswith("at_start")
+
+
+PUBLISHED: Mapping[str, Method] = named(
+    (
+        Method("magnitude", Choices(), "the smallest weights of each tensor", "Han et al. 2015, arXiv 1506.02626"),
+        Method("random", Choices(Score("random")), "random weights of each tensor"),
+        Method("lamp", Choices(Score("lamp"), scope=_GLOBAL), paper="Lee et al. 2021, arXiv 2010.07611"),
+        Method(
+            "erk",
+            Choices(scope=Scope("layer", "erk")),
+            "magnitude, with Erdos-Renyi-Kernel densities",
+            "Evci et al. 2020, arXiv 1911.11134",
         ),
-        # Wang et al. 2020, arXiv 2002.07376
-        "grasp": Choices(Score("grasp"), scope=_GLOBAL, schedule=_AT_START),
-        # Tanaka et al. 2020, arXiv 2006.05467
-        "synflow": Choices(Score("synflow"), scope=_GLOBAL, schedule=Schedule(at="start", inner=100)),
-        # Molchanov et al. 2019, arXiv 1906.10771: of weights; `unit=channel` for filters
-        "taylor": Choices(Score("taylor"), scope=_GLOBAL),
-        # Theis et al. 2018, arXiv 1801.05787
-        "fisher": Choices(Score("fisher"), scope=_GLOBAL),
-        # LeCun et al. 1990
-        "obd": Choices(Score("obd"), scope=_GLOBAL),
-        # Hassibi & Stork 1993; Singh & Alistarh 2020, arXiv 2004.14340
-        "obs": Choices(Score("obs"), scope=_GLOBAL, repair=Repair("obs")),
-        # Sun et al. 2023, arXiv 2306.11695
-        "wanda": Choices(Score("wanda"), scope=Scope("row")),
-        # He et al. 2019, arXiv 1811.00250
-        "fpgm": Choices(Score("fpgm"), _FILTERS),
-        # Liu et al. 2017, arXiv 1708.06519
-        "slimming": Choices(Score("bn_scale"), Unit("channel"), Scope("global", min_kept=1)),
-        # Mishra et al. 2021, arXiv 2104.08378
-        "n_m": Choices(scope=Scope("window")),
-        # Frankle & Carbin 2019, arXiv 1803.03635
-        "lottery_ticket": Choices(schedule=Schedule("geometric"), restart=Restart("step", step=0)),
-        # Renda et al. 2020, arXiv 2003.02389
-        "lr_rewinding": Choices(scope=_GLOBAL, schedule=Schedule("geometric"), restart=Restart(rates_from=0)),
+        Method(
+            "snip",
+            Choices(Score("snip"), scope=_GLOBAL),
+            paper="Lee et al. 2019, arXiv 1810.02340",
+            schedule="at_start",
+        ),
+        Method(
+            "iterative_snip",
+            Choices(Score("snip"), scope=_GLOBAL, schedule=Schedule(inner=60)),
+            paper="de Jorge et al. 2021, arXiv 2006.09081",
+            schedule="at_start_60",
+        ),
+        Method(
+            "force",
+            Choices(Score("snip"), scope=_GLOBAL, schedule=Schedule(inner=60), dynamics=Dynamics("free")),
+            "entries may return",
+            "de Jorge et al. 2021, arXiv 2006.09081",
+            schedule="at_start_60",
+        ),
+        Method(
+            "grasp",
+            Choices(Score("grasp"), scope=_GLOBAL),
+            paper="Wang et al. 2020, arXiv 2002.07376",
+            schedule="at_start",
+        ),
+        Method(
+            "synflow",
+            Choices(Score("synflow"), scope=_GLOBAL, schedule=Schedule(inner=100)),
+            paper="Tanaka et al. 2020, arXiv 2006.05467",
+            schedule="at_start_100",
+        ),
+        Method(
+            "taylor",
+            Choices(Score("taylor"), scope=_GLOBAL),
+            "weights; unit=channel for filters",
+            "Molchanov et al. 2019, arXiv 1906.10771",
+        ),
+        Method("fisher", Choices(Score("fisher"), scope=_GLOBAL), paper="Theis et al. 2018, arXiv 1801.05787"),
+        Method("obd", Choices(Score("obd"), scope=_GLOBAL), paper="LeCun, Denker & Solla 1990"),
+        Method(
+            "obs",
+            Choices(Score("obs"), scope=_GLOBAL, repair=Repair("obs")),
+            paper="Hassibi & Stork 1993; Singh & Alistarh 2020, arXiv 2004.14340",
+        ),
+        Method("wanda", Choices(Score("wanda"), scope=Scope("row")), paper="Sun et al. 2023, arXiv 2306.11695"),
+        Method("fpgm", Choices(Score("fpgm"), _FILTERS), paper="He et al. 2019, arXiv 1811.00250"),
+        Method(
+            "slimming",
+            Choices(Score("bn_scale"), Unit("channel"), Scope("global", min_kept=1)),
+            "channels that a BatchNorm follows, so that the network's outputs need not be spared",
+            "Liu et al. 2017, arXiv 1708.06519",
+        ),
+        Method(
+            "n_m",
+            Choices(scope=Scope("window")),
+            "2 of each 4, by magnitude",
+            "Mishra et al. 2021, arXiv 2104.08378",
+            schedule="half",
+        ),
+        Method("lottery_ticket", Choices(), paper="Frankle & Carbin 2019, arXiv 1803.03635", restart="rewind"),
+        Method(
+            "lr_rewinding",
+            Choices(scope=_GLOBAL),
+            paper="Renda, Frankle & Carbin 2020, arXiv 2003.02389",
+            restart="lr_rewind",
+        ),
         # the methods of `torch.nn.utils.prune`
-        "identity": Choices(select="identity"),
-        "random_unstructured": Choices(select="random_unstructured"),
-        "l1_unstructured": Choices(select="l1_unstructured"),
-        "global_random_unstructured": Choices(scope=_GLOBAL, select="random_unstructured"),
-        "global_l1_unstructured": Choices(scope=_GLOBAL, select="l1_unstructured"),
-        "random_structured": Choices(unit=Unit("channel"), select="random_structured"),
-        "ln_structured": Choices(unit=Unit("channel"), select="ln_structured", arguments={"n": 2}),
-    }
+        Method("identity", Choices(select="identity"), "nothing is pruned"),
+        Method("random_unstructured", Choices(select="random_unstructured"), "random entries of each tensor"),
+        Method("l1_unstructured", Choices(select="l1_unstructured"), "entries of each tensor with the smallest |w|"),
+        Method(
+            "global_random_unstructured",
+            Choices(scope=_GLOBAL, select="random_unstructured"),
+            "random entries; all prunable tensors ranked as one",
+        ),
+        Method(
+            "global_l1_unstructured",
+            Choices(scope=_GLOBAL, select="l1_unstructured"),
+            "entries with the smallest |w|; all prunable tensors ranked as one",
+        ),
+        Method(
+            "random_structured",
+            Choices(unit=Unit("channel"), select="random_structured"),
+            "random channels along `dim`: 0 takes output channels",
+        ),
+        Method(
+            "ln_structured",
+            Choices(unit=Unit("channel"), select="ln_structured", arguments={"n": 2}),
+            "channels along `dim` of smallest L_n norm: 0 takes output channels",
+        ),
+    )
 )
-"""Name of a method -> its choices; where a paper leaves one open, that of `docs/reference/methods.md`."""
+"""Name of a method -> its row; where a paper leaves a choice open, `docs/reference/methods.md` says what is taken."""

@@ -11,12 +11,13 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from pruning.choices.axes import Choices, Unit
+from pruning.catalogue.methods import METHODS
+from pruning.choices.axes import Unit
+from pruning.choices.combining import Choices
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.across_modules import next_masks
 from pruning.methods.base import BasePruningMethod, PruningContainer
 from pruning.methods.deciding import next_mask
-from pruning.methods.table import METHODS
 from pruning.scores.network import Weight
 from pruning.selection.allocation import allocate, check_reachable, kept_of_all
 from pruning.selection.groups import Groups
@@ -29,7 +30,7 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
     select = choices.select
     if select is None:
         return None
-    kind = METHODS.get(select) if isinstance(select, str) else select
+    kind = (METHODS[select].load() if select in METHODS else None) if isinstance(select, str) else select
     if kind is None or not issubclass(kind, torch_prune.BasePruningMethod) or kind in _HOLDERS:
         raise ValueError(
             f"`select` (={select!r}) must be a class derived from BasePruningMethod that prunes by itself, or one of "
@@ -57,7 +58,7 @@ def masks_of_class(
     """Return name -> bool of the parameter's shape, on the CPU: what the class's own `compute_mask` keeps.
 
     Args:
-        choices: `select` and its `arguments`.
+        choices: `select` and its `arguments`; an `amount` among them goes to the class as it is.
         cut: what is pruned, in the units that the class counts.
         sparsity: of all units; None where the allocation or the class says it.
         weights: the parameters, and what is kept of them so far.
@@ -70,7 +71,7 @@ def masks_of_class(
     """
     kind = class_of(choices)
     assert kind is not None
-    told = "amount" in inspect.signature(kind).parameters
+    told = "amount" in inspect.signature(kind).parameters and "amount" not in choices.arguments
     if choices.scope.min_kept and not told:
         raise ValueError(
             f"`scope.min_kept` (={choices.scope.min_kept}) is of no use to {kind.__name__}, which takes no `amount` "
@@ -109,9 +110,9 @@ def _parameter(weight: Weight) -> ModuleParameter:
 
 
 def _made(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
-    own: dict[str, Any] = {"amount": max(0, amount), "dim": choices.unit.dim}
+    own: dict[str, Any] = {"amount": max(0, amount), "dim": choices.unit.dim, **choices.arguments}
     taken = inspect.signature(kind).parameters
     try:
-        return kind(**{name: value for name, value in own.items() if name in taken}, **choices.arguments)
+        return kind(**{name: value for name, value in own.items() if name in taken or name in choices.arguments})
     except TypeError as error:
         raise ValueError(f"`arguments` (={dict(choices.arguments)}) do not fit {kind.__name__}: {error}.") from error

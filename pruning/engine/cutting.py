@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.choices.axes import Choices, Scope, Unit
+from pruning.choices.axes import Scope, Unit
+from pruning.choices.combining import Choices
 from pruning.dependencies.groups import DependencyGroup, DependencyGroups
 from pruning.scores.network import Weight, weights_of
 from pruning.selection.groups import Groups, groups_of

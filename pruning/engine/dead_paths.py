@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pruning.scores.data import Batches
+from pruning.scores.data import Batches, ScoringInput
 from pruning.scores.flow import synflow
 from pruning.scores.network import Masks, weights_of
 
@@ -19,6 +19,6 @@ def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Mask
         batches: for the shape of an input, where the first layer is not linear.
         masks: what is pruned besides.
     """
-    flows = synflow(model, batches, masks=masks)
+    flows = synflow(ScoringInput(model, batches, masks=masks))
     total = sum(weight.parameter.numel() for weight in weights_of(model, masks).values())
     return (total - sum(int((flow > 0).sum()) for flow in flows.values())) / max(1, total)

@@ -12,17 +12,24 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import nn
 
-from pruning.choices.axes import Choices, Schedule, Score
+from pruning.catalogue.repairs import REPAIRS
+from pruning.choices.axes import Score
+from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 from pruning.engine.classes import class_of
 from pruning.engine.committing import commit
 from pruning.engine.plans import Plan, plan
-from pruning.engine.scoring import function_of, is_named
+from pruning.engine.scoring import options_taken, row_of
 from pruning.scores.data import Batches, Loss, Size
 
-NOT_HEEDED = {"schedule": ("rounds", "at"), "restart": ("kind", "step", "rates_from")}
-"""What of the choices a training goes by, and one pruning does not."""
-AXES = {each.name: each for each in fields(Choices) if each.name not in ("select", "arguments")}
+OF_TRAINING = ("rounds", "at", "restart", "step", "rates")
+"""Words of a sweep that say how training and pruning take turns."""
+_OF_TRAINING = (
+    "`{}` says how training and pruning take turns, and `prune` prunes once and trains nothing; leave it out, train as "
+    "you like, and call again with the next `sparsity`."
+)
+AXES = [each.name for each in fields(Choices) if each.name not in ("score", "repair", "select", "arguments")]
+"""Choices whose fields may stand by themselves among the options."""
 
 
 def prune(
@@ -65,7 +72,6 @@ def prune(
             training goes by, as `rounds`; nothing is changed.
     """
     choices = chosen(method, options)
-    _refuse_not_heeded(choices, chosen(method))
     if sparsity is not None:
         choices = replace(choices, schedule=replace(choices.schedule, sparsity=sparsity))
     data: dict[str, Any] = {"batches": batches, "loss": loss, "size": size, "generator": generator}
@@ -80,67 +86,77 @@ def prune(
     return decided
 
 
-def _refuse_not_heeded(choices: Choices, unchanged: Choices) -> None:
-    """Refuse choices beside those of the method that say how a training goes on."""
-    for axis, names in NOT_HEEDED.items():
-        for name in names:
-            value = getattr(getattr(choices, axis), name)
-            if value != getattr(getattr(unchanged, axis), name):
-                raise ValueError(
-                    f"`{axis}.{name}` (={value!r}) says how training and pruning take turns, and `prune` prunes once "
-                    "and trains nothing; leave it out, train as you like, and call again with the next `sparsity`."
-                )
-
-
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:
-    """Return the choices that a method stands for, with what `options` say otherwise; see `prune`."""
-    if isinstance(method, Choices):
-        choices = method
-    elif isinstance(method, type) and issubclass(method, torch_prune.BasePruningMethod):
-        choices = Choices(select=method)
-    elif isinstance(method, str):
-        if method not in PUBLISHED:
-            raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or class.")
-        choices = PUBLISHED[method]
-    elif callable(method):
-        choices = Choices(Score(method))
-    else:
-        raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class or a function.")
-    given = dict(options or {})
-    score = _replaced(choices.score, given.pop("score", {}), {})
+    """Return the choices that a method stands for, changed by `options`; see `prune`."""
+    choices, given = _choices_of(method), dict(options or {})
+    score = _changed(choices.score, given.pop("score", {}), {})
+    repair = _changed(choices.repair, given.pop("repair", {}), {})
     kind = class_of(choices)
-    taken = inspect.signature(function_of(score) if kind is None else kind).parameters
-    single: dict[str, dict[str, Any]] = {axis: {} for axis in AXES}
+    taken = options_taken(score) if kind is None else [*inspect.signature(kind).parameters]
+    repairs = {option.name for option in REPAIRS[repair.kind].options}
     own: dict[str, Any] = {}
+    of_repair: dict[str, Any] = {}
+    of_axis: dict[str, dict[str, Any]] = {axis: {} for axis in AXES}
     for name, value in given.items():
         homes = [axis for axis in AXES if name in {each.name for each in fields(getattr(choices, axis))}]
         if name in AXES:
             continue
-        if kind is not None or len(homes) != 1 or (name in taken and not (name == "dim" and is_named(score))):
+        if name in OF_TRAINING and name not in taken:
+            raise ValueError(_OF_TRAINING.format(name))
+        # The engine passes `unit.dim` to a built-in score that takes one.
+        if name in taken and not (name == "dim" and kind is None and row_of(score)):
             own[name] = value
+        elif kind is None and name in repairs:
+            of_repair[name] = value
+        elif kind is None and len(homes) == 1:
+            of_axis[homes[0]][name] = value
         else:
-            single[homes[0]][name] = value
-    # All at once: what one of them alone would not allow, another may.
-    changed = {n: _replaced(getattr(choices, n), given.get(n, {}), single[n]) for n in AXES if n != "score"}
+            own[name] = value
+    # All at once: a value that one choice alone would not allow may go with another choice.
+    changed = {axis: _changed(getattr(choices, axis), given.get(axis, {}), of_axis[axis]) for axis in AXES}
+    changed["repair"] = replace(repair, options={**repair.options, **of_repair})
     if kind is not None:
         return replace(choices, score=score, arguments={**choices.arguments, **own}, **changed)
     return replace(choices, score=replace(score, options={**score.options, **own}), **changed)
 
 
-def _replaced(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
-    """Return the choice as `given`, with the fields `single` changed besides."""
+def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:
+    if isinstance(method, Choices):
+        return method
+    if isinstance(method, type) and issubclass(method, torch_prune.BasePruningMethod):
+        return Choices(select=method)
+    if isinstance(method, str):
+        if method not in PUBLISHED:
+            raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or class.")
+        return PUBLISHED[method].choices
+    if callable(method):
+        return Choices(Score(method))
+    raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class or a function.")
+
+
+def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
+    """Return a choice changed to `given`: another of its class, the name of its kind, or a dict.
+
+    Args:
+        choice: one of the seven.
+        given: in a dict, names that are no fields are options of the score or the repair.
+        single: further fields and their values.
+    """
+    title, names = type(choice).__name__, [each.name for each in fields(choice)]
     if isinstance(given, type(choice)):
         return replace(given, **single)
     if isinstance(given, Mapping):
-        if unknown := [name for name in given if name not in {each.name for each in fields(choice)}]:
-            raise ValueError(
-                f"`{type(choice).__name__.lower()}` has {unknown[0]!r}, but takes "
-                f"{', '.join(each.name for each in fields(choice))}."
-            )
-        return replace(choice, **{**given, **single})
-    if isinstance(given, str) or (callable(given) and isinstance(choice, Score)):
-        return replace(choice if isinstance(choice, Schedule) else type(choice)(), kind=given, **single)
-    raise ValueError(
-        f"`{type(choice).__name__.lower()}` (={given!r}) must be a {type(choice).__name__}, the name of its kind, or a "
-        "dict of its fields."
-    )
+        known = {name: value for name, value in given.items() if name in names}
+        others = {name: value for name, value in given.items() if name not in names}
+        if "options" in names:
+            known["options"] = {**(known.get("options") or ({} if "kind" in given else choice.options)), **others}
+        elif others:
+            wrong = next(iter(others))
+            if wrong in OF_TRAINING:
+                raise ValueError(_OF_TRAINING.format(wrong))
+            raise ValueError(f"`{title.lower()}` has {wrong!r}, but takes {', '.join(names)}.")
+        return replace(choice, **{**known, **single})
+    if "kind" in names and (isinstance(given, str) or (callable(given) and isinstance(choice, Score))):
+        return replace(type(choice)(), kind=given, **single)
+    a_kind = "the name of its kind, " if "kind" in names else ""
+    raise ValueError(f"`{title.lower()}` (={given!r}) must be a {title}, {a_kind}or a dict of its fields.")

@@ -6,26 +6,28 @@ import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pruning.choices.axes import Choices, Schedule, Score, Unit
+from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.repairs import REPAIRS
+from pruning.catalogue.rows import load
+from pruning.choices.axes import Schedule, Score, Unit
+from pruning.choices.combining import Choices
 from pruning.dependencies.budgets import gone, kept_channels, largest_step
 from pruning.dependencies.groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
 from pruning.engine.cutting import Cut, cut_of, dependent, inputs_first, scored_names
-from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, scored, share
+from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, row_of, scored, share
 from pruning.holding.parameter import pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
-from pruning.repair.table import REPAIRS
 from pruning.schedule import targets
-from pruning.scores.data import Batches, Loss, Size
+from pruning.scores.data import Batches, Loss, ScoringInput, Size
 from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
-from pruning.scores.flow import Flow
 from pruning.scores.network import Masks, weights_of
 from pruning.selection.allocation import allocate
 from pruning.selection.groups import Groups
@@ -51,16 +53,6 @@ class Plan:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What scores and repairs read."""
-
-    batches: list[Any] | None
-    loss: Loss
-    size: Size
-    generator: torch.Generator | None
-
-
 def plan(
     model: nn.Module,
     choices: Choices,
@@ -80,8 +72,7 @@ def plan(
 
     Args:
         model: plain, or held pruned: only what is left is pruned further, unless entries may return.
-        choices: what ranks, what goes at once, how many, repair and control. `restart`, rounds and `at` are the
-            training's, and not heeded here.
+        choices: score, unit, scope, schedule, dynamics, repair and control.
         batches: an iterable of whatever `loss` takes, read once and kept; None where a score reads no data.
         loss: (model, batch) -> the batch's mean loss; None where it is unused.
         size: (batch) -> its weight; None takes the length of the batch's first tensor.
@@ -99,15 +90,16 @@ def plan(
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _opened(model)
-    data = _Data(_listed(batches), loss, size, drawn_from(choices.score, generator))
-    run = _Run(model, choices, data, dict(masks or {}), scored_names(cut, model))
+    drawn, listed = drawn_from(choices.score, generator), _listed(batches)
+    given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model))
+    run = _Run(choices, given)
     now: dict[str, Tensor] = before
     steps = list(_steps(choices.schedule, cut, before))
     for step, (sparsity, step_cut) in enumerate(steps):
-        now = run.step(step_cut, sparsity, now, share(data.batches, step, len(steps)), last=step == len(steps) - 1)
-    if choices.restart.control == "shuffle":
-        drawn = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
-        now = {n: mask & before[n] if n in before else mask for n, mask in drawn.items()}
+        now = run.step(step_cut, sparsity, now, share(listed, step, len(steps)), last=step == len(steps) - 1)
+    if choices.control.kind == "shuffle":
+        shuffled = cut.expand(shuffle(cut.alive(now), cut, generator, cut.alive(before)))
+        now = {n: mask & before[n] if n in before else mask for n, mask in shuffled.items()}
     return Plan(MaskSet(now), run.repaired(now), _details(cut, now, len(steps)), run.seconds)
 
 
@@ -140,16 +132,20 @@ def _listed(batches: Batches) -> list[Any] | None:
     return list(read)
 
 
+class _Session(Protocol):
+    """A score of one network that is made once for several re-scorings."""
+
+    def scores(self, masks: Masks | None = None) -> Mapping[str, Tensor]:
+        """Return the scores under masks that have shrunk since the last call."""
+
+
 @dataclass
 class _Run:
     """The inner re-scorings of one plan."""
 
-    model: nn.Module
     choices: Choices
-    data: _Data
-    masks: dict[str, Tensor]
-    names: list[str]
-    flow: Flow | None = None
+    given: ScoringInput
+    session: _Session | None = None
     matrix: FisherMatrix | None = None
     seconds: dict[str, float] = field(default_factory=lambda: {"scoring": 0.0, "selection": 0.0})
 
@@ -164,80 +160,86 @@ class _Run:
     ) -> dict[str, Tensor]:
         """Score and select once; return name -> what is kept now, bool of the parameter's shape.
 
-        What a target asks for must survive in the `last` step alone: tensors pruned unevenly before come to it in
-        different ones.
+        A target must leave enough survivors in the `last` step alone: tensors that were pruned unevenly before reach it
+        in different steps.
         """
-        choices, masks = self.choices, {**self.masks, **before}
+        choices, ranking = self.choices, ALLOCATIONS[self.choices.scope.allocation].ranking
+        given = replace(self.given, batches=batches, masks={**(self.given.masks or {}), **before})
         nested = choices.dynamics.kind == "nested"
         begin = time.perf_counter()
         scores = None
         if choices.select is None or choices.score != Score():  # a class sees the weights themselves, signed
-            scores = self._scores(choices.score, cut, masks, batches)
-        ranking = self._scores(Score("lamp"), cut, masks, None) if choices.scope.allocation == "lamp" else scores
+            scores = self._scores(choices.score, cut, given)
+        ranked = self._scores(Score(ranking), cut, replace(given, batches=None)) if ranking else scores
         scored_at = time.perf_counter()
         alive = cut.alive(before) if nested else None
         if isinstance(cut, DependencyGroups):
             assert scores is not None
             assert sparsity is not None
-            units = _reduced(cut, scores, invert=choices.restart.control == "invert")
-            kept = cut.expand(kept_channels(cut, sparsity, units, alive))
+            kept = cut.expand(kept_channels(cut, sparsity, self._reduced(cut, scores), alive))
         elif choices.select is not None:
-            weights = weights_of(self.model, masks, cut.sizes)
-            kept = masks_of_class(choices, cut, sparsity, weights, scores, self.data.generator, capped=not last)
+            weights = weights_of(given.model, given.masks, cut.sizes)
+            kept = masks_of_class(choices, cut, sparsity, weights, scores, given.generator, capped=not last)
         else:
             assert scores is not None
-            assert ranking is not None
-            units = _reduced(cut, scores, invert=choices.restart.control == "invert")
-            counts = allocate(
-                cut, sparsity, units if ranking is scores else _reduced(cut, ranking), alive, capped=not last
-            )
-            kept = cut.expand(select(units, cut, counts, alive))
+            assert ranked is not None
+            units = self._reduced(cut, scores)
+            by = units if ranked is scores else _by_unit(cut, ranked)
+            kept = cut.expand(select(units, cut, allocate(cut, sparsity, by, alive, capped=not last), alive))
         self.seconds["scoring"] += scored_at - begin
         self.seconds["selection"] += time.perf_counter() - scored_at
         return {n: mask & before[n] if nested and n in before else mask for n, mask in kept.items()}
 
     def repaired(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the new values that the repair gives the network under the masks that are kept now."""
-        repair, score, data = self.choices.repair, self.choices.score, self.data
-        if repair.kind == "none":
+        row, score = REPAIRS[self.choices.repair.kind], self.choices.score
+        if not row.code:
             return {}
         options: dict[str, Any] = {}
-        if repair.kind in ("obs", "obs_joint") and score.kind == "obs":  # the same matrix
+        if row.takes_fisher_matrix and score.kind == "obs":  # the same matrix
             options = {name: score.options[name] for name in ("damping", "block") if name in score.options}
-        if repair.damping is not None:
-            options["damping"] = repair.damping
+        options |= {name: value for name, value in self.choices.repair.options.items() if value is not None}
         if self.matrix is not None:
             options["matrix"] = self.matrix
         begin = time.perf_counter()
-        function = REPAIRS[repair.kind]
-        values = function(self.model, kept, data.batches, data.loss, size=data.size, masks=self.masks, **options)
+        values: dict[str, Tensor] = row.load()(replace(self.given, parameters=list(kept)), kept, **options)
         self.seconds["repair"] = time.perf_counter() - begin
         return values
 
-    def _scores(self, score: Score, cut: Cut, masks: Masks, batches: Sequence[Any] | None) -> Mapping[str, Tensor]:
-        data, choices, names = self.data, self.choices, self.names
+    def _scores(self, score: Score, cut: Cut, given: ScoringInput) -> Mapping[str, Tensor]:
+        choices, row = self.choices, row_of(score)
         score = _of_blocks(score, cut.unit)
-        if score.kind == "synflow" and self.flow is not None:
-            return self.flow.scores(masks)
-        if score.kind == "synflow" and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
+        if row is not None and row.session and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
+            if self.session is not None:
+                return self.session.scores(given.masks)
             check_options(score)
-            self.flow = Flow(self.model, batches, masks=masks, parameters=names, **score.options)
-            return self.flow.scores()
+            session: _Session = load(row.session)(given, **score.options)
+            self.session = session
+            return session.scores()
         if _repairs_by_matrix_of(score, choices):
             own = {name: score.options[name] for name in ("damping", "block") if name in score.options}
-            read = {"size": data.size, "masks": masks, "parameters": names, **own}
-            self.matrix = fisher_matrix(self.model, batches, data.loss, **read)
+            self.matrix = fisher_matrix(given, **own)
             score = replace(score, options={**score.options, "matrix": self.matrix})
-        read = {"batches": batches, "loss": data.loss, "size": data.size, "generator": data.generator, "masks": masks}
-        dim = cut.unit.dim if cut.unit.kind == "channel" else None
-        return scored(self.model, score, names, **read, dim=dim)
+        names = [*(given.parameters or ())]
+        return scored(score, given, names, cut.unit.dim if cut.unit.kind == "channel" else None)
+
+    def _reduced(self, cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the units' scores that rank, inverted for that control."""
+        units = _by_unit(cut, scores)
+        return inverted(units) if self.choices.control.kind == "invert" else units
+
+
+def _by_unit(cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: values.cpu() for name, values in cut.reduce(scores).items()}
 
 
 def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
-    """Say whether the repair asks the very Fisher matrix that OBS ranks by; entries that returned are not in that."""
-    repair = choices.repair
-    same = repair.damping in (None, score.options.get("damping")) and choices.dynamics.kind == "nested"
-    return score.kind == "obs" and repair.kind in ("obs", "obs_joint") and choices.schedule.inner == 1 and same
+    """Whether the repair takes the very Fisher matrix that the score ranks by; entries that returned are not in it."""
+    row, repair = row_of(score), choices.repair
+    if row is None or not (row.takes_fisher_matrix and REPAIRS[repair.kind].takes_fisher_matrix):
+        return False
+    same = repair.options.get("damping") in (None, score.options.get("damping"))
+    return same and choices.dynamics.kind == "nested" and choices.schedule.inner == 1
 
 
 def _of_blocks(score: Score, unit: Unit) -> Score:
@@ -245,11 +247,6 @@ def _of_blocks(score: Score, unit: Unit) -> Score:
     if score.kind != "obs" or unit.kind != "block" or score.options.get("block") != unit.size:
         return score
     return replace(score, options={"form": "block", **score.options})
-
-
-def _reduced(cut: Cut, scores: Mapping[str, Tensor], *, invert: bool = False) -> dict[str, Tensor]:
-    units = {name: values.cpu() for name, values in cut.reduce(scores).items()}
-    return inverted(units) if invert else units
 
 
 def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float | None, Cut]]:

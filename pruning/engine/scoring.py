@@ -4,68 +4,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from pruning.catalogue.scores import SCORES
+from pruning.catalogue.scores import Score as ScoreRow
 from pruning.choices.axes import Score
 from pruning.engine.followers import batch_norms_after
-from pruning.scores.data import Loss, Size
-from pruning.scores.network import Masks
-from pruning.scores.table import SCORES
+from pruning.scores.data import ScoringInput
 from pruning.selection.groups import Groups
 
 
-def scored(
-    model: nn.Module,
-    score: Score,
-    names: Sequence[str],
-    *,
-    batches: Sequence[Any] | None = None,
-    loss: Loss = None,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    dim: int | None = None,
-) -> Mapping[str, Tensor]:
+def scored(score: Score, given: ScoringInput, names: Sequence[str], dim: int | None = None) -> Mapping[str, Tensor]:
     """Return name -> scores, of the shape of the parameter or, for scores by unit, of its units.
 
     Args:
-        model: as it is, or held pruned.
-        score: its function gets those of these arguments that it takes, and its options.
+        score: the score and its options.
+        given: the network, as it is or held pruned, and the scoring data.
         names: of the parameters to score.
-        batches, loss, size, generator, masks: see `pruning.scores`.
-        dim: along which channels are cut; None where none are.
+        dim: dimension along which channels are cut; None where units are no channels.
 
     Raises:
-        ValueError: the score is unknown, or does not take an option, or lacks what it needs.
+        ValueError: the score is unknown, does not take an option, or lacks what it needs.
     """
-    function = function_of(score)
-    followers = batch_norms_after(model) if _is_of_batch_norm(score) else {name: name for name in names}
+    followers = batch_norms_after(given.model) if _is_of_batch_norm(score) else {name: name for name in names}
     read = [followers[name] for name in names]
-    given: dict[str, Any] = {"size": size, "generator": generator, "masks": masks, "parameters": read}
-    taken = inspect.signature(function).parameters
-    if dim is not None and "dim" in taken and is_named(score):
-        if score.options.get("dim", dim) != dim:
-            raise ValueError(
-                f"`score.options['dim']` (={score.options['dim']!r}) must be `unit.dim` (={dim}), along which channels "
-                "are cut; pass unit.dim alone."
-            )
-        given["dim"] = dim
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        given = {name: value for name, value in given.items() if name in taken}
-        check_options(score)
-    try:
-        scores = function(model, batches, loss, **{**given, **score.options})
-    except (TypeError, AttributeError) as error:
-        missing = [name for name, value in (("batches", batches), ("loss", loss)) if value is None]
-        if is_named(score) or not missing:
-            raise
-        raise ValueError(
-            f"`{missing[0]}` (=None) was given to the score {_name(score)}, which failed by {type(error).__name__}: "
-            f"{error}; pass `{'` and `'.join(missing)}` if it reads them."
-        ) from error
+    given = replace(given, parameters=read)
+    check_options(score)
+    row = row_of(score)
+    scores = _own_scores(score, given) if row is None else row.load()(given, **_options(row, score, dim))
     if not isinstance(scores, Mapping):
         raise ValueError(
             f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
@@ -78,17 +48,66 @@ def scored(
     return {name: scores[other] for name, other in zip(names, read, strict=True) if other in scores}
 
 
-_COMMON = frozenset({"model", "batches", "loss", "size", "generator", "masks", "parameters"})
+def _options(row: ScoreRow, score: Score, dim: int | None) -> Mapping[str, Any]:
+    """Return the options of a built-in score, with the dimension of the channels where it takes that."""
+    if dim is None or "dim" not in row.unlisted:
+        return score.options
+    if score.options.get("dim", dim) != dim:
+        raise ValueError(
+            f"`score.options['dim']` (={score.options['dim']!r}) must be `unit.dim` (={dim}), along which channels "
+            "are cut; pass unit.dim alone."
+        )
+    return {**score.options, "dim": dim}
+
+
+def _own_scores(score: Score, given: ScoringInput) -> Any:
+    """Call a score of the user's own with those arguments that it takes."""
+    function = cast(Callable[..., Any], score.kind)
+    own = {name: getattr(given, name) for name in SHARED}
+    taken = inspect.signature(function).parameters
+    if not _takes_any(function):
+        own = {name: value for name, value in own.items() if name in taken}
+    try:
+        return function(given.model, given.batches, given.loss, **{**own, **score.options})
+    except (TypeError, AttributeError) as error:
+        missing = [name for name in ("batches", "loss") if getattr(given, name) is None]
+        if not missing:
+            raise
+        raise ValueError(
+            f"`{missing[0]}` (=None) was given to the score {_name(score)}, which failed by {type(error).__name__}: "
+            f"{error}; pass `{'` and `'.join(missing)}` if it reads them."
+        ) from error
+
+
+SHARED = ("size", "generator", "masks", "parameters")
+"""Arguments that every score may take by name, beside the model, the batches and the loss."""
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
+
+
+def options_taken(score: Score) -> list[str]:
+    """Return the names of the options that a score takes."""
+    if row := row_of(score):
+        return [*(option.name for option in row.options), *row.unlisted]
+    function = cast(Callable[..., Any], score.kind)
+    return [
+        name for name in inspect.signature(function).parameters if name not in ("model", "batches", "loss", *SHARED)
+    ]
 
 
 def check_options(score: Score) -> None:
-    """Refuse options that a score does not take; `ValueError` names the first."""
-    taken = inspect.signature(function_of(score)).parameters
-    if unknown := [name for name in score.options if name not in taken]:
-        raise ValueError(
-            f"`score.options[{unknown[0]!r}]` (={score.options[unknown[0]]!r}) is not taken by the score "
-            f"{_name(score)}, which takes {', '.join(name for name in taken if name not in _COMMON) or 'none'}."
-        )
+    """Raise ValueError for an option that a score does not take, or whose value breaks a rule."""
+    if row := row_of(score):
+        row.refuse(score.options, "`score.options[{!r}]`")
+    elif not _takes_any(cast(Callable[..., Any], score.kind)):
+        taken = options_taken(score)
+        if unknown := [name for name in score.options if name not in taken]:
+            raise ValueError(
+                f"`score.options[{unknown[0]!r}]` (={score.options[unknown[0]]!r}) is not taken by the score "
+                f"{_name(score)}, which takes {', '.join(taken) or 'no options'}."
+            )
 
 
 def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:
@@ -97,9 +116,10 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
     Raises:
         ValueError: the tensor is named.
     """
-    if cut.unit.kind != "channel" or not is_named(score) or "dim" in inspect.signature(function_of(score)).parameters:
+    row = row_of(score)
+    if cut.unit.kind != "channel" or row is None or "dim" in row.unlisted:
         return
-    if not SCORES[str(score.kind)].units and score.options.get("form", "entry") == "entry":
+    if not row.units and score.options.get("form", "entry") == "entry":
         return
     for layout in cut:
         if layout.order[0] != (outputs := int(layout.name in inputs_first)):
@@ -119,23 +139,18 @@ def drawn_from(score: Score, generator: torch.Generator | None) -> torch.Generat
             f"`generator` (={generator!r}) must be a torch.Generator, not {type(generator).__name__}; pass "
             "torch.Generator().manual_seed(seed)."
         )
-    if generator is None and function_of(score) is SCORES["random"].function:
+    if generator is None and (row := row_of(score)) and row.draws:
         return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
     return generator
 
 
-def is_named(score: Score) -> bool:
-    """Whether a score is one of `pruning.scores`, and none of the user's own."""
-    return isinstance(score.kind, str) and score.kind in SCORES
-
-
-def function_of(score: Score) -> Callable[..., Any]:
-    """Return the function that a score names, or is."""
+def row_of(score: Score) -> ScoreRow | None:
+    """Return the row of a built-in score, None for a function of the user's own; raise ValueError for other names."""
     if callable(score.kind):
-        return score.kind
+        return None
     if score.kind not in SCORES:
         raise ValueError(f"`score.kind` (={score.kind!r}) must be a function, or one of {', '.join(SCORES)}.")
-    return SCORES[score.kind].function
+    return SCORES[score.kind]
 
 
 def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | None) -> Iterable[str] | None:
@@ -153,7 +168,8 @@ def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | N
 
 
 def _is_of_batch_norm(score: Score) -> bool:
-    return score.kind == "bn_scale" or score.options.get("form") == "bn"
+    row = row_of(score)
+    return row is not None and (row.of_batch_norm or score.options.get("form") == "bn")
 
 
 def _name(score: Score) -> str:

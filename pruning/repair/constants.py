@@ -10,21 +10,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.repair.passes import is_layer, rows_of, run
-from pruning.scores.data import Batches, Loss, Size, weighed
-from pruning.scores.network import Masks, Network, network, weights_of
+from pruning.scores.data import Loss, ScoringInput, weighed
+from pruning.scores.network import Network, network, weights_of
 
 CONSTANT = 1e-5
 """Of the largest value: what rounding may make of a constant."""
 
 
 def absorb_bias(
-    model: nn.Module,
+    given: ScoringInput,
     kept: Mapping[str, Tensor],
-    batches: Batches,
-    loss: Loss,
-    *,
-    size: Size = None,
-    masks: Masks | None = None,
 ) -> dict[str, Tensor]:
     """Return biases under which dead channels put out nothing, and what they did is in the next layers' biases.
 
@@ -34,9 +29,8 @@ def absorb_bias(
     channels can be removed. Exact for linear layers, and for convolutions without zero padding.
 
     Args:
-        model: before this pruning.
+        given: the network before this pruning, with the masks before it; of the batches only the first is read.
         kept: name -> what is kept now, nonzero, of the parameter's shape.
-        batches, loss, size, masks: see `pruning.scores`; only the first batch is read.
 
     Returns:
         name of a parameter -> its new value, for those that change.
@@ -44,16 +38,17 @@ def absorb_bias(
     Raises:
         ValueError: a layer that reads a dead channel has no bias, or what it reads is no constant.
     """
-    with network(model, {**(masks or {}), **kept}, dict.fromkeys([*weights_of(model), *kept])) as net:
-        batch, _ = next(weighed("absorb_bias", batches, size))
-        layers = [each for each in _in_order(net, loss, batch) if is_layer(net.module_of(each[0]))]
+    names = dict.fromkeys([*weights_of(given.model), *kept])
+    with network(given.model, {**(given.masks or {}), **kept}, names) as net:
+        batch, _ = next(weighed("absorb_bias", given.batches, given.size))
+        layers = [each for each in _in_order(net, given.loss, batch) if is_layer(net.module_of(each[0]))]
         before = {name: p.detach().clone() for name, p in net.model.named_parameters()}
         for index, (name, follower) in enumerate(layers[:-1]):  # the last one's channels are the outputs
             if name not in kept:
                 continue
             dead = ~(kept[name].to(before[name].device) != 0).flatten(1).any(1)
             if dead.any():
-                _absorb(net, dead, (name, follower), [reader for reader, _ in layers[index + 1 :]], loss, batch)
+                _absorb(net, dead, (name, follower), [reader for reader, _ in layers[index + 1 :]], given.loss, batch)
         after = dict(net.model.named_parameters())
         return {n: after[n].detach().clone() for n in before if n not in kept and not torch.equal(before[n], after[n])}
 

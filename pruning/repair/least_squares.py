@@ -8,18 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from pruning.repair.passes import is_layer, passes, rows_of
-from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.network import Masks, Network, network
+from pruning.scores.data import ScoringInput
+from pruning.scores.network import Network
 
 
 def least_squares(
-    model: nn.Module,
+    given: ScoringInput,
     kept: Mapping[str, Tensor],
-    batches: Batches,
-    loss: Loss,
     *,
-    size: Size = None,
-    masks: Masks | None = None,
     damping: float = 0.01,
 ) -> dict[str, Tensor]:
     """Return new weights of linear and convolutional layers, each refit on the inputs that it had before.
@@ -30,9 +26,8 @@ def least_squares(
     so v_S = w_S + [H_SS]^-1 H_SZ w_Z for survivors S and pruned Z. Biases stay.
 
     Args:
-        model: before this pruning.
+        given: the network before this pruning, with the masks before it; its parameters are those of `kept`.
         kept: name -> what is kept now, nonzero, of the parameter's shape.
-        batches, loss, size, masks: see `pruning.scores`; `masks` is what was kept before.
         damping: above 0, a fraction of the mean of the diagonal.
 
     Returns:
@@ -41,12 +36,12 @@ def least_squares(
     Raises:
         ValueError: a parameter is not the weight of a linear or convolutional layer.
     """
-    with network(model, masks, kept) as net:
-        products = _products(net, batches, loss, size)
+    with given.network() as net:
+        products = _products(net, given)
         return {name: _refit(net.weights[name].value, mask, products[name], damping) for name, mask in kept.items()}
 
 
-def _products(net: Network, batches: Batches, loss: Loss, size: Size) -> dict[str, Tensor]:
+def _products(net: Network, given: ScoringInput) -> dict[str, Tensor]:
     """Return name -> 2 / N X^T X of the weight's layer, (groups, weights of a row, the same)."""
     now: dict[str, Tensor] = {}
     for name in net.parameters:
@@ -57,14 +52,14 @@ def _products(net: Network, batches: Batches, loss: Loss, size: Size) -> dict[st
                 f"{type(module).__name__}; leave it out, or choose another repair."
             )
 
-        def note(module: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
-            rows = rows_of(module, given[0])
+        def note(module: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            rows = rows_of(module, inputs[0])
             now[name] = now.get(name, 0) + rows.mT @ rows * (2 / rows.shape[1])
 
         module.register_forward_pre_hook(note)
     totals: dict[str, Tensor] = {}
     weights = 0.0
-    for weight in passes("least_squares", net, batches, loss, size):
+    for weight in passes("least_squares", net, given):
         if missing := net.parameters.keys() - now.keys():
             raise ValueError(
                 f"`batches` do not reach {min(missing)!r}, whose inputs least_squares needs; leave it out."

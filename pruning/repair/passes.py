@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.scores.data import Batches, Loss, Size, weighed
+from pruning.scores.data import Loss, ScoringInput, weighed
 from pruning.scores.network import Network
 from pruning.scores.per_example import patches
 
 
-def passes(repair: str, net: Network, batches: Batches, loss: Loss, size: Size = None) -> Iterator[float]:
+def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:
     """Run each batch through the copy without gradients; yield its weight afterwards.
 
     Raises:
         ValueError: there is no data, or no loss to run it by.
     """
-    for batch, weight in weighed(repair, batches, size):
-        run(repair, net.model, loss, batch)
+    for batch, weight in weighed(repair, given.batches, given.size):
+        run(repair, net.model, given.loss, batch)
         yield weight
 
 

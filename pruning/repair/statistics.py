@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.repair.passes import passes
-from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.network import Masks, network
+from pruning.scores.data import ScoringInput
+from pruning.scores.network import network
 
 
 def bn_stats(
-    model: nn.Module,
+    given: ScoringInput,
     kept: Mapping[str, Tensor],
-    batches: Batches,
-    loss: Loss,
-    *,
-    size: Size = None,
-    masks: Masks | None = None,
 ) -> dict[str, Tensor]:
     """Return the running means and variances of BatchNorm layers in the pruned network: means over the batches.
 
     Args:
-        model: before this pruning.
+        given: the network before this pruning, with the masks before it; every batch counts alike.
         kept: name -> what is kept now, nonzero, of the parameter's shape.
-        batches, loss, size, masks: see `pruning.scores`; every batch counts alike.
 
     Returns:
         name of a buffer -> its new value.
@@ -35,7 +29,7 @@ def bn_stats(
     Raises:
         ValueError: the network has no BatchNorm layer that keeps statistics.
     """
-    with network(model, {**(masks or {}), **kept}, kept, batch_norm="train") as net:
+    with network(given.model, {**(given.masks or {}), **kept}, kept, batch_norm="train") as net:
         layers = {
             path: module
             for path, module in net.model.named_modules()
@@ -43,13 +37,13 @@ def bn_stats(
         }
         if not layers:
             raise ValueError(
-                f"`repair.kind` (='bn_stats') needs a BatchNorm layer, and {type(model).__name__} has none that keeps "
-                "statistics; choose another repair."
+                f"`repair.kind` (='bn_stats') needs a BatchNorm layer, and {type(given.model).__name__} has none that "
+                "keeps statistics; choose another repair."
             )
         for module in layers.values():
             module.reset_running_stats()
             module.momentum = None  # a cumulative mean
-        for _ in passes("bn_stats", net, batches, loss, size):
+        for _ in passes("bn_stats", net, given):
             pass
         return {
             f"{path}.{name}" if path else name: buffer.detach().clone()

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pruning.scores.data import Batches, Loss, Size
+from pruning.scores.data import ScoringInput
 from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
-from pruning.scores.network import Masks, weights_of
 
 
 def obs(
-    model: nn.Module,
+    given: ScoringInput,
     kept: Mapping[str, Tensor],
-    batches: Batches,
-    loss: Loss,
     *,
-    size: Size = None,
-    masks: Masks | None = None,
     damping: float = 1e-5,
     block: int | None = None,
     matrix: FisherMatrix | None = None,
@@ -31,9 +26,8 @@ def obs(
     as published code does; exact for one entry. `obs_joint` is exact for all together.
 
     Args:
-        model: before this pruning.
-        kept: name -> what is kept now, nonzero, of the parameter's shape; these parameters make up F.
-        batches, loss, size, masks: see `pruning.scores`; `masks` is what was kept before.
+        given: the network before this pruning, with the masks before it; its parameters, those of `kept`, make up F.
+        kept: name -> what is kept now, nonzero, of the parameter's shape.
         damping: above 0.
         block: None takes the whole matrix, a number blocks of so many consecutive entries of a row.
         matrix: F, where it has been made before; None makes it.
@@ -41,11 +35,9 @@ def obs(
     Returns:
         name -> tensor of the parameter's shape and dtype, 0 where it is pruned.
     """
-    before = weights_of(model, masks, kept)
+    before = given.weights()
     if matrix is None:
-        matrix = fisher_matrix(
-            model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block
-        )
+        matrix = fisher_matrix(given, damping=damping, block=block)
     diagonal = matrix.inverse_diagonal()
     removed = {n: torch.where(kept[n].to(w.value.device) != 0, 0.0, w.value / diagonal[n]) for n, w in before.items()}
     updates = matrix.solve({name: vector.to(torch.float64) for name, vector in removed.items()})
@@ -53,13 +45,9 @@ def obs(
 
 
 def obs_joint(
-    model: nn.Module,
+    given: ScoringInput,
     kept: Mapping[str, Tensor],
-    batches: Batches,
-    loss: Loss,
     *,
-    size: Size = None,
-    masks: Masks | None = None,
     damping: float = 1e-5,
     block: int | None = None,
     matrix: FisherMatrix | None = None,
@@ -70,11 +58,9 @@ def obs_joint(
 
     Args: as `obs`.
     """
-    before = weights_of(model, masks, kept)
+    before = given.weights()
     if matrix is None:
-        matrix = fisher_matrix(
-            model, batches, loss, size=size, masks=masks, parameters=kept, damping=damping, block=block
-        )
+        matrix = fisher_matrix(given, damping=damping, block=block)
     keeps = {name: (mask != 0).to(before[name].value.device) for name, mask in kept.items()}
     updates = matrix.joint_update({name: weight.value for name, weight in before.items()}, keeps)
     return {n: _masked_sum(w.value, updates[n], kept[n]) for n, w in before.items()}

@@ -20,36 +20,31 @@ All take `score(model, batches, loss, *, size, generator, masks, parameters)`, a
   trained network.
 
 They return qualified name -> tensor of the parameter's shape, float64 where data or sums are in it, and raise
-`ValueError` for missing data, for names that are not in the model and for masks of another shape.
+`ValueError` for missing data, for names that are not in the model, for masks of another shape, and for an option that
+breaks its rule in `SCORES`.
 """
 
-from pruning.scores.channels import bn_scale, fpgm
-from pruning.scores.curvature import fisher, obd, obs
-from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
-from pruning.scores.flow import synflow
-from pruning.scores.gradients import gradient, grasp, snip
-from pruning.scores.inputs import wanda
-from pruning.scores.table import SCORES, Score
-from pruning.scores.taylor import taylor
-from pruning.scores.weights import lamp, magnitude, random
+from __future__ import annotations
 
-__all__ = [
-    "SCORES",
-    "FisherMatrix",
-    "Score",
-    "bn_scale",
-    "fisher",
-    "fisher_matrix",
-    "fpgm",
-    "gradient",
-    "grasp",
-    "lamp",
-    "magnitude",
-    "obd",
-    "obs",
-    "random",
-    "snip",
-    "synflow",
-    "taylor",
-    "wanda",
-]
+from collections.abc import Callable
+
+from pruning.catalogue.scores import SCORES
+from pruning.scores.calls import Call, public_call
+from pruning.scores.fisher_matrix import FisherMatrix
+from pruning.scores.fisher_matrix import fisher_matrix as _fisher_matrix
+
+fisher_matrix: Callable[..., FisherMatrix] = public_call(_fisher_matrix)
+
+__all__ = ["SCORES", "FisherMatrix", "fisher_matrix", *SCORES]
+
+
+def __getattr__(name: str) -> Call:
+    if name not in SCORES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    score: Call = public_call(SCORES[name].load(), SCORES[name])
+    globals()[name] = score
+    return score
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

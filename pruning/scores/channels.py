@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.network import Masks, weights_of
-from pruning.scores.taylor import scales
+from pruning.scores.data import ScoringInput
+from pruning.scores.network import weights_of
+from pruning.scores.taylor_forms import scales
 from pruning.selection.channels import check_dim
 
 
 def bn_scale(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each channel by the scale of the BatchNorm after it: network slimming (Liu 2017, arXiv 1708.06519).
 
@@ -29,24 +20,16 @@ def bn_scale(
 
     Scales tell channels apart after a training that penalises them. Names are those of the scales, as in "bn1.weight".
 
-    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
-
     Raises:
         ValueError: the network has no BatchNorm with a scale.
     """
-    names = scales(model, parameters, "bn_scale")
-    return {name: weight.value.abs() for name, weight in weights_of(model, masks, names).items()}
+    names = scales(given.model, given.parameters, "bn_scale")
+    return {name: weight.value.abs() for name, weight in weights_of(given.model, given.masks, names).items()}
 
 
 def fpgm(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     dim: int = 0,
 ) -> dict[str, Tensor]:
     """Score each filter by its distances from the others: FPGM (He et al. 2019, arXiv 1811.00250).
@@ -56,12 +39,10 @@ def fpgm(
     The filter nearest to the geometric median of all goes first. Scores are 0 for filters that are pruned, and do not
     compare between tensors. They have one dimension, that of the filters.
 
-    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
-
     Args:
         dim: along which a tensor is cut into filters.
     """
-    return {name: _distances(weight.value, dim) for name, weight in weights_of(model, masks, parameters).items()}
+    return {name: _distances(weight.value, dim) for name, weight in given.weights().items()}
 
 
 def _distances(value: Tensor, dim: int) -> Tensor:

@@ -6,24 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.data import Batches, Loss, Size, loss_of, outputs_through, refuse_nan, uses, weighed
+from pruning.scores.data import ScoringInput, loss_of, outputs_through, refuse_nan, uses, weighed
 from pruning.scores.fisher_matrix import Blocks, FisherMatrix, fisher_matrix
-from pruning.scores.network import Masks, Network, Weight, in_single_precision, network, weights_of
+from pruning.scores.network import Network, Weight, in_single_precision
 from pruning.scores.per_example import Passed, passed
 
 
 def fisher(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by the diagonal of the empirical Fisher matrix (Theis et al. 2018, arXiv 1801.05787).
 
@@ -32,32 +25,23 @@ def fisher(
     BatchNorm is in evaluation mode; examples are the first dimension of a batch. They weigh what `size` gives for each
     alone (its tokens, say, where `loss` is a mean over these, and g_n that of its own mean), if that adds up to its
     batch's; else all of a batch weigh the same.
-
-    Args and errors: see `pruning.scores`; `generator` is unused.
     """
-    with network(model, masks, parameters) as net:
+    with given.network() as net:
         in_single_precision(net.model)
 
         def forward(batch: Any) -> Tensor:
-            return loss_of("fisher", loss, net.model, batch)
+            return loss_of("fisher", given.loss, net.model, batch)
 
         means = _Means(net)
-        for batch, weight in weighed("fisher", batches, size):
-            for done, share in passed(net, batch, weight, forward, size):
+        for batch, weight in weighed("fisher", given.batches, given.size):
+            for done, share in passed(net, batch, weight, forward, given.size):
                 signs = None if done.factors is None else done.factors.square()
                 means.add(done.square_sums(None, signs), share, share * done.count)  # of a mean: 1/count of their own
         return means.scores()
 
 
 def obd(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by the Gauss-Newton diagonal of the Hessian: Optimal Brain Damage (LeCun, Denker & Solla 1989).
 
@@ -70,13 +54,13 @@ def obd(
     the outputs that is twice differentiable (cross-entropy, squares). With smooth activations (tanh, GELU), attention,
     LayerNorm or tied weights the two differ. It takes a backward pass per output.
 
-    Args and errors: see `pruning.scores`; `generator` is unused. `loss` calls the model once, and reads nothing else of
+    `loss` calls the model once, and reads nothing else of
     it but its outputs; these are logits, of which the loss is no linear function.
 
     Raises:
         ValueError: `loss` or the last layer is another.
     """
-    with network(model, masks, parameters) as net:
+    with given.network() as net:
         in_single_precision(net.model)
         refuse_nan("obd", net.parameters, "weights")
         leaves: list[Tensor] = []
@@ -89,13 +73,13 @@ def obd(
         def forward(batch: Any) -> Tensor:
             leaves.clear()
             with outputs_through("obd", net.model, cut):
-                losses[:] = [loss_of("obd", loss, net.model, batch, leaves)]
+                losses[:] = [loss_of("obd", given.loss, net.model, batch, leaves)]
             _refuse_other_losses(net, losses[0], leaves)
             return leaves[0]
 
         means, curved = _Means(net), False
-        for batch, weight in weighed("obd", batches, size):
-            for done, share in passed(net, batch, weight, forward, size):
+        for batch, weight in weighed("obd", given.batches, given.size):
+            for done, share in passed(net, batch, weight, forward, given.size):
                 means.weight += share
                 for cotangent, signs in _roots(done, losses[0], leaves[1]):
                     curved = curved or bool(signs.any())
@@ -170,14 +154,8 @@ class _Means:
 
 
 def obs(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     damping: float = 1e-5,
     block: int | None = None,
     form: Literal["entry", "block"] = "entry",
@@ -189,8 +167,6 @@ def obs(
 
     as WoodFisher (Singh & Alistarh 2020, arXiv 2004.14340) approximates Hassibi & Stork 1993; the inverse is exact, in
     float64. BatchNorm is in evaluation mode.
-
-    Args and errors: see `pruning.scores`; `generator` is unused.
 
     Args:
         damping: above 0.
@@ -206,13 +182,11 @@ def obs(
     """
     if form not in ("entry", "block"):
         raise ValueError(f"`form` (={form!r}) must be 'entry' or 'block'.")
-    weights = weights_of(model, masks, parameters)
+    weights = given.weights()
     if form == "block":
         _refuse_ragged(weights, block)
     if matrix is None:
-        matrix = fisher_matrix(
-            model, batches, loss, size=size, masks=masks, parameters=parameters, damping=damping, block=block
-        )
+        matrix = fisher_matrix(given, damping=damping, block=block)
     if isinstance(matrix, Blocks) and form == "block":
         return matrix.block_costs({name: weight.value for name, weight in weights.items()})
     diagonal = matrix.inverse_diagonal()

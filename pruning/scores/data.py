@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pruning.scores.network import Network
+from pruning.scores.network import BatchNormMode, Masks, Network, Weight, network, weights_of
 
 Batches: TypeAlias = Iterable[Any] | None
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | None
 Size: TypeAlias = Callable[[Any], float] | None
+
+
+@dataclass(frozen=True)
+class ScoringInput:
+    """The network and the scoring data that every score and every repair is given; see `pruning.scores`."""
+
+    model: nn.Module
+    batches: Batches = None
+    loss: Loss = None
+    size: Size = None
+    masks: Masks | None = None
+    generator: torch.Generator | None = None
+    parameters: Iterable[str] | None = None
+
+    def weights(self) -> dict[str, Weight]:
+        """Return name -> weight that is scored; see `weights_of`."""
+        return weights_of(self.model, self.masks, self.parameters)
+
+    def network(self, batch_norm: BatchNormMode = "eval") -> AbstractContextManager[Network]:
+        """Copy the network for a score; see `pruning.scores.network.network`."""
+        return network(self.model, self.masks, self.parameters, batch_norm=batch_norm)
 
 
 def weighed(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[Any, float]]:
@@ -190,14 +212,14 @@ def mean_over_batches(
     return means
 
 
-def mean_gradient(score: str, net: Network, batches: Batches, loss: Loss, size: Size) -> dict[str, Tensor]:
+def mean_gradient(score: str, net: Network, given: ScoringInput) -> dict[str, Tensor]:
     """Return name -> gradient of the mean loss over all batches, of pruned entries too; see `mean_over_batches`."""
     parameters = list(net.parameters.values())
     means = mean_over_batches(
         score,
-        joined(score, net, batches),
-        size,
-        lambda batch: gradients(loss_of(score, loss, net.model, batch), parameters),
+        joined(score, net, given.batches),
+        given.size,
+        lambda batch: gradients(loss_of(score, given.loss, net.model, batch), parameters),
     )
     return dict(zip(net.parameters, means, strict=True))
 

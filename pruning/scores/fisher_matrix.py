@@ -10,10 +10,10 @@ from numbers import Real
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pruning.scores.data import Batches, Loss, Size, loss_of, refuse_nan, weighed
-from pruning.scores.network import Masks, Network, in_single_precision, network
+from pruning.scores.data import ScoringInput, loss_of, refuse_nan, weighed
+from pruning.scores.network import Network, in_single_precision
 from pruning.scores.per_example import passed
 
 COLUMNS = 8192
@@ -37,13 +37,8 @@ class FisherMatrix(Protocol):
 
 
 def fisher_matrix(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     damping: float = 1e-5,
     block: int | None = None,
 ) -> FisherMatrix:
@@ -56,23 +51,23 @@ def fisher_matrix(
         raise ValueError(f"`damping` (={damping!r}) must be above 0, or the matrix has no inverse; take 1e-5, say.")
     if block is not None and block < 1:
         raise ValueError(f"`block` (={block!r}) must be at least 1, or None for the whole matrix.")
-    with network(model, masks, parameters) as net:
+    with given.network() as net:
         refuse_nan("obs", net.parameters, "weights")
         in_single_precision(net.model)
-        examples = _examples(net, batches, loss, size)
+        examples = _examples(net, given)
         if block is None:
             return _Whole(examples, list(net.parameters), damping)
         return Blocks(examples, list(net.parameters), damping, block)
 
 
-def _examples(net: Network, batches: Batches, loss: Loss, size: Size) -> Iterator[tuple[list[Tensor], float]]:
+def _examples(net: Network, given: ScoringInput) -> Iterator[tuple[list[Tensor], float]]:
     """Yield (gradients of some examples for each weight, each (count, *shape), weight of each example)."""
 
     def forward(batch: Any) -> Tensor:
-        return loss_of("obs", loss, net.model, batch)
+        return loss_of("obs", given.loss, net.model, batch)
 
-    for batch, weight in weighed("obs", batches, size):
-        for done, share in passed(net, batch, weight, forward, size):
+    for batch, weight in weighed("obs", given.batches, given.size):
+        for done, share in passed(net, batch, weight, forward, given.size):
             rows = [row.mul_(done.count) for row in done.rows()]
             for row, parameter in zip(rows, net.parameters.values(), strict=True):
                 row.mul_(parameter.detach() != 0)  # a plain model has zeros for what is pruned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from pruning.holding.parameter import place
-from pruning.scores.data import Batches, Loss, Size, gradients, tensors
+from pruning.scores.data import Batches, ScoringInput, gradients, tensors
 from pruning.scores.network import Masks, Network, network
 
 NOT_HOMOGENEOUS = frozenset(
@@ -27,14 +27,8 @@ NOT_HOMOGENEOUS = frozenset(
 
 
 def synflow(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     bias: bool = False,
 ) -> dict[str, Tensor]:
     """Score each entry by its part in what flows through a network of magnitudes (Tanaka 2020, arXiv 2006.05467).
@@ -44,8 +38,7 @@ def synflow(
     In float64. BatchNorm scales by |gamma| / sqrt(running variance + eps) and shifts nothing. No data is read: the
     first batch says the shape of an input only.
 
-    Args and errors: see `pruning.scores`; `loss`, `size` and `generator` are unused. `batches` may be None where the
-    first layer is linear.
+    `batches` may be None where the first layer is linear.
 
     Args:
         bias: whether biases flow in, as |b| (the authors' code does so); else they are 0, as in the paper.
@@ -54,22 +47,19 @@ def synflow(
         ValueError: the network has activations or normalisations that do not scale with their input (GELU, sigmoid,
             LayerNorm), for which the laws of SynFlow do not hold; no input shape is known, or inputs are not real.
     """
-    return Flow(model, batches, masks=masks, parameters=parameters, bias=bias).scores()
+    return Flow(given, bias=bias).scores()
 
 
 class Flow:
-    """SynFlow of one network, for rounds in which masks shrink: what is not theirs is made ready once.
+    """SynFlow of one network for several re-scorings under shrinking masks: what masks do not change is made once.
 
     Args and errors: see `synflow`. The network's weights are copied: later changes of the model do not reach it.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        batches: Batches = None,
+        given: ScoringInput,
         *,
-        masks: Masks | None = None,
-        parameters: Iterable[str] | None = None,
         bias: bool = False,
     ) -> None:
         def magnitude(module: nn.Module, leaf: str, value: Tensor) -> Tensor:
@@ -80,12 +70,13 @@ class Flow:
                 torch.zeros_like(value, dtype=torch.float64) if is_bias else value.to(torch.float64, copy=True).abs_()
             )
 
-        with network(model, masks, parameters, value=magnitude) as net:
+        model = given.model
+        with network(model, given.masks, given.parameters, value=magnitude) as net:
             self.net = net
             net.model.double()
             _scale_only(net.model)
             device = next(iter(net.parameters.values())).device
-            self.ones = torch.ones(1, *_input_shape(model, batches), dtype=torch.float64, device=device)
+            self.ones = torch.ones(1, *_input_shape(model, given.batches), dtype=torch.float64, device=device)
             with _Homogeneous(type(model).__name__), torch.no_grad():
                 _refuse_other_laws(net, self.ones, type(model).__name__)
         self.factors: dict[str, Tensor] = {}

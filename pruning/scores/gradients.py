@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from numbers import Real
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pruning.scores.data import (
-    Batches,
-    Loss,
-    Size,
+    ScoringInput,
     gradients,
     joined,
     loss_of,
@@ -23,41 +19,25 @@ from pruning.scores.data import (
     weighed,
     wide,
 )
-from pruning.scores.network import BatchNormMode, Masks, in_single_precision, network
+from pruning.scores.network import BatchNormMode, in_single_precision
 
 
 def gradient(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "train",
 ) -> dict[str, Tensor]:
     """Score each entry by the magnitude of its gradient, of pruned entries too.
 
-        score_i = |g_i|,        g = dL/dv, L the mean loss over all batches, v = m w
-
-    Args and errors: see `pruning.scores`.
+    score_i = |g_i|,        g = dL/dv, L the mean loss over all batches, v = m w
     """
-    with network(model, masks, parameters, batch_norm=batch_norm) as net:
-        return {
-            name: g.abs_().to(torch.float64) for name, g in mean_gradient("gradient", net, batches, loss, size).items()
-        }
+    with given.network(batch_norm) as net:
+        return {name: g.abs_().to(torch.float64) for name, g in mean_gradient("gradient", net, given).items()}
 
 
 def snip(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "train",
 ) -> dict[str, Tensor]:
     """Score each entry by the sensitivity of the loss to its mask: SNIP (Lee et al. 2019, arXiv 1810.02340).
@@ -67,23 +47,15 @@ def snip(
     The paper divides by the sum of all scores, which changes no ranking. Of a network that is pruned already, what is
     pruned is scored by the value that the model still has of it: FORCE (de Jorge et al. 2021, arXiv 2006.09081) lets it
     return, iterative SNIP does not.
-
-    Args and errors: see `pruning.scores`.
     """
-    with network(model, masks, parameters, batch_norm=batch_norm) as net:
-        means = mean_gradient("snip", net, batches, loss, size)
+    with given.network(batch_norm) as net:
+        means = mean_gradient("snip", net, given)
         return {name: wide(g).mul_(net.weights[name].stored).abs_().to(torch.float64) for name, g in means.items()}
 
 
 def grasp(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss,
+    given: ScoringInput,
     *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "train",
     temperature: float = 200.0,
 ) -> dict[str, Tensor]:
@@ -93,24 +65,22 @@ def grasp(
 
     The paper's S is -w (H g) and the highest of it is pruned: removing i changes |g|^2 by about -2 score_i.
 
-    Args and errors: see `pruning.scores`; `generator` is unused. The model returns a tensor, or one called `logits`.
+    The model returns a tensor, or one called `logits`.
 
     Args:
         temperature: above 0.
     """
-    if not (isinstance(cast(object, temperature), Real) and temperature > 0):
-        raise ValueError(f"`temperature` (={temperature!r}) must be above 0; the paper takes 200.")
-    with network(model, masks, parameters, batch_norm=batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
+    with given.network(batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
         in_single_precision(net.model)
-        held = [batch for batch, _ in weighed("grasp", joined("grasp", net, batches), size)]
+        held = [batch for batch, _ in weighed("grasp", joined("grasp", net, given.batches), given.size)]
         weights = list(net.parameters.values())
 
         def slopes(batch: Any, *, create_graph: bool = False) -> list[Tensor]:
             with outputs_through("grasp", net.model, lambda outputs: outputs / temperature):
-                value = loss_of("grasp", loss, net.model, batch)
+                value = loss_of("grasp", given.loss, net.model, batch)
             return gradients(value, weights, create_graph=create_graph)
 
-        mean = mean_over_batches("grasp", held, size, slopes) if len(held) > 1 else None
+        mean = mean_over_batches("grasp", held, given.size, slopes) if len(held) > 1 else None
 
         def hessian_products(batch: Any) -> list[Tensor]:
             own = slopes(batch, create_graph=True)
@@ -122,7 +92,7 @@ def grasp(
             product = torch.stack([torch.sum(a * b) for a, b in zip(own, along, strict=True)]).sum()
             return gradients(product, weights) if product.requires_grad else [torch.zeros_like(w) for w in weights]
 
-        products = mean_over_batches("grasp", held, size, hessian_products)
+        products = mean_over_batches("grasp", held, given.size, hessian_products)
         owners = net.weights.values()
         scores = [p.mul_(owner.stored).to(torch.float64) for p, owner in zip(products, owners, strict=True)]
         return dict(zip(net.weights, scores, strict=True))

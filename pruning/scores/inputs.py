@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,20 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.data import Batches, Loss, Size, tensors, weighed
-from pruning.scores.network import Masks, Network, network
+from pruning.scores.data import Loss, ScoringInput, tensors, weighed
+from pruning.scores.network import Network
 from pruning.scores.per_example import patches, windows
 
 
 def wanda(
-    model: nn.Module,
-    batches: Batches,
-    loss: Loss = None,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by its magnitude and the norm of its input (Sun et al. 2023, arXiv 2306.11695).
 
@@ -34,20 +27,19 @@ def wanda(
     BatchNorm in evaluation mode; those of a convolution are its patches, of which each entry is multiplied with one
     weight of a filter.
 
-    Args and errors: see `pruning.scores`; `size` and `generator` are unused. `loss` says how the network is called;
-    None calls it with a batch's first tensor, or with a dict by name.
+    `loss` says how the network is called; None calls it with a batch's first tensor, or with a dict by name.
 
     Raises:
         ValueError: a weight is tied, or its layer acts more than once in a pass, or does not show what it reads (as the
             projections of `nn.MultiheadAttention`).
     """
-    with network(model, masks, parameters) as net, torch.no_grad():
+    with given.network() as net, torch.no_grad():
         _refuse_tied(net)
         read: dict[str, _Read] = {}
         with _reading(net, read) as seen:
-            for batch, _ in weighed("wanda", batches, size):
+            for batch, _ in weighed("wanda", given.batches, given.size):
                 seen.clear()
-                _pass(net.model, loss, batch)
+                _pass(net.model, given.loss, batch)
         if unseen := [name for name in net.parameters if name not in read]:
             raise ValueError(
                 f"`parameters` (of {unseen[0]!r}) must belong to linear and convolutional layers that the network "

@@ -2,67 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pruning.scores.data import Batches, Loss, Size
-from pruning.scores.network import Masks, weights_of
+from pruning.scores.data import ScoringInput
 
 
 def magnitude(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by its magnitude (Han et al. 2015, arXiv 1506.02626).
 
-        score_i = |v_i|         0 for what is pruned
-
-    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
+    score_i = |v_i|         0 for what is pruned
     """
-    return {name: weight.value.abs() for name, weight in weights_of(model, masks, parameters).items()}
+    return {name: weight.value.abs() for name, weight in given.weights().items()}
 
 
 def random(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by a number drawn uniformly from [0, 1), in the order of the model.
 
-    Args and errors: see `pruning.scores`; `batches`, `loss` and `size` are unused. `generator` is one of the CPU; None
-    draws what torch's own would, and does not move that: the next call gives the same.
+    `generator` must be one of the CPU. None draws as torch's default generator would, and leaves that generator as it
+    is: the next call draws the same numbers.
     """
+    generator = given.generator
     if generator is None:
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
     return {
         name: torch.rand(weight.parameter.shape, generator=generator, dtype=torch.float64).to(weight.parameter.device)
-        for name, weight in weights_of(model, masks, parameters).items()
+        for name, weight in given.weights().items()
     }
 
 
 def lamp(
-    model: nn.Module,
-    batches: Batches = None,
-    loss: Loss = None,
-    *,
-    size: Size = None,
-    generator: torch.Generator | None = None,
-    masks: Masks | None = None,
-    parameters: Iterable[str] | None = None,
+    given: ScoringInput,
 ) -> dict[str, Tensor]:
     """Score each entry by its share in the squares of its tensor that are no smaller (Lee 2021, arXiv 2010.07611).
 
@@ -71,12 +46,10 @@ def lamp(
     Ranked globally it prunes every tensor by magnitude, and allocates by these scores: the largest entry of each scores
     1. Equal magnitudes rank by their index.
 
-    Args and errors: see `pruning.scores`; `batches`, `loss`, `size` and `generator` are unused.
-
     Raises:
         ValueError: a weight is NaN or infinite.
     """
-    return {name: _lamp(name, weight.value) for name, weight in weights_of(model, masks, parameters).items()}
+    return {name: _lamp(name, weight.value) for name, weight in given.weights().items()}
 
 
 def _lamp(name: str, value: Tensor) -> Tensor:

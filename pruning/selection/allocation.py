@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
+from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.choices.axes import Scope
 from pruning.selection.groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
@@ -51,7 +52,7 @@ def allocate(
         ValueError: the target cannot be reached under `min_kept`, given densities, or what survives; of tensors, rows
             or windows that are counted by themselves, in any of them.
     """
-    scope, sizes = groups.scope, groups.sizes
+    scope, sizes, row = groups.scope, groups.sizes, ALLOCATIONS[groups.scope.allocation]
     if scope.kind == "window":
         _check_windows(scope, sparsity)
         return _by_pool(groups, dict.fromkeys(sizes, scope.n), alive, f"`scope.n` (={scope.n})", capped)
@@ -63,13 +64,13 @@ def allocate(
     else:
         total = kept_of_all(groups, sparsity)
         assert sparsity is not None
-        if scope.kind == "global" or scope.allocation == "lamp":
+        if scope.kind == "global" or row.ranking:
             return _by_ranking(groups, scores, alive, total, least, most)
         wanted = _shared(groups, sparsity)
     if scope.kind == "row":
         rows = {layout.name: layout.pool - math.floor(wanted[layout.name] * layout.pool + TINY) for layout in groups}
         return _by_pool(groups, rows, alive, asked, capped)
-    if scope.allocation in ("each", "given"):
+    if row.by_itself:
         kept = {name: size - round(wanted[name] * size) for name, size in sizes.items()}
         for name, size in sizes.items():
             if not capped and least[name] > math.ceil((1 - wanted[name]) * size - TINY):
@@ -128,15 +129,12 @@ def _check_windows(scope: Scope, sparsity: float | None) -> None:
 def _shared(groups: Groups, sparsity: float) -> dict[str, float]:
     """Return name -> the sparsity that the allocation gives it."""
     scope, shapes, sizes = groups.scope, [layout.shape for layout in groups], list(groups.sizes.values())
-    if not any(sizes):
+    row = ALLOCATIONS[scope.allocation]
+    if not row.code or not any(sizes):
         return dict.fromkeys(groups.sizes, sparsity)
-    if scope.allocation in ("er", "erk"):
-        raw = er if scope.allocation == "er" else erk
-        densities = scaled([raw(shape, scope.power) for shape in shapes], sizes, 1 - sparsity)
-    elif scope.allocation == "uniform_plus":
-        densities = uniform_plus(shapes, sizes, 1 - sparsity)
-    else:
-        return dict.fromkeys(groups.sizes, sparsity)
+    densities = row.load()(
+        shapes, sizes, 1 - sparsity, **{each.name: getattr(scope, each.name) for each in row.options}
+    )
     return {name: 1 - density for name, density in zip(groups.sizes, densities, strict=True)}
 
 
@@ -164,13 +162,23 @@ def _given(groups: Groups, sparsity: float | None) -> dict[str, float]:
     return wanted
 
 
-def er(shape: Sequence[int], power: float = 1.0) -> float:
-    """Return ((n_in + n_out) / (n_in n_out))^power: what ER's density is proportional to."""
-    return erk(shape[:2], power)
+def er(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density: float, power: float = 1.0) -> list[float]:
+    """Return the densities of ER, proportional to ((n_in + n_out) / (n_in n_out))^power; see `scaled`."""
+    return scaled([ratio(shape[:2], power) for shape in shapes], sizes, density)
 
 
-def erk(shape: Sequence[int], power: float = 1.0) -> float:
-    """Return (sum(shape) / prod(shape))^power: what ERK's density is proportional to."""
+def erk(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density: float, power: float = 1.0) -> list[float]:
+    """Return the densities of ERK, proportional to (sum(shape) / prod(shape))^power; see `scaled`."""
+    return scaled([ratio(shape, power) for shape in shapes], sizes, density)
+
+
+def uniform(shapes: Sequence[Sequence[int]], sizes: Sequence[int], density: float) -> list[float]:  # noqa: ARG001
+    """Return `density` for each tensor."""
+    return [density] * len(sizes)
+
+
+def ratio(shape: Sequence[int], power: float = 1.0) -> float:
+    """Return (sum(shape) / prod(shape))^power."""
     return float((sum(shape) / max(1, math.prod(shape))) ** power)
 
 

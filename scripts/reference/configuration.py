@@ -7,8 +7,8 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -17,14 +17,16 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from orchestrator.config import components, schema
-from orchestrator.config.parts import model_and_data
-from pruning.choices import axes
+from orchestrator.catalogue.formats import FORMATS, Format
+from orchestrator.config import groups, hydra_options, schema
+from orchestrator.config.parts import choices
+from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
+from scripts.reference import conf_files
 
 HEAD = """\
 # Configuration
 
-<!-- Made by `.venv/bin/python -m scripts.reference` of the schema in orchestrator/config and of conf/; edit those. -->
+<!-- Made by `.venv/bin/python -m scripts.reference` from the catalogues, orchestrator/config and conf/; edit those. -->
 
 Every key that a trial has, with what it is without a word of yours, and every option of a group. A key is set as
 `python -m orchestrator train.epochs=20`, an option chosen as `python -m orchestrator model=mlp`;
@@ -33,14 +35,8 @@ Every key that a trial has, with what it is without a word of yours, and every o
 *default* is what the options chosen by default make it; behind it stands which options make it what else.
 
 """
-OWN: Mapping[str, type] = {
-    "model": model_and_data.Model,
-    "data": model_and_data.DataSet,
-    "task": model_and_data.Component,
-    "score": schema.NODES["score"]["base"],
-    "method": components.Method,
-}
-"""Group -> the keys that one of the user's own has, too."""
+SHARED: Mapping[str, type] = {name: groups.dataclass_of(name, of.built_in) for name, of in groups.GROUPS.items()}
+"""Group -> the keys that all its built-in options have."""
 FURTHER = {
     "optimizer": "Ready nodes for `train.optimizer` and `finetune.optimizer`, as in `optimizer@train.optimizer=adam`.",
     "scheduler": "Ready nodes for `train.scheduler` and `finetune.scheduler`, as in `scheduler@train.scheduler=step`.",
@@ -52,7 +48,7 @@ FURTHER = {
 
 def page(conf: Path) -> str:
     """Return the page, of the configuration in the folder `conf`."""
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(conf), version_base="1.3"):
         composed = OmegaConf.to_container(compose("config"), resolve=False)
     assert isinstance(composed, dict)
@@ -62,30 +58,69 @@ def page(conf: Path) -> str:
         for path in sorted(conf.rglob("*.yaml"))
         if path.parent != conf and not path.is_relative_to(conf / "hydra")
     }
-    options = {choice: _Option(choice, path) for choice, path in files.items()}
-    return HEAD + "\n".join(_page(defaults, options))
+    options = {choice: _of_file(choice, path) for choice, path in files.items()} | dict(_stored())
+    return HEAD + "\n".join(_page(defaults, dict(sorted(options.items()))))
 
 
+@dataclass(frozen=True)
 class _Option:
-    """A file of a group: its name, its first comment, what it chooses and what it sets."""
+    """An option of a group: what it is, what it chooses and what it sets."""
 
-    def __init__(self, choice: tuple[str, str], path: Path) -> None:
-        text = path.read_text(encoding="utf-8")
-        self.group, self.name = choice
-        self.meaning = " ".join(_comments(text))
-        content = yaml.safe_load(text) or {}
-        everywhere = "# @package _global_" in text
-        self.chosen = list(_choices(content.pop("defaults", []), "" if everywhere else f"{self.group}."))
-        hydra = content.pop("hydra", {})
-        self.axes: Mapping[str, Any] = hydra.get("sweeper", {}).get("params") or {}
-        self.sets = dict(_leaves(content, "" if everywhere else self.group)) if content else {}
+    group: str
+    name: str
+    meaning: str
+    chosen: Sequence[str] = ()
+    sets: Mapping[str, Any] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _of_file(choice: tuple[str, str], path: Path) -> _Option:
+    """Return the option that a file of conf/ is; its first comment says what it is."""
+    text = path.read_text(encoding="utf-8")
+    content = yaml.safe_load(text) or {}
+    everywhere = "# @package _global_" in text
+    chosen = list(_choices(content.pop("defaults", []), "" if everywhere else f"{choice[0]}."))
+    axes = content.pop("hydra", {}).get("sweeper", {}).get("params") or {}
+    sets = dict(_leaves(content, "" if everywhere else choice[0])) if content else {}
+    return _Option(*choice, " ".join(_comments(text)), chosen, sets, axes)
+
+
+def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
+    """Yield the options that no file has, by group and name."""
+    meanings = {
+        group: {
+            name: " ".join(filter(None, (row.meaning, row.paper and f"({row.paper})"))) for name, row in of.rows.items()
+        }
+        for group, of in groups.GROUPS.items()
+    }
+    presets = {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}
+    meanings |= {group: {name: preset.meaning for name, preset in of.items()} for group, of in presets.items()}
+    meanings["deploy"] = {"none": "nothing is deployed"} | {name: _deployed(row) for name, row in FORMATS.items()}
+    for group, options in hydra_options.stored_options().items():
+        for name, make in options.items():
+            own = f"your own: name it by `{group}._target_`, which chooses this option by itself"
+            made = make()
+            sets = _differences(group, made) if isinstance(made, type) else {} if name == groups.OWN else made
+            meaning = own if name == groups.OWN else meanings[group][name]
+            yield (group, name), _Option(group, name, meaning, sets={f"{group}.{k}": v for k, v in sets.items()})
+
+
+def _deployed(row: Format) -> str:
+    return f"{row.meaning}{f'; takes the extra `{row.extra}`' if row.extra else ''}"
+
+
+def _differences(group: str, kind: type) -> dict[str, Any]:
+    """Return the defaults of an option that others of its group have otherwise or not at all."""
+    plain = {name: _default(SHARED[group], name) for name in fields_of(SHARED[group])}
+    found = {name: _default(kind, name) for name in fields_of(kind)}
+    return {name: value for name, value in found.items() if value != plain.get(name, ...)}
 
 
 def _comments(text: str) -> Iterator[str]:
     for line in text.splitlines():
         if not line.startswith("#"):
             return
-        if not line.startswith("# @package"):
+        if not line.startswith(("# @package", "# Made from its row")):
             yield line.removeprefix("# ")
 
 
@@ -110,7 +145,7 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
     yield "## A trial\n"
     yield from _keys("", schema.Config, defaults, options, [name for name in hints if name not in _groups()])
     for name in _groups():
-        kind = hints[name] if is_dataclass(hints[name]) else OWN[name]
+        kind = hints[name] if is_dataclass(hints[name]) else SHARED.get(name) or getattr(choices, name.capitalize())
         yield f"\n## {name}\n\n{said[name]}\n"
         yield from _table(name, options)
         if name == "finetune":
@@ -118,13 +153,12 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
             yield f"\nIts keys are those of [train](#train); by default {_settings('finetune', longer)}.\n"
             continue
         yield from _keys(name, kind, defaults[name], options)
-        for built_in, own in components.BUILT_IN.get(name, {}).items():
+        for built_in, row in (groups.GROUPS[name].rows if name in groups.GROUPS else {}).items():
+            own = groups.schema_of(name, built_in)
             if further := [key for key in meanings(own) if _differs(key, own, kind)]:
-                first = {key: _default(own, key) for key in meanings(own)}
-                set_there = options[name, built_in].sets if (name, built_in) in options else {}
-                first |= {key.partition(".")[2]: value for key, value in set_there.items()}
-                yield f"\n### {name}={built_in}\n\n{_first_line(own)}\n"
-                yield from _keys(name, own, first, {}, further)
+                begin = row.meaning[0].upper() if row.meaning[:2].isalpha() else row.meaning[0]  # else it is a formula
+                yield f"\n### {name}={built_in}\n\n{begin}{row.meaning[1:]}\n"
+                yield from _keys(name, own, {key: _default(own, key) for key in meanings(own)}, {}, further)
     for group, meaning in FURTHER.items():
         yield f"\n## {group}\n\n{meaning}\n"
         yield from _table(group, options)
@@ -141,7 +175,7 @@ def _groups() -> list[str]:
     return [
         each.name
         for each in fields(schema.Config)
-        if each.name in OWN or is_dataclass(get_type_hints(schema.Config)[each.name])
+        if each.name in SHARED or is_dataclass(get_type_hints(schema.Config)[each.name])
     ]
 
 
@@ -153,13 +187,12 @@ def _table(group: str, options: Mapping[tuple[str, str], _Option]) -> Iterator[s
     yield "| option | what it is | what it chooses and sets |\n|---|---|---|"
     for option in inside:
         name = f"{'+' * (group in ('sweep', 'control'))}{option.group}={option.name}"
-        sets = {
-            key: value for key, value in option.sets.items() if key not in ("name", f"{group}.name", f"{group}.kind")
-        }
+        of_row = option.group in conf_files.COMPONENTS  # whose keys have a table of their own
+        named = ("name", f"{group}.name", f"{group}.kind")
+        sets = {} if of_row else {key: value for key, value in option.sets.items() if key not in named}
         settings = [f"`{each}`" for each in option.chosen if not each.startswith("hydra/schema")]
         settings += [f"`{key}={_value(value)}`" for key, value in [*sets.items(), *option.axes.items()]]
-        meaning = option.meaning or _first_line(components.BUILT_IN.get(group, {}).get(option.name))
-        yield f"| `{name}` | {_cell(meaning)} | {_cell(', '.join(settings))} |"
+        yield f"| `{name}` | {_cell(option.meaning)} | {_cell(', '.join(settings))} |"
     yield ""
 
 
@@ -186,29 +219,32 @@ def _keys(
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return what each key of a dataclass of the schema means, by the docstrings of its attributes.
+    """Return what each key of a dataclass of the schema means.
 
-    Those of the choices of a pruning method are arguments of the class in `pruning.choices.axes` that theirs names.
+    A key that an option of a row is says so itself, those of the choices of a method are arguments of the engine's
+    classes, all others have docstrings.
     """
-    found = dict.fromkeys((each.name for each in fields(kind)), "")
+    found = {each.name: str(each.metadata.get("meaning", "")) for each in fields(kind)}
+    if axis := getattr(kind, "AXIS", None):
+        return found | _arguments(axis)
     for each in reversed(kind.__mro__):
-        if not is_dataclass(each):
+        if not is_dataclass(each) or any(found.values()):
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(tree, ast.ClassDef)
         for first, second in pairwise(tree.body):
             if isinstance(first, ast.AnnAssign) and isinstance(second, ast.Expr) and isinstance(first.target, ast.Name):
                 found[first.target.id] = " ".join(ast.literal_eval(second.value).split())
-        if arguments := re.search(r"Args:\n(.*?)\n(?=\n|$)", f"{inspect.getdoc(_axis(each))}\n\n", re.DOTALL):
-            for name, text in re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", arguments[1], re.DOTALL | re.MULTILINE):
-                text = " ".join(text.split())
-                found[name] = found.get(name) or f"{text[0].upper()}{text[1:]}"
     return found
 
 
-def _axis(kind: type) -> type | None:
-    named = re.search(r"see `pruning\.choices\.axes\.(\w+)`", kind.__doc__ or "")
-    return getattr(axes, named[1]) if named else None
+def _arguments(kind: type) -> dict[str, str]:
+    """Return name -> meaning of the arguments in a class's docstring."""
+    said = re.search(r"Args:\n(.*?)\n(?=\n|$)", f"{inspect.getdoc(kind)}\n\n", re.DOTALL)
+    assert said is not None
+    told = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", said[1], re.DOTALL | re.MULTILINE)
+    texts = {name: " ".join(text.split()) for name, text in told}
+    return {name: f"{text[0].upper()}{text[1:]}" for name, text in texts.items()}
 
 
 def _default(kind: type, name: str) -> Any:
@@ -218,8 +254,10 @@ def _default(kind: type, name: str) -> Any:
 
 def _values(kind: type, name: str) -> str:
     """Return type and rules of a key."""
-    text = re.sub(r"\bNone\b", "null", str(fields_of(kind)[name].type)).replace("Any", "any").replace(" | ", "` or `")
-    axis = get_type_hints(_axis(kind)).get(name) if _axis(kind) else None
+    hint = fields_of(kind)[name].type
+    said = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+    text = re.sub(r"\bNone\b", "null", said.replace("typing.", "")).replace("Any", "any").replace(" | ", "` or `")
+    axis = get_type_hints(kind.AXIS).get(name) if hasattr(kind, "AXIS") else None
     literal = next((each for each in (axis, *get_args(axis)) if get_origin(each) is Literal), None)
     rules = [f"one of {', '.join(get_args(literal))}"] if literal else []
     for rule in fields_of(kind)[name].metadata.get("rules", ()):
@@ -240,10 +278,6 @@ def _settings(where: str, values: Mapping[str, Any]) -> str:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-
-
-def _first_line(kind: Any) -> str:
-    return "" if kind is None or kind in OWN.values() else str(inspect.getdoc(kind)).partition("\n")[0]
 
 
 def _cell(text: str) -> str:

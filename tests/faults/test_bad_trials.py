@@ -13,6 +13,7 @@ from commands import Command
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
@@ -41,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(
             "orchestrator.views.report.files.report", lambda *_: {}
         )  # its figures take longer than all else
-        schema.register()
+        hydra_options.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return conductor.run([Job(tuple(line), plain(compose("config", small(line)))) for line in trials])
 

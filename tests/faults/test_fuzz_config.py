@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import groups, hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.compose import compose_jobs, plain
@@ -51,7 +52,12 @@ GROUPS = {
 }
 PARTS = ("optimizer._target_", "optimizer.lr", "optimizer.momentum", "scheduler._target_", "scheduler.T_max", "loss.x")
 KEYS = sorted(
-    {f"{group}.{key}" for group, nodes in schema.NODES.items() for node in nodes.values() for key in keys(node)}
+    {
+        f"{name}.{key}"
+        for name, each in groups.GROUPS.items()
+        for kind in each.rows
+        for key in keys(groups.schema_of(name, kind))
+    }
     | {f"{group}.{key}" for group, node in keys(schema.Config).items() if node for key in keys(node)}
     | {f"{training}.{part}" for training in ("train", "finetune") for part in PARTS}
     | {*keys(schema.Config), "cluster.resources.CPU", "store.options.key", "model.hidden.0", "data.mean.0"}
@@ -167,7 +173,7 @@ def _hydra_is_cleared() -> Iterator[None]:
 @cache
 def hydra() -> tuple[Hydra, DictConfig]:
     """Hydra as the command line starts it, and the configuration that its launcher is given."""
-    schema.register()
+    hydra_options.register()
     GlobalHydra.instance().clear()
     started = Hydra.create_main_hydra2("orchestrator", create_config_search_path(str(CONF)))
     GlobalHydra.instance().clear()  # as it is when the command line explains an error

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
@@ -96,7 +97,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("orchestrator.views.report.files.report", lambda *_: {})
 
     def start(*trials: list[str]) -> Outcome:
-        schema.register()
+        hydra_options.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return conductor.run([Job(tuple(line), plain(compose("config", chosen(line)))) for line in trials])
 

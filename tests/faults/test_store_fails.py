@@ -14,6 +14,7 @@ from commands import SWEEP, Command, finished_stages, results_of
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.core.errors import StoreError
@@ -41,7 +42,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
 
 @cache
 def configured(*more: str) -> dict[str, Any]:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return plain(compose("config", [*LINE, "cluster=inline", "tracking=none", "finetune.epochs=1", *more]))
 

@@ -9,7 +9,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job, Plan
@@ -27,7 +27,7 @@ SMALL = (
 @cache
 def composed(*overrides: str) -> dict[str, Any]:
     """Return a trial's configuration."""
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base=None):
         return plain(compose("config", list(overrides)))
 

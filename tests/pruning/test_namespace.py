@@ -87,7 +87,8 @@ def test_methods_are_the_concrete_classes() -> None:
         "ln_structured",
         "custom_from_mask",
     ]
-    for name, method in pruning.METHODS.items():
+    for name, row in pruning.METHODS.items():
+        method = row.load()
         assert issubclass(method, pruning.BasePruningMethod)
         assert issubclass(method, getattr(torch_prune, method.__name__))
         assert method.PRUNING_TYPE == getattr(torch_prune, method.__name__).PRUNING_TYPE

@@ -1,68 +1,70 @@
-"""The choices that a pruning method is made of, as groups of a configuration: plain dataclasses, no torch.
+"""The choices that a pruning method is made of, as groups of a configuration; no torch.
 
-What their values may be, and how they go together, `pruning.choices.axes` says: a choice here is typed for Hydra, and
-`violations` quotes what the engine refuses.
+`pruning.choices` says which values they take and which go together: the schema is derived from its dataclasses, and
+`violations` quotes the engine's refusals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from orchestrator.config.rules import key
+from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.methods import METHODS
+from pruning.catalogue.rules import one_of
 from pruning.choices import axes
+from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 
 RANKING = "l1_unstructured"
 """The method that ranks by `score`, as one without a kind does; those of any other kind decide by themselves."""
-OF_SCORE = ("name", "kind", "_target_", "depends", "examples", "per_class", "batch_size")
-"""Keys of a score that are no arguments of its function."""
+NOT_OPTIONS = ("name", "kind", "_target_", "depends", "examples", "per_class", "batch_size")
+"""Keys of a score or a repair that are no options of its code."""
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """The groups that say how a round ranks."""
 OF_GROUPS = ("budget", "round_to")
 """Keys of a scope that dependency groups alone take: those of other units are refused any value but the default."""
 
 
-@dataclass
-class Unit:
-    """What goes at once; see `pruning.choices.axes.Unit`."""
+def schema_of_axis(axis: type, *, words: Mapping[str, Collection[str]] | None = None) -> type:
+    """Return a choice of the engine as a dataclass that OmegaConf takes: text for literals, dicts for mappings.
 
-    kind: str = "entry"
-    size: int = 4
-    dim: int = 0
-    reduce: str = "sum"
-    spare_last: bool = False
-
-
-@dataclass
-class Scope:
-    """Among which units is ranked, and how many each tensor keeps; see `pruning.choices.axes.Scope`."""
-
-    kind: str = "layer"
-    allocation: str = "each"
-    power: float = 1.0
-    densities: dict[str, float] = field(default_factory=dict)
-    normalise: str | None = None
-    min_kept: int = 0
-    n: int = 2
-    m: int = 4
-    budget: str = "channels"
-    round_to: int = 1
+    Args:
+        axis: a class of `pruning.choices.axes`.
+        words: field -> the values that it may have, where the engine has a catalogue of them.
+    """
+    hints = get_type_hints(axis)
+    made = []
+    for each in fields(axis):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        rules = [one_of(*words[each.name])] if words and each.name in words else []
+        made.append((each.name, _plain_type(hints[each.name]), key(default, *rules)))
+    schema = make_dataclass(axis.__name__, made, namespace={"AXIS": axis})
+    schema.__module__ = __name__  # where pickle finds it
+    return schema
 
 
-@dataclass
-class Dynamics:
-    """Whether entries return; see `pruning.choices.axes.Dynamics`."""
+def _plain_type(hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is Mapping:
+        return dict[get_args(hint)]  # type: ignore[misc]  # at run time
+    if type(None) in get_args(hint):
+        (kind,) = (each for each in get_args(hint) if each is not type(None))
+        return _plain_type(kind) | None
+    return hint
 
-    kind: str = "nested"
 
-
-@dataclass
-class Repair:
-    """What happens to the survivors; see `pruning.choices.axes.Repair`."""
-
-    kind: str = "none"
-    damping: float | None = None
+if TYPE_CHECKING:
+    Unit: TypeAlias = Any
+    Scope: TypeAlias = Any
+    Dynamics: TypeAlias = Any
+else:
+    Unit, Dynamics = map(schema_of_axis, (axes.Unit, axes.Dynamics))
+    Scope = schema_of_axis(axes.Scope, words={"allocation": ALLOCATIONS})
 
 
 def scored_as(score: Mapping[str, Any], at: str) -> Mapping[str, Any]:
@@ -78,11 +80,12 @@ def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
     published = PUBLISHED.get(str(name))
     if decides_itself(method) or (published is None and method.get("kind") != RANKING):
         return name
-    usual = published.score.kind if published else "magnitude"
+    usual = published.choices.score.kind if published else "magnitude"
     if kind == usual:
         return name
     instead = score.get("name") or str(score.get("_target_")).rpartition(".")[2]
-    if method.get("kind") == RANKING or published == axes.Choices(axes.Score(usual)):
+    is_score_alone = published and published.choices == Choices(axes.Score(usual)) and not published.restart
+    if method.get("kind") == RANKING or is_score_alone:
         return instead
     return f"{name}, score={instead}"
 
@@ -92,10 +95,16 @@ def decides_itself(method: Mapping[str, Any]) -> bool:
     return method.get("_target_") is not None or method.get("kind") not in (None, RANKING)
 
 
+def prunes_channels(method: Mapping[str, Any]) -> bool:
+    """Whether a method is a built-in class that prunes whole channels."""
+    row = METHODS.get(str(method.get("kind")))
+    return row is not None and row.channels
+
+
 def published_at_start(config: Mapping[str, Any]) -> bool:
     """Whether the paper of a trial's method prunes the network as it is initialised."""
     published = PUBLISHED.get(str(config["method"].get("name")))
-    return published is not None and published.schedule.at == "start"
+    return published is not None and published.at_start
 
 
 def choices_of(
@@ -103,42 +112,51 @@ def choices_of(
     *,
     score: Callable[..., Any] | None = None,
     sparsity: float | None = None,
-    at: str = "trained",
     inner: int = 1,
     control: str = "none",
-) -> axes.Choices:
+) -> Choices:
     """Return what the groups of a configuration, or fields of a round, choose; what is absent is as in the engine.
 
     Args:
         parts: `CHOICES` by name.
         score: the function that `score._target_` names.
         sparsity: what this round prunes to, in units.
-        at, inner: of the schedule.
+        inner: re-scorings of the schedule.
         control: "invert" turns the scores round; any other is not the ranking's.
 
     Raises:
         ValueError: they cannot be meant, or not together.
     """
     node: Mapping[str, Any] = parts.get("score", {"kind": "magnitude"})
-    options = {name: value for name, value in node.items() if name not in OF_SCORE}
-    return axes.Choices(
-        score=axes.Score(score or str(node.get("kind") or node.get("_target_")), options),
+    repair: Mapping[str, Any] = parts.get("repair", {})
+    return Choices(
+        score=axes.Score(score or str(node.get("kind") or node.get("_target_")), _options(node)),
         unit=axes.Unit(**parts.get("unit", {})),
         scope=axes.Scope(**parts.get("scope", {})),
-        schedule=axes.Schedule(sparsity=sparsity, inner=inner, at=at),  # type: ignore[arg-type]
+        schedule=axes.Schedule(sparsity=sparsity, inner=inner),
         dynamics=axes.Dynamics(**parts.get("dynamics", {})),
-        repair=axes.Repair(**parts.get("repair", {})),
-        restart=axes.Restart(control="invert" if control == "invert" else "none"),
+        repair=axes.Repair(repair.get("kind", "none"), _options(repair)),
+        control=axes.Control("invert" if control == "invert" else "none"),
     )
+
+
+def _options(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if name not in NOT_OPTIONS}
+
+
+def as_typed(said: str) -> str:
+    """Return a refusal of the engine with its names of options as a user of a sweep types them."""
+    said = re.sub(r"`score\.options\['(\w+)'\]`", r"`score.\1`", said)
+    return said.replace("`control.kind`", "`restart.control`")
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for what the choices of a configuration cannot be, by themselves or together."""
     schedule = config["schedule"]
     try:
-        choices = choices_of(config, at=schedule["at"], inner=schedule["inner"])
+        choices = choices_of(config, inner=schedule["inner"])
     except (ValueError, TypeError) as error:
-        yield str(error)
+        yield as_typed(str(error))
         return
     if decides_itself(config["method"]):
         yield from _of_a_class(config, choices)
@@ -167,9 +185,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _of_a_class(config: Mapping[str, Any], choices: axes.Choices) -> Iterator[str]:
+def _of_a_class(config: Mapping[str, Any], choices: Choices) -> Iterator[str]:
     """Yield what is chosen beside a class that needs none of it."""
-    plain, method = axes.Choices(), config["method"]
+    plain, method = Choices(), config["method"]
     named = method.get("name") or method.get("kind") or method.get("_target_")
     if config["schedule"]["amount"] is not None and not decides_itself(method):
         named = f"{named} with schedule.amount"
@@ -192,7 +210,7 @@ def _of_a_class(config: Mapping[str, Any], choices: axes.Choices) -> Iterator[st
             f"`scope` (={choices.scope.kind}) says how a score ranks, and `method` (={named}) is a class that takes "
             "layer or global alone; pass method=magnitude, or another scope."
         )
-    if choices.scope.kind == "global" and str(method.get("kind")).endswith("_structured"):
+    if choices.scope.kind == "global" and prunes_channels(method):
         yield (
             f"`scope` (=global) ranks single entries of all tensors, and {method['kind']} takes whole channels of one; "
             "pass scope=layer, or method=magnitude unit=channel."

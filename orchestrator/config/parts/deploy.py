@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
-from orchestrator.config.rules import Rule, at_least, is_int, key, whole
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.config.rules import key
+from pruning.catalogue.rules import Rule, at_least, is_int, whole
 
-FORMATS = ("shrink", "torch", "onnx", "onnx_int8", "openvino")
-"""What a network is deployed as: `shrink` is PyTorch as it is, without what is empty; others are files of that."""
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "onnx_int8": ("onnx", "onnxscript", "onnxruntime"),
-    "openvino": ("onnx", "onnxscript", "openvino"),
-}
-"""Format -> the packages that write and load it, where these are no requirements of the project."""
-NEEDED = "; ".join(f"{name} needs {', '.join(packages)}" for name, packages in PACKAGES.items())
-
-
-def missing(name: str) -> list[str]:
-    """Return the packages of a format that are not installed."""
-    return [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
+MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
+"""Formats that a network is deployed in and measured."""
+NEEDED = "; ".join(f"{name} needs {', '.join(FORMATS[name].packages)}" for name in MEASURED if FORMATS[name].packages)
 
 
 @dataclass
@@ -30,10 +19,10 @@ class Deploy:
 
     formats: list[str] = key(
         [],
-        Rule(lambda given: all(name in FORMATS for name in given), f"hold formats among {', '.join(FORMATS)}"),
+        Rule(lambda given: all(name in MEASURED for name in given), f"hold formats among {', '.join(MEASURED)}"),
         Rule(lambda given: len(set(given)) == len(given), "name each format once"),
         Rule(
-            lambda given: not any(map(missing, given)),
+            lambda given: not any(FORMATS[name].missing_packages() for name in given),
             f"hold formats whose packages are installed ({NEEDED}); install the extra `export`, as by "
             "pip install 'pruning-orchestrator[export]'",
         ),

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.config.rules import Rule, is_number, key, one_of
+from orchestrator.config.rules import key
 from pruning import schedule as schedules
+from pruning.catalogue.rules import Rule, is_number, one_of
 
 MOST_ROUNDS = 10_000
 """A longer schedule is a slip of the keyboard, and its plan would fill the memory."""

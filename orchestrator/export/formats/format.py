@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from orchestrator.catalogue import formats
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
 from pruning.compact.tracing import Example, plain_copy, quiet
@@ -29,34 +30,49 @@ class ExportError(OrchestratorError):
 
 
 @dataclass(frozen=True)
-class Format:
-    """One way to write a network.
+class Codec:
+    """How a network is written in a format, and loaded.
+
+    Args:
+        writer: writes a network that returns a tensor into a folder.
+        loader: (folder, threads) -> what runs it.
+        files: what `writer` writes.
+        arrays: what it is called with: those of torch or of numpy.
+        snippet: Python code that loads it from the working directory, without this project, once `arrays` is
+            imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `Format.code`.
+        calibration: examples of the training split that `writer` takes numbers from; 0: it is given any batch of 2 or
+            more.
+    """
+
+    writer: Callable[[nn.Module, Example, Path], None]
+    loader: Callable[[Path, int], Run]
+    files: tuple[str, ...]
+    arrays: Literal["torch", "numpy"]
+    snippet: str
+    calibration: int = 0
+
+
+@dataclass(frozen=True)
+class Format(Codec):
+    """One way to write a network: a codec, with what its row says.
 
     Args:
         name: as in `--to`.
         title: what people are told that it is.
-        writer: writes a network that returns a tensor into a folder.
-        loader: (folder, threads) -> what runs it.
-        files: what `writer` writes.
         needs: packages, of the extra `export`, that `writer` or `loader` import.
-        tolerance: how far outputs may differ from the masked network's in PyTorch, relative to the largest, in float32;
-            infinite where they are others, and what the network achieves in this format is measured.
-        arrays: what it is called with: those of torch or of numpy.
-        snippet: Python code that loads it from the working directory, without this project, once `arrays` is
-            imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `code`.
+        tolerance: see the row, `orchestrator.catalogue.formats.Format`.
     """
 
-    name: str
-    title: str
-    writer: Callable[[nn.Module, Example, Path], None]
-    loader: Callable[[Path, int], Run]
-    files: tuple[str, ...]
-    needs: tuple[str, ...]
-    tolerance: float
-    arrays: Literal["torch", "numpy"]
-    snippet: str
-    calibration: int = 0
-    """Examples of the training split that `writer` takes numbers from; 0: it is given any batch of 2 or more."""
+    name: str = ""
+    title: str = ""
+    needs: tuple[str, ...] = ()
+    tolerance: float = 0.0
+
+    @classmethod
+    def of(cls, row: formats.Format) -> Self:
+        """Return the format of a row."""
+        said: dict[str, Any] = {"name": row.name, "title": row.meaning, "needs": row.packages}
+        return cls(**vars(row.load()), **said, tolerance=row.tolerance)
 
     @property
     def changes_outputs(self) -> bool:

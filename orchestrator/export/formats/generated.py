@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from orchestrator.export.formats import two_of_four
-from orchestrator.export.formats.format import ExportError, Run, call
+from orchestrator.export.formats.format import Codec, ExportError, Run, call
 from orchestrator.workloads.weights import write_state
 from pruning.compact.tracing import Example, Traced, traced
 
@@ -200,3 +200,6 @@ def _path(name: str) -> str:
         plain = step.isidentifier() and not keyword.iskeyword(step)
         path = f"{path}.{step}" if plain else f"getattr({path}, {step!r})"
     return path
+
+
+CODEC = Codec(write, load, (MODULE, WEIGHTS), "torch", SNIPPET)

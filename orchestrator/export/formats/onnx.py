@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from orchestrator.export.formats.format import ExportError, Run, fed
+from orchestrator.export.formats.format import Codec, ExportError, Run, fed
 from orchestrator.export.formats.programs import program_of
 from pruning.compact.tracing import Example, quiet
 
@@ -71,3 +71,6 @@ def running(graph: Path, threads: int) -> Run:
         return torch.from_numpy(outputs)
 
     return run
+
+
+CODEC = Codec(write, load, (FILE,), "numpy", SNIPPET)

@@ -19,7 +19,7 @@ import numpy as np
 from torch import nn
 
 from orchestrator.export.formats import onnx
-from orchestrator.export.formats.format import ExportError, Run, call_values, cut, fed
+from orchestrator.export.formats.format import Codec, ExportError, Run, call_values, cut, fed
 from pruning.compact.tracing import Example, quiet
 
 FILE = "network.int8.onnx"
@@ -126,3 +126,6 @@ def _zero_points(graph: Path) -> dict[str, str]:
 
     nodes = [node for node in load(graph).graph.node if node.op_type == "DequantizeLinear"]
     return {node.input[0]: node.input[2] for node in nodes if len(node.input) > 2}
+
+
+CODEC = Codec(write, load, (FILE,), "numpy", SNIPPET, calibration=CALIBRATION)

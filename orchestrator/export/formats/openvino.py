@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.export.formats import onnx
-from orchestrator.export.formats.format import ExportError, Run, fed
+from orchestrator.export.formats.format import Codec, ExportError, Run, fed
 from pruning.compact.tracing import Example
 
 FILE, WEIGHTS = "network.xml", "network.bin"
@@ -51,3 +51,6 @@ def load(folder: Path, threads: int) -> Run:
         return torch.from_numpy(compiled(fed(example, names))[0])
 
     return run
+
+
+CODEC = Codec(write, load, (FILE, WEIGHTS), "numpy", SNIPPET)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from orchestrator.export.formats.format import ExportError, Run, call
+from orchestrator.export.formats.format import Codec, ExportError, Run, call
 from pruning.compact.tracing import Example, arguments_of, exported, quiet
 
 FILE = "network.pt2"
@@ -49,3 +49,6 @@ def load(folder: Path, threads: int) -> Run:
             return outputs
 
     return run
+
+
+CODEC = Codec(write, load, (FILE,), "torch", SNIPPET)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import pruning
-from orchestrator.config.parts.choices import choices_of
-from orchestrator.config.parts.scores import Score
+from orchestrator.config.groups import SCORING
+from orchestrator.config.parts.choices import as_typed, choices_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.training.scoring.examples import ScoringData, count
@@ -27,7 +26,8 @@ from orchestrator.workloads.targets import TargetError, failure
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
 from pruning import MaskSet
-from pruning.choices.axes import Choices
+from pruning.choices.axes import Control
+from pruning.choices.combining import Choices
 from pruning.selection.groups import Groups, groups_of
 
 SPLIT = "train"
@@ -88,7 +88,7 @@ def rank(
     shuffles = fields.get("restart", {}).get("control") == "shuffle"
     if spanning:
         given["example"] = example_of(model, read.data)
-        choices = replace(choices, restart=replace(choices.restart, control="shuffle")) if shuffles else choices
+        choices = replace(choices, control=Control("shuffle")) if shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):
             plan = pruning.plan(model, choices, **given, parameters=names, masks=before)
@@ -197,11 +197,11 @@ def _choices(fields: Mapping[str, Any]) -> Choices:
 
 
 def _as_set(said: str) -> str:
-    """Name the option of a score that a sentence begins with as settings do."""
-    if (option := re.match(r"`score\.options\['(\w+)'\]`", said)) is None:
-        return said
-    near = get_close_matches(option[1], [each.name for each in fields_of(Score)], n=1)
-    return f"`score.{option[1]}`{said[option.end() :]}{f' Did you mean `score.{near[0]}`?' if near else ''}"
+    """Return a refusal of the engine with its names as a user of a sweep types them, and a key that may be meant."""
+    typed = as_typed(said)
+    unknown = re.match(r"`score\.(\w+)` .* is not taken by", typed)
+    near = get_close_matches(unknown[1], [option.name for option in SCORING], n=1) if unknown else []
+    return f"{typed}{f' Did you mean `score.{near[0]}`?' if near else ''}"
 
 
 def _name(fields: Mapping[str, Any]) -> str:

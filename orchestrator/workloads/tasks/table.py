@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from torch import nn
 
+from orchestrator.catalogue.tasks import TASKS
 from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.plain_data import LARGEST, read_as
 from orchestrator.workloads.targets import create, given
-from orchestrator.workloads.tasks.classification import Classification
-from orchestrator.workloads.tasks.language_modelling import LanguageModelling
-from orchestrator.workloads.tasks.regression import Regression
-from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, Task
-from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
-
-TASKS: Mapping[str, Callable[..., Task]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "language_modelling": LanguageModelling,
-    "segmentation": Segmentation,
-    "torchmetrics": TorchMetrics,
-}
-"""What is built in, by `kind`; `orchestrator.config.components` has the keys of each."""
-
 
 RULES = {
     "name": "`name` must be 1 to 40 letters, digits and underscores that begin with a letter, as in `off_by`",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
-from orchestrator.config.parts import choices, scores
+from orchestrator.config.groups import schema_of
+from orchestrator.config.parts import choices
 from orchestrator.core.specs import Job
 from orchestrator.planning.plan import ConfigError, make_plan
 from pruning import PUBLISHED, Choices
@@ -26,7 +26,7 @@ METHODS = {path.stem for path in (Path(str(CONF)) / "method").glob("*.yaml")} - 
 
 @pytest.fixture(scope="module", autouse=True)
 def conf() -> Iterator[None]:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
@@ -43,7 +43,7 @@ def refused(*overrides: str) -> str:
 
 def chosen(config: Mapping[str, Any]) -> Choices:
     """What a configuration chooses, what its score's options are by default left out, and what trains."""
-    found = choices.choices_of(config, inner=config["schedule"]["inner"], at=config["schedule"]["at"])
+    found = choices.choices_of(config, inner=config["schedule"]["inner"])
     return replace(found, score=Score(found.score.kind))
 
 
@@ -53,16 +53,16 @@ def test_every_published_method_is_a_word() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_word_means_what_the_engine_s_table_says(name: str) -> None:
-    published = PUBLISHED[name]
-    config = composed(f"method={name}")
-    schedule = replace(published.schedule, kind="one_shot", sparsity=None)  # how far, and in how many rounds, is typed
+    method = PUBLISHED[name]
+    published, config = method.choices, composed(f"method={name}")
     unit = Unit() if published.select else published.unit  # a class has a `dim` of its own
-    expected = replace(published, unit=unit, schedule=schedule, select=None, arguments={}, restart=Choices().restart)
-    restart = {"weights": published.restart.kind}
+    repair = replace(published.repair, options={"damping": None} if published.repair.kind == "obs" else {})
+    expected = replace(published, unit=unit, repair=repair, select=None, arguments={})
 
     assert chosen(config) == expected
-    assert {key: config["restart"][key] for key in restart} == restart
-    assert config["restart"]["rates"] == published.restart.rates_from
+    assert config["schedule"]["at"] == ("start" if method.at_start else "trained")
+    assert config["restart"]["weights"] == ("step" if method.restart == "rewind" else "keep")
+    assert config["restart"]["rates"] == (0 if method.restart == "lr_rewind" else None)
     assert config["method"]["name"] in (None, name)
     assert published.select == (config["method"]["kind"] or None)
     assert {key: config["method"][key] for key in published.arguments} == published.arguments
@@ -158,18 +158,12 @@ def test_what_cannot_be_together_is_refused_with_the_reason(overrides: tuple[str
     assert said in refused(*overrides)
 
 
-def test_every_score_has_its_keys_and_a_file() -> None:
-    files = {path.stem for path in (Path(str(CONF)) / "score").glob("*.yaml")}
+@pytest.mark.parametrize("kind", SCORES)
+def test_every_score_is_an_option_with_the_defaults_of_its_row(kind: str) -> None:
+    row, config = SCORES[kind], plain(compose(f"score/{kind}"))["score"]
 
-    assert files == set(scores.SCORES) == set(SCORES)
-    for kind, node in scores.SCORES.items():
-        taken = inspect.signature(SCORES[kind].function).parameters
-        own = {each.name for each in fields(node)} - set(choices.OF_SCORE)
-        config = plain(compose(f"score/{kind}"))["score"]  # the file alone, which takes a tenth of the time
-
-        assert own <= set(taken), kind
-        assert (config["examples"] or config["per_class"] or 0) > 0 if SCORES[kind].reads_data else True
-        assert ("batch_norm" in own) == (SCORES[kind].batch_norm is not None), kind
-        assert {name: taken[name].default for name in own - {"batch_norm"}} == {
-            name: config[name] for name in own - {"batch_norm"}
-        }
+    assert config == vars(schema_of("score", kind)())
+    assert config["kind"] == kind
+    assert {name: config[name] for name in row.in_sweeps} == row.in_sweeps
+    assert {option.name for option in row.options} <= set(config)
+    assert (config["examples"] or config["per_class"] or 0) > 0 if row.reads_data else True

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import compose, schema
+from orchestrator.config import compose, hydra_options, schema
 from orchestrator.core.specs import Job
 from orchestrator.planning.plan import make_plan
 from orchestrator.sweep.launch import refuse_empty_axes
@@ -29,7 +29,7 @@ Hydra = tuple[ConfigLoader, DictConfig]
 
 @pytest.fixture(scope="module")
 def hydra() -> Hydra:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         return loader, loader.load_configuration("config", [], RunMode.MULTIRUN)
@@ -79,7 +79,7 @@ def with_widths(tmp_path: Path) -> Iterator[Hydra]:
         "_target_: theirs.Net\nwidth: 4\nhidden: ['${model.width}', '${model.width}']\n"
         "parts:\n  - {width: '${.width2}', width2: '${model.width}'}\n"
     )
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         search = [f"hydra.searchpath=[file://{tmp_path}]"]

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from orchestrator import __main__ as command_line
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.refusals.settings import explain
 from orchestrator.execution import interrupts
 
@@ -69,7 +69,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "sweep=random_amounts": "`sweep` (=random_amounts) is a choice that is added: write +sweep=random_amounts.",
         "+tracking=none": "`tracking` (=none) is there already: leave out the +.",
         "model=1.5": "`model` (=1.5) must be the name of a choice",
-        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist, text; add your own with",
+        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist, own, text; add your own w",
         "~foos": "`~foos` takes away what is not there",
         "~train.epochs": "`~train.epochs` takes away what is not there, or what every trial needs",
         "train.optimizer=adam": "choose it with `optimizer@train.optimizer=adam`.",
@@ -93,7 +93,6 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "model.wdth=8": "did you mean `model.width`? `model` has the keys _target_, width.",
         "method.scope=global": "`method.scope` (=global) is a group of its own: pass scope=global.",
     },
-    ("method._target_=theirs.Largest",): {"method.n=1": "add it with +method.n=1."},
     ("-m", "method=ln_structured,random_structured"): {
         "+model.input_shape=3": "`model.input_shape` (=3) must be a list of integers, as in [64,32], or null; pass mod",
         "model.channels.0=x": "`model.channels.0` (=x) cannot be taken: Value 'x' of type 'str' could not be converted",
@@ -217,7 +216,7 @@ PRESETS: dict[str, str] = {
 def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     folder.mkdir()
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(command_line.CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
 

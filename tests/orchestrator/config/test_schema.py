@@ -14,18 +14,21 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from training_cases import CLASSES, CPU, network, problem
 
-import pruning
-from orchestrator.config import components, rules
-from orchestrator.config.schema import register
+from orchestrator.catalogue.models import MODELS
+from orchestrator.config import rules
+from orchestrator.config.groups import DATA_SET, schema_of, violations_of, with_own_options
+from orchestrator.config.hydra_options import register, shadowed
+from orchestrator.config.parts.training import Train
 from orchestrator.training import loop
-from orchestrator.workloads import data, models
+from orchestrator.workloads import models
+from scripts.reference import conf_files
 
 CONF = Path(__file__).parents[3] / "conf"
 GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
 
 
 def violations(where: str, train: dict[str, Any]) -> list[str]:
-    return [*rules.violations(where, components.Train, {**vars(components.Train()), **train})]
+    return [*rules.violations(where, Train, {**vars(Train()), **train})]
 
 
 def files(group: str) -> list[str]:
@@ -41,14 +44,19 @@ def store() -> Iterator[None]:
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    found = OmegaConf.to_container(compose(overrides=list(overrides)), resolve=True)
+    """Return what overrides compose to, on top of conf/config.yaml where the first is `config`."""
+    name = "config" if overrides[:1] == ("config",) else None
+    found = OmegaConf.to_container(compose(name, overrides=list(overrides[bool(name) :])), resolve=True)
     assert isinstance(found, dict)
     return {str(key): value for key, value in found.items()}
 
 
 def test_conf_has_a_file_for_every_built_in() -> None:
-    assert set(files("model")) == set(components.MODELS)
-    assert set(files("data")) == set(components.DATA)
+    made = conf_files.files()
+
+    assert {Path(path).stem for path in made if path.startswith("model/")} == set(MODELS) == set(files("model"))
+    for path, content in made.items():
+        assert (CONF / path).read_text() == content, "run `.venv/bin/python -m scripts.reference`"
 
 
 @pytest.mark.usefixtures("store")
@@ -68,8 +76,8 @@ def test_every_model_file_builds(name: str) -> None:
 def test_every_data_file_composes_and_keeps_the_rules(name: str) -> None:
     config = composed(f"+data={name}")["data"]
 
-    assert config == vars(components.DATA[name]())
-    assert not list(components.part_violations("data", config))
+    assert config == vars(schema_of("data", name)())
+    assert not list(violations_of("data", config))
 
 
 @pytest.mark.usefixtures("store")
@@ -91,6 +99,52 @@ def test_an_optimizer_is_a_choice_that_leaves_nothing_of_another(group: str) -> 
     assert config["scheduler"] is None
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["model._target_=a.net"], ["model=own", "++model._target_=a.net"]),
+        (
+            ["seed=0", "+score._target_=a.f", "score.eps=1"],
+            ["score=own", "seed=0", "++score._target_=a.f", "++score.eps=1"],
+        ),
+        (["method._target_=a.M", "method.kind=null"], ["method=own", "++method._target_=a.M", "++method.kind=null"]),
+        (["model=mlp", "model._target_=a.net"], ["model=mlp", "model._target_=a.net"]),
+        (["model.kind=mlp", "model._target_=a.net"], ["model.kind=mlp", "model._target_=a.net"]),
+        (["train._target_=a.fit", "train.epochs=3"], ["train._target_=a.fit", "train.epochs=3"]),
+    ],
+)
+def test_a_typed_target_alone_chooses_the_option_of_one_s_own(typed: list[str], meant: list[str]) -> None:
+    assert with_own_options(typed) == meant
+
+
+@pytest.mark.usefixtures("store")
+def test_keys_of_the_default_option_do_not_reach_a_target_of_one_s_own() -> None:
+    typed = ["model._target_=a.net", "model.width=3", "model.weights=w.pt", "data._target_=a.data"]
+    config = composed("config", *with_own_options(typed))
+
+    assert {**config["model"], **dict.fromkeys(["name", "depends", "revision", "reinitialise"])} == {
+        **dict.fromkeys(["name", "kind", "depends", "revision", "reinitialise"]),
+        "_target_": "a.net",
+        "weights": "w.pt",
+        "width": 3,
+    }
+    assert set(config["data"]) == {option.name for option in DATA_SET}
+
+
+def test_a_file_that_is_called_as_an_option_of_ours_is_refused(tmp_path: Path) -> None:
+    for option in ("score/snip", "model/cnn", "model/mine", "sweep/mine"):
+        (tmp_path / option).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{option}.yaml").write_text("kind: cnn\n")
+
+    told = [*shadowed(tmp_path, CONF)]
+
+    assert [line.partition(" has the name of the built-in option ")[2].partition(",")[0] for line in told] == [
+        "model=cnn",
+        "score=snip",
+    ]
+    assert not [*shadowed(None, CONF)]
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("override", ["model.hiden=[3]", "model.hidden=3", "model.dropout=much"])
 def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: str) -> None:
@@ -99,7 +153,7 @@ def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: s
 
 
 def test_the_schema_needs_no_torch() -> None:
-    code = "import sys, orchestrator.config.components; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    code = "import sys, orchestrator.config.groups; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
 
@@ -177,12 +231,6 @@ def test_every_broken_rule_is_said_at_once() -> None:
     ],
 )
 def test_rules_of_the_validation_cut(node: dict[str, Any], words: str) -> None:
-    (sentence,) = components.part_violations("data", node)
+    (sentence,) = violations_of("data", node)
 
     assert words in sentence
-
-
-def test_kinds_are_what_workloads_and_the_engine_have() -> None:
-    assert set(components.MODELS) == set(models.MODELS)
-    assert set(components.DATA) == set(data.DATA)
-    assert set(components.METHODS) == set(pruning.METHODS) - {"custom_from_mask"}, "no sweep has a mask"

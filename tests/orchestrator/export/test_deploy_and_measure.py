@@ -14,7 +14,7 @@ from small_workloads import classification_data
 from torch import Tensor, nn
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model: str = "linear") -> Outcome:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base=None):
         config = plain(compose("config", [*SETTINGS, *overrides]))
     own: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
     def load(_: Path, __: int) -> Run:
         return lambda example: torch.tensor([[0.0, 1.0]]).expand(len(example[0]), 2)
 
-    always = Format("torch", "class 1", write, load, ("always",), (), math.inf, "torch", "", calibration=50)
+    always = Format(write, load, ("always",), "torch", "", 50, "torch", "class 1", tolerance=math.inf)
     monkeypatch.setattr(stages, "FORMATS", {"torch": always})
     monkeypatch.setattr(stages, "TOLERANCES", {"torch": math.inf})
     outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")

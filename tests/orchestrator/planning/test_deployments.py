@@ -8,11 +8,11 @@ import pytest
 from small_trials import composed
 
 from orchestrator.config import schema
-from orchestrator.config.parts import deploy
 from orchestrator.core.specs import DENSE, NETWORK, Job, Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning import preflights
 from orchestrator.planning.plan import make_plan
+from pruning.catalogue import rows
 
 
 def planned(*trials: tuple[str, ...]) -> Plan:
@@ -86,7 +86,7 @@ def test_what_cannot_be_deployed_is_refused(override: str, message: str) -> None
 
 
 def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "find_spec", lambda name: None)
+    monkeypatch.setattr(rows, "find_spec", lambda name: None)
 
     with pytest.raises(schema.ConfigError, match=r"whose packages are installed \(onnx needs onnx, .* extra `export`"):
         planned(("deploy.formats=[shrink, onnx]",))

@@ -9,7 +9,7 @@ import pytest
 from small_trials import composed
 
 from orchestrator.config import schema
-from orchestrator.config.parts import model_and_data
+from orchestrator.config.groups import schema_of
 from orchestrator.core.specs import Job, Plan
 from orchestrator.planning.plan import make_plan
 
@@ -95,8 +95,8 @@ def test_what_does_not_lie_there_is_told(
 
 
 def with_text(**data: Any) -> Plan:
-    text = {**vars(model_and_data.Text()), "name": None, **data}
-    return make_plan([Job((), {**composed(), "data": text, "model": dict(vars(model_and_data.Gpt()))})])
+    text = {**vars(schema_of("data", "text")()), "name": None, **data}
+    return make_plan([Job((), {**composed(), "data": text, "model": dict(vars(schema_of("model", "gpt")()))})])
 
 
 def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_text_that_is_not_there_is_told(
 
 def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(path: str, revision: str | None = None) -> Plan:
-        node = {**vars(model_and_data.Transformers()), "path": path, "revision": revision}
+        node = {**vars(schema_of("model", "huggingface")()), "path": path, "revision": revision}
         return make_plan([Job((), {**composed(), "model": node})])
 
     write(tmp_path / "here" / "config.json", b"{}")

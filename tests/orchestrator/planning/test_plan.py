@@ -13,6 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.compose import plain
 from orchestrator.config.schema import ConfigError
@@ -22,7 +23,7 @@ from orchestrator.planning.plan import make_plan, round_targets
 
 @pytest.fixture(scope="session")
 def default() -> dict[str, Any]:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return plain(compose("config"))
 
@@ -337,7 +338,7 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"model": {"_target_": "no_such.Net"}}, r"`model._target_` \(=no_such.Net\) is not on the Python path"),
         ({"model": {}}, "must name what to build: add a `kind`, one of mlp, cnn"),
         ({"model__kind": "vgg"}, r"`model.kind` \(=vgg\) must be one of mlp, cnn"),
-        ({"model___target_": "their.Net"}, r"`model._target_` \(=their.Net\) are both given.*DIR/model/NAME.yaml"),
+        ({"model___target_": "their.Net"}, r"`model._target_` \(=their.Net\) are both given.*leave out the kind"),
         ({"model": {"_target_": "orchestrator.models.cnn"}}, "must be your own.*pass `model=cnn`, or `kind: cnn`"),
         ({"data": {"_target_": "orchestrator.workloads.data.load"}}, "what is built in has a `kind`: one of digits"),
         ({"method": {"_target_": "pruning.unstructured.L1Unstructured"}}, "pass `method=l1_unstructured`"),

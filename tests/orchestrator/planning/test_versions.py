@@ -19,19 +19,21 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
+from orchestrator.config.groups import GROUPS
 from orchestrator.core.specs import Job
 from orchestrator.planning import plan, versions
-from orchestrator.planning.versions import VERSIONS
+from orchestrator.planning.versions import components, version_of
+from pruning.catalogue.allocations import ALLOCATIONS
 
 KNOWN = Path(__file__).with_name("versions.json")
 PYTHON = (3, 11)
 REMEDY = """
-is not the code that its version stood for. Where results may differ, raise its number in VERSIONS
-(orchestrator/planning/versions.py): the stages that use it are then other stages. They do not differ where
-`python scripts/golden_bits.py` prints the same lines as before, with equal torch on an equal processor (for what the
-main job does not use: where a sweep of it does). Then, either way, renew the digests by
+is not the code that its version stands for. Run `python scripts/golden_bits.py --against HEAD` (HEAD~1 once the change
+is committed): it runs both trees on this machine. Where lines differ, raise the component's version, in its row or in
+orchestrator/planning/versions.py: the stages that use it are then other stages. Then, either way, renew the digests by
 `PYTHONPATH=. python tests/orchestrator/planning/test_versions.py` and commit versions.json.
 """
 
@@ -42,18 +44,20 @@ SHARED = {
         *(f"{WORKLOADS}.{name}" for name in ("data.load", "models.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
-    "deploy": [f"orchestrator.export.stages.{name}" for name in ("deploy", "measure")],
-    "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
+    "deploy": [
+        *(f"orchestrator.export.stages.{name}" for name in ("deploy", "measure")),
+        *(row.code.replace(":", ".") for row in FORMATS.values() if row.code),
+    ],
+    "round": [
+        *(f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")),
+        *(row.code.replace(":", ".") for row in ALLOCATIONS.values() if row.code),
+    ],
 }
-REGISTRIES = {
-    "model": f"{WORKLOADS}.models.MODELS",
-    "data": f"{WORKLOADS}.data.DATA",
-    "task": f"{WORKLOADS}.tasks.table.TASKS",
-    "method": "pruning.METHODS",
-    "score": "pruning.scores.table.SCORES",
-}
-HARMLESS = ("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__")
-"""Not followed, but for seeding: they decide nothing that a stage computes."""
+HARMLESS = (
+    *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
+    *("orchestrator.catalogue", "pruning.catalogue"),
+)
+"""Not followed, but for seeding: they decide nothing that a stage computes. The code of rows is followed row by row."""
 
 
 @cache
@@ -95,15 +99,14 @@ def definition(path: str) -> tuple[str, ast.stmt] | None:
 
 
 def closure(roots: Sequence[str], left_out: Mapping[str, ast.stmt] | None = None) -> dict[str, ast.stmt]:
-    """Return all that `roots` refer to, by module and name, less what is `left_out`; registries are not followed."""
+    """Return all that `roots` refer to, by module and name, less what is `left_out`."""
     found: dict[str, ast.stmt] = {}
     pending = [root for root in roots if definition(root)]
     assert len(pending) == len(roots), f"a part of {roots} has moved; say where to"
-    registries = {where for path in REGISTRIES.values() if (where := definition(path))}
     while pending:
         path = pending.pop()
         where = definition(path)
-        if where is None or where in registries:
+        if where is None:
             continue
         module, node = where
         key = f"{module}.{path.rpartition('.')[2]}"
@@ -128,34 +131,64 @@ def references(module: str, node: ast.stmt) -> Iterator[str]:
 
 
 def digest(code: Mapping[str, ast.stmt]) -> str:
-    """Return the digest of syntax trees, wherever they stand: without places, imports and docstrings."""
+    """Return the digest of syntax trees less places, imports, docstrings, annotations and names of local variables."""
     return hashlib.sha256("\n".join(sorted(ast.dump(bare(node)) for node in code.values())).encode()).hexdigest()[:16]
 
 
+class _Bare(ast.NodeTransformer):
+    """Drops imports, docstrings and annotations."""
+
+    def visit_Import(self, node: ast.Import) -> None: ...
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(node.arg)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        if node.value is None:
+            return (
+                ast.Expr(ast.Name(node.target.id, ast.Load())) if isinstance(node.target, ast.Name) else None
+            )  # a field
+        return self.generic_visit(ast.Assign([node.target], node.value))
+
+
+class _Renamed(ast.NodeTransformer):
+    """Numbers the local variables of a function in the order in which they appear."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.numbers = {name: f"local{number}" for number, name in enumerate(names)}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.numbers.get(node.id, node.id), node.ctx)
+
+
 def bare(node: ast.stmt) -> ast.AST:
-    class Strip(ast.NodeTransformer):
-        def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
-
-        def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-            return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
-
-    return Strip().visit(ast.parse(ast.unparse(node)))
+    tree = _Bare().visit(ast.parse(ast.unparse(node)))
+    for each in ast.walk(tree):
+        if isinstance(each, ast.FunctionDef):
+            taken = {arg.arg for arg in (*each.args.args, *each.args.kwonlyargs, *each.args.posonlyargs)}
+            inner = [*ast.walk(ast.Module(each.body, []))]
+            declared = {name for each in inner if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
+            stored = [each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+            local = [name for name in dict.fromkeys(stored) if name not in taken | declared]
+            each.body = [_Renamed(local).visit(statement) for statement in each.body]
+    return tree
 
 
 def kinds() -> Iterator[tuple[str, str]]:
-    """Yield each kind's component and what its registry says it is."""
-    for group, path in REGISTRIES.items():
-        where = definition(path)
-        assert where is not None
-        module, node = where
-        table = next(each for each in ast.walk(node) if isinstance(each, ast.Dict))
-        for key, value in zip(table.keys, table.values, strict=True):
-            assert isinstance(key, ast.Constant)
-            value = value.args[0] if isinstance(value, ast.Call) else value
-            assert isinstance(value, ast.Name)
-            bound = bindings(module)[value.id]
-            if key.value != "custom_from_mask":
-                yield f"{group}/{key.value}", bound if isinstance(bound, str) else f"{module}.{value.id}"
+    """Yield each row's component and the dotted path of its code."""
+    for name, group in GROUPS.items():
+        for kind, row in group.rows.items():
+            if row.code:
+                yield f"{name}/{kind}", row.code.replace(":", ".")
 
 
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
@@ -174,13 +207,14 @@ def digests() -> dict[str, str]:
 
 
 def test_every_component_has_a_version() -> None:
-    assert set(VERSIONS) == {*SHARED, *(component for component, _ in kinds())}
+    assert set(components()) == {*SHARED, *(component for component, _ in kinds())}
+    assert set(json.loads(KNOWN.read_text())) == set(components())
 
 
 @pytest.mark.skipif(sys.version_info[:2] != PYTHON, reason="syntax trees are those of Python 3.11")
 def test_a_component_s_code_is_what_its_version_stands_for() -> None:
     known, code = json.loads(KNOWN.read_text()), digests()
-    differ = [name for name in code if known.get(name) != {"version": VERSIONS[name], "code": code[name]}]
+    differ = [name for name in code if known.get(name) != {"version": version_of(name), "code": code[name]}]
 
     assert not differ, f"{', '.join(differ)} {REMEDY}"
 
@@ -198,17 +232,37 @@ def test_the_closure_holds_what_decides_bits() -> None:
     assert f"{WORKLOADS}.images.idx_files.read" in closure([root["data/mnist"]])
 
 
-def test_places_imports_and_docstrings_are_no_code_but_constants_are() -> None:
-    def of(text: str) -> str:
-        return digest({"f": ast.parse(text).body[0]})
+@pytest.mark.parametrize(
+    "same",
+    [
+        "\n\ndef f(x, *, k=1):\n    '''Add k.'''\n    from there import g\n    y = (x + k)\n    return [y for z in y]",
+        "def f(x: int, *, k: int = 1) -> int:\n    y: int = x + k\n    return [y for z in y]",
+        "def f(x, *, k=1):\n    total = x + k\n    return [total for each in total]",
+    ],
+)
+def test_places_imports_docstrings_annotations_and_local_names_are_no_code(same: str) -> None:
+    assert digest_of(same) == digest_of("def f(x, *, k=1):\n    y = x + k\n    return [y for z in y]")
 
-    code = of("def f(x):\n    return x + 1")
-    assert of("\n\ndef f(x):\n    '''Add one.'''\n    from there import g\n    return (x + 1)") == code
-    assert of("def f(x):\n    return x + 2") != code
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "def f(x, *, k=2):\n    y = x + k\n    return [y for z in y]",
+        "def f(x, *, j=1):\n    y = x + j\n    return [y for z in y]",
+        "def f(x, *, k=1):\n    y = x + k\n    return [z for z in y]",
+        "def f(x, *, k=1):\n    y = k + x\n    return [y for z in y]",
+    ],
+)
+def test_constants_arguments_and_what_is_computed_are_code(other: str) -> None:
+    assert digest_of(other) != digest_of("def f(x, *, k=1):\n    y = x + k\n    return [y for z in y]")
+
+
+def digest_of(text: str) -> str:
+    return digest({"f": ast.parse(text).body[0]})
 
 
 def test_a_raised_version_changes_the_stages_that_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = plain(compose("config"))
 
@@ -223,10 +277,15 @@ def test_a_raised_version_changes_the_stages_that_use_it(monkeypatch: pytest.Mon
         ("round", 3),
         ("training", 4),
     ):
-        monkeypatch.setattr(versions, "VERSIONS", {**VERSIONS, component: VERSIONS[component] + 1})
+        known = version_of(component)
+        monkeypatch.setattr(
+            versions,
+            "version_of",
+            lambda name, at=component, known=known: known + 1 if name == at else version_of(name),
+        )
         assert sum(a != b for a, b in zip(before, keys(), strict=True)) == changed
 
 
 if __name__ == "__main__":
-    known = {name: {"version": VERSIONS[name], "code": code} for name, code in digests().items()}
+    known = {name: {"version": version_of(name), "code": code} for name, code in digests().items()}
     KNOWN.write_text(json.dumps(known, indent=1) + "\n")

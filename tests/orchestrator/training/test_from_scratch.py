@@ -13,6 +13,7 @@ from small_trials import planned, small, train
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.catalogue.models import MODELS
 from orchestrator.compare.audit.checklist import audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.seeding import derive, seeded
@@ -24,7 +25,6 @@ from orchestrator.training import loop
 from orchestrator.training.preflight import run_preflight
 from orchestrator.training.state.from_scratch import ControlError, small_of
 from orchestrator.workloads import data
-from orchestrator.workloads.models import MODELS
 from orchestrator.workloads.tasks.classification import Classification
 from pruning import MaskSet
 
@@ -113,7 +113,7 @@ def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(store
 
 def test_a_network_draws_in_its_own_way_in_the_sizes_that_it_has() -> None:
     """Glorot's variance is 2 / (fan_in + fan_out): 784 + 300 inputs and outputs become 784 + 30."""
-    model = MODELS["lenet_300_100"]([1, 28, 28], 10)
+    model = MODELS["lenet_300_100"].load()([1, 28, 28], 10)
     pruning.prune(model, "magnitude", unit="group", sparsity=0.9, example=torch.zeros(2, 1, 28, 28))
     masks = MaskSet.collect(model)
     pruning.remove_all(model)

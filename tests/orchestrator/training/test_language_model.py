@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
@@ -39,7 +39,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*trials: list[str]) -> Outcome:
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return conductor.run([Job(tuple(line), plain(compose("config", [*SHORT, *line]))) for line in trials])
 

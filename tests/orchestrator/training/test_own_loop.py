@@ -12,7 +12,7 @@ from test_stages import chain, run
 from torch import Tensor, nn
 from training_cases import CLASSES, CPU, network, problem, same, settings, state
 
-from orchestrator.config.components import Train
+from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store

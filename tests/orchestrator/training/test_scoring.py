@@ -17,7 +17,7 @@ from training_cases import CLASSES, CPU, TRAIN, network, points, problem
 
 import pruning
 from orchestrator.__main__ import CONF
-from orchestrator.config import schema
+from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
@@ -213,7 +213,9 @@ def gradients(model: nn.Module, batches: list[Any], loss: Any) -> dict[str, torc
 
 def test_an_argument_that_a_score_of_one_s_own_does_not_take_is_called_as_it_was_set() -> None:
     own = {"_target_": f"{__name__}.gradients"}
-    with pytest.raises(OrchestratorError, match=r"^`score.mixx` \(=0.5\) is not taken by .*, which takes none\.$"):
+    with pytest.raises(
+        OrchestratorError, match=r"^`score.mixx` \(=0.5\) is not taken by .*, which takes no options\.$"
+    ):
         pruned(network(), score={**own, "mixx": 0.5})
     with pytest.raises(OrchestratorError, match=r"Did you mean `score.examples`\?$"):
         pruned(network(), score={**own, "exampels": 8})
@@ -233,7 +235,7 @@ def test_a_score_of_one_s_own_without_its_examples_is_told_the_setting_that_give
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    schema.register()
+    hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield tmp_path
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from dataclasses import asdict
 from multiprocessing import active_children
 from typing import Any
 
@@ -30,7 +29,7 @@ from training_cases import (
     state,
 )
 
-from orchestrator.config.parts.model_and_data import Cnn, Digits
+from orchestrator.config.groups import schema_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop
@@ -394,10 +393,12 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.slow
 def test_a_real_training_reaches_what_the_default_job_shows() -> None:
     """The default digits network and training: 98% and more of the test digits."""
-    digits = data_sets.load(asdict(Digits()))
+    digits = data_sets.load(vars(schema_of("data", "digits")()))
     cosine = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None}
     for seed in range(2):
-        model = models.build(asdict(Cnn()), input_shape=digits.input_shape, classes=digits.classes, seed=seed)
+        model = models.build(
+            vars(schema_of("model", "cnn")()), input_shape=digits.input_shape, classes=digits.classes, seed=seed
+        )
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
         loop.fit(model, digits, CLASSES, config, seed=seed, device=CPU)
         assert evaluate(model, digits.test, CLASSES, device=CPU).figures["accuracy"] > 0.98

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from orchestrator.config.parts.model_and_data import Digits
+from orchestrator.config.groups import schema_of
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.workloads import data
 from orchestrator.workloads.data import Data
@@ -95,7 +94,7 @@ def tensors(split: Split) -> TensorSplit:
 
 
 def digits(**changes: Any) -> Data:
-    return data.load({**asdict(Digits()), **changes})
+    return data.load({**vars(schema_of("data", "digits")()), **changes})
 
 
 def test_digits_are_scikit_learns_each_in_one_split() -> None:

@@ -9,7 +9,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.config.parts.model_and_data import FashionMnist, HuggingFace, Mnist
+from orchestrator.config.groups import schema_of
 from orchestrator.core.errors import DataError
 from orchestrator.workloads import data, node_cache
 from orchestrator.workloads.images import huggingface, idx_files
@@ -138,18 +138,25 @@ def test_what_is_no_idx_file_of_bytes_is_refused(content: bytes, words: str) -> 
         idx_files.parse(content, Path("some-file"))
 
 
-@pytest.mark.parametrize(("config", "constant"), [(Mnist(), "MNIST"), (FashionMnist(), "FASHION_MNIST")])
+def huggingface_set(**changes: Any) -> dict[str, Any]:
+    """Return the configuration of a data set of Hugging Face's."""
+    return {**vars(schema_of("data", "huggingface")()), **changes}
+
+
+@pytest.mark.parametrize(("kind", "constant"), [("mnist", "MNIST"), ("fashion_mnist", "FASHION_MNIST")])
 def test_named_sets_are_normalised_and_split(
-    config: Mnist | FashionMnist, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idx_files, constant, publish(tmp_path / "tiny"))
 
-    found = data.load({**asdict(config), "root": str(tmp_path), "val_size": 2})
+    config = vars(schema_of("data", kind)())
+
+    found = data.load({**config, "root": str(tmp_path), "val_size": 2})
 
     assert (found.input_shape, found.classes) == ((1, 2, 3), 10)
     assert (len(found.train), len(found.val), len(found.test)) == (4, 2, 2)
     inputs, labels = next(iter(found.test.batches(2, device=torch.device("cpu"))))
-    assert torch.allclose(inputs, torch.tensor((1 - config.mean[0]) / config.std[0]))
+    assert torch.allclose(inputs, torch.tensor((1 - config["mean"][0]) / config["std"][0]))
     assert labels.tolist() == [2, 9]
 
 
@@ -223,7 +230,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 def test_hugging_face_images_are_normalised_by_the_training_split(serve: Serve) -> None:
     calls = serve([(4, 6)] * 8)
 
-    found = data.load({**asdict(HuggingFace(subset="plain", revision="v1")), "val_fraction": 0.25})
+    found = data.load({**huggingface_set(subset="plain", revision="v1"), "val_fraction": 0.25})
 
     assert calls[0] == (("uoft-cs/cifar10", "plain"), {"split": "train", "revision": "v1"})
     assert (found.input_shape, found.classes, len(found.val)) == ((3, 4, 6), 5, 2)
@@ -238,7 +245,7 @@ def test_hugging_face_images_are_the_same_however_many_are_decoded_at_a_time(
 ) -> None:
     monkeypatch.setattr(huggingface, "CHUNK", 3)
     serve([(4, 6)] * 8)
-    found = data.load({**asdict(HuggingFace()), "val_fraction": 0.25, "mode": mode})
+    found = data.load({**huggingface_set(), "val_fraction": 0.25, "mode": mode})
     rows = Rows([(4, 6)] * 8, [0] * 8).columns["img"]
     pixels = np.stack([np.asarray(image.convert(mode)).reshape(4, 6, -1) for image in rows]).transpose(0, 3, 1, 2) / 255
     mean, std = (each.reshape(1, -1, 1, 1) for each in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3))))
@@ -256,7 +263,7 @@ def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(
     monkeypatch.setattr(node_cache, "WORTHWHILE", 1)
     arrow = tmp_path / "rows.arrow"
     arrow.write_bytes(b"1")
-    config = {**asdict(HuggingFace()), "val_fraction": 0.25}
+    config = {**huggingface_set(), "val_fraction": 0.25}
     serve([(4, 6)] * 8)
     in_memory = data.load(config)
     serve([(4, 6)] * 8, arrow)
@@ -280,7 +287,7 @@ def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(
 
 def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:
     serve([(4, 6), (5, 5), (4, 6)])
-    config = {**asdict(HuggingFace()), "val_fraction": None, "val_size": 1}
+    config = {**huggingface_set(), "val_fraction": None, "val_size": 1}
 
     with pytest.raises(DataError, match=r"`data\.size` .* have 2, from \[4, 6\] to \[5, 5\]"):
         data.load(config)
@@ -291,7 +298,7 @@ def test_hugging_face_column_that_is_not_there(serve: Serve) -> None:
     serve([(4, 6)] * 4)
 
     with pytest.raises(DataError, match=r"`data\.image_key` \(=image\) is no column .*img, label"):
-        data.load({**asdict(HuggingFace()), "image_key": "image"})
+        data.load({**huggingface_set(), "image_key": "image"})
 
 
 def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,4 +306,4 @@ def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> No
     data._load.cache_clear()
 
     with pytest.raises(DataError, match=re.escape("pip install 'pruning-orchestrator[hf]'")):
-        data.load(asdict(HuggingFace()))
+        data.load(huggingface_set())

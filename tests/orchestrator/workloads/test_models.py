@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.config.components import MODELS
+from orchestrator.catalogue.models import MODELS
+from orchestrator.config.groups import schema_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads import models
 
@@ -121,7 +122,7 @@ def test_lenets_have_gaussian_glorot_weights_and_zero_biases(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("gpt", "huggingface", "timm")])
 def test_every_built_in_is_filled_from_the_data_and_depends_on_the_seed_alone(name: str) -> None:
-    config = dict(vars(MODELS[name]()))
+    config = dict(vars(schema_of("model", name)()))
     torch.manual_seed(1)
     first = build(config, (3, 32, 32), 7, seed=5)
     state = torch.get_rng_state()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pruning.choices.axes import Scope, Unit
 from pruning.schedule import targets
-from pruning.selection.allocation import allocate, er, erk, largest_remainder, scaled, uniform_plus
+from pruning.selection.allocation import allocate, er, erk, largest_remainder, uniform_plus
 from pruning.selection.groups import groups_of
 
 ERK_300_100 = {
@@ -44,7 +44,7 @@ def counts(shapes, sparsity, allocation, alive=None, **scope):
 
 @pytest.mark.parametrize(("shapes", "density", "want"), CASES)
 def test_erk_densities_are_those_of_the_tables(shapes, density, want):
-    assert scaled([erk(s) for s in shapes.values()], sizes_of(shapes), density) == pytest.approx(want, rel=5e-9)
+    assert erk([*shapes.values()], sizes_of(shapes), density) == pytest.approx(want, rel=5e-9)
 
 
 def test_erk_counts_of_a_tenth_of_lenet_300_100():
@@ -53,9 +53,9 @@ def test_erk_counts_of_a_tenth_of_lenet_300_100():
 
 def test_er_is_erk_where_all_layers_are_linear_and_heeds_no_kernels():
     shapes = list(LENET_300_100.values())
-    assert [er(s) for s in shapes] == pytest.approx([erk(s) for s in shapes])
-    conv = er((50, 20, 5, 5))
-    assert conv == pytest.approx(70 / 1000)
+    assert er(shapes, sizes_of(LENET_300_100), 0.1) == pytest.approx(erk(shapes, sizes_of(LENET_300_100), 0.1))
+    conv, flat = er([(50, 20, 5, 5), (50, 20)], [25000, 1000], 0.02)
+    assert conv == flat == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(("density", "rest"), [(0.1, 0.0977647059), (0.05, 0.0471176471)])
@@ -90,7 +90,7 @@ def test_the_sum_is_exact(shapes, sparsity, allocation):
 @pytest.mark.parametrize("raw", [er, erk])
 @pytest.mark.parametrize("shapes", [LENET_300_100, LENET_5])
 def test_every_density_grows_with_the_density_of_all(shapes, raw):
-    tables = [scaled([raw(s) for s in shapes.values()], sizes_of(shapes), k / 200) for k in range(1, 201)]
+    tables = [raw([*shapes.values()], sizes_of(shapes), k / 200) for k in range(1, 201)]
 
     for less, more in itertools.pairwise(tables):
         assert all(a <= b + 1e-12 for a, b in zip(less, more, strict=True))

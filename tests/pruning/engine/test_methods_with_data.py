@@ -8,7 +8,8 @@ from golden_network import BATCHES, Golden, bits, loss
 from torch import nn
 
 import pruning
-from pruning.choices.axes import Choices, Schedule, Scope, Score, Unit
+from pruning.choices.axes import Schedule, Scope, Score, Unit
+from pruning.choices.combining import Choices
 
 DATA = {"batches": BATCHES, "loss": loss}
 

@@ -13,7 +13,8 @@ from golden_network import BATCHES, Golden, bits, loss
 from torch import nn
 
 import pruning
-from pruning.choices.axes import Choices, Dynamics, Repair, Restart, Schedule, Scope, Score, Unit
+from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Score, Unit
+from pruning.choices.combining import Choices
 from pruning.engine.one_call import chosen
 from pruning.engine.scoring import share
 
@@ -78,7 +79,7 @@ def test_force_of_a_network_held_pruned_is_that_of_its_weights_and_masks():
     batches = [(torch.randn(16, 8), torch.randint(4, (16,))) for _ in range(4)]
     held = copy.deepcopy(plain)
     masks = pruning.prune(held, "random", sparsity=0.6, generator=torch.Generator().manual_seed(0)).masks
-    choices = replace(pruning.PUBLISHED["force"], schedule=Schedule(sparsity=0.7, inner=4))
+    choices = replace(pruning.PUBLISHED["force"].choices, schedule=Schedule(sparsity=0.7, inner=4))
 
     found = pruning.plan(held, choices, batches=batches, loss=loss)
 
@@ -164,9 +165,9 @@ def test_synflow_keeps_layers_alive_in_rounds_alone(density, inner, kept):
     for layer in model[::2]:
         nn.init.xavier_normal_(layer.weight)
         nn.init.zeros_(layer.bias)
-    schedule = Schedule(sparsity=1 - density, inner=inner, at="start")
+    schedule = Schedule(sparsity=1 - density, inner=inner)
 
-    found = pruning.plan(model, replace(pruning.PUBLISHED["synflow"], schedule=schedule))
+    found = pruning.plan(model, replace(pruning.PUBLISHED["synflow"].choices, schedule=schedule))
 
     assert tuple(found.details["kept"].values()) == kept
     assert found.details["dead"] == [f"{2 * i}.weight" for i in range(3) if not kept[i]]
@@ -187,9 +188,9 @@ def test_options_find_the_choice_that_they_belong_to():
     obs = chosen("obs", {"damping": 0.1, "min_kept": 2, "control": "shuffle"})
     magnitude = chosen("magnitude", {"repair": "obs_joint", "damping": 0.1, "inner": 3, "allocation": "erk"})
 
-    assert (obs.score.options, obs.repair.damping) == ({"damping": 0.1}, None)  # the score takes it
-    assert (obs.scope.min_kept, obs.restart.control) == (2, "shuffle")
-    assert (magnitude.score.options, magnitude.repair.damping, magnitude.schedule.inner) == ({}, 0.1, 3)
+    assert (obs.score.options, obs.repair.options) == ({"damping": 0.1}, {})  # the score takes it
+    assert (obs.scope.min_kept, obs.control.kind) == (2, "shuffle")
+    assert (magnitude.score.options, magnitude.repair.options, magnitude.schedule.inner) == ({}, {"damping": 0.1}, 3)
     assert magnitude.scope == Scope("layer", "erk")
     assert chosen(pruning.LnStructured, {"n": 1}).arguments == {"n": 1}
 
@@ -368,7 +369,7 @@ def test_a_plan_changes_nothing():
     drawn = torch.get_rng_state()
 
     for name in ("snip", "force", "synflow", "random_structured"):
-        choices = replace(pruning.PUBLISHED[name], schedule=Schedule(sparsity=0.6))
+        choices = replace(pruning.PUBLISHED[name].choices, schedule=Schedule(sparsity=0.6))
         pruning.plan(model, choices, **DATA, generator=torch.Generator())
 
     assert pruning.MaskSet.collect(model) == masks
@@ -416,7 +417,7 @@ def test_a_shuffled_mask_keeps_counts_and_survivors():
     model = Golden()
     pruning.prune(model, "magnitude", sparsity=0.25)
     before = pruning.MaskSet.collect(model)
-    choices = Choices(schedule=Schedule(sparsity=0.5), restart=Restart(control="shuffle"))
+    choices = Choices(schedule=Schedule(sparsity=0.5), control=Control("shuffle"))
 
     plain = pruning.plan(model, Choices(schedule=Schedule(sparsity=0.5))).masks
     seeds = [pruning.plan(model, choices, generator=torch.Generator().manual_seed(s)).masks for s in (1, 1, 2)]
@@ -433,7 +434,7 @@ def test_shuffling_fixes_all_ones_and_keeps_windows():
     ones = {name: torch.ones(size, dtype=torch.bool) for name, size in cut.sizes.items()}
     assert all(mask.all() for mask in pruning.shuffle(ones, cut).values())
 
-    masks = pruning.prune(Golden(), "n_m", restart=Restart(control="shuffle")).masks
+    masks = pruning.prune(Golden(), "n_m", control=Control("shuffle")).masks
     assert all((mask.view(-1, 4).sum(1) == 2).all() for mask in masks.values())
 
 
@@ -449,7 +450,7 @@ def test_every_shuffle_is_as_likely():
 
 
 def test_inverted_scores_keep_the_lowest():
-    choices = Choices(schedule=Schedule(sparsity=0.5), scope=Scope("global"), restart=Restart(control="invert"))
+    choices = Choices(schedule=Schedule(sparsity=0.5), scope=Scope("global"), control=Control("invert"))
     masks = pruning.plan(Golden(), choices).masks
     assert bits(masks) == "".join("10"[int(bit)] for bit in GOLDEN_14["global_l1_unstructured"])
 
@@ -495,11 +496,13 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rounds": 3}, r"`schedule.rounds` \(=3\) says how training and pruning take turns"),
-        ({"at": "start"}, r"`schedule.at` \(='start'\)"),
-        ({"schedule": Schedule(rounds=2)}, r"`schedule.rounds` \(=2\)"),
-        ({"restart": "reinit"}, r"`restart.kind` \(='reinit'\)"),
-        ({"rates_from": 0}, r"`restart.rates_from` \(=0\)"),
+        ({"rounds": 3}, "`rounds` says how training and pruning take turns"),
+        ({"at": "start"}, "`at` says how"),
+        ({"schedule": {"rounds": 2}}, "`rounds` says how"),
+        ({"schedule": {"sparsty": 0.5}}, "`schedule` has 'sparsty', but takes sparsity, inner"),
+        ({"schedule": "cubic"}, r"`schedule` \(='cubic'\) must be a Schedule, or a dict of its fields"),
+        ({"restart": "reinit"}, "`restart` says how"),
+        ({"rates": 0}, "`rates` says how"),
     ],
 )
 def test_what_a_training_goes_by_is_not_taken_without_a_word(given, said):
@@ -507,7 +510,13 @@ def test_what_a_training_goes_by_is_not_taken_without_a_word(given, said):
     with pytest.raises(ValueError, match=said):
         pruning.prune(model, "magnitude", sparsity=0.5, **given)
     assert not pruning.is_pruned(model)
-    pruning.prune(model, "lottery_ticket", sparsity=0.5, rounds=1, step=0)
+
+
+def test_a_score_of_your_own_may_take_a_word_of_a_training():
+    def late(model, batches, loss, *, step):
+        return {name: p.detach().abs() + step for name, p in model.named_parameters() if name.endswith("weight")}
+
+    pruning.prune(Golden(), late, sparsity=0.5, step=3)
 
 
 def test_a_score_of_your_own_that_lacks_its_batches_is_told_of():
@@ -541,14 +550,15 @@ def test_what_is_no_generator_and_no_batches_is_told():
         (lambda: Scope("layer", n=1), "use kind='window'"),
         (lambda: Unit("block", size=0), "at least 1"),
         (lambda: Schedule(inner=0), "at least 1"),
-        (lambda: Schedule("cubik"), "must be one of"),
+        (lambda: Schedule(1.5), r"`sparsity` \(=1.5\) must lie in"),
         (lambda: Dynamics("regrow"), "must be one of nested, free"),
-        (lambda: Repair("obs", damping=-1.0), "must be above 0"),
-        (lambda: Restart("keep", step=3), "does not go back"),
+        (lambda: Repair("obs", {"damping": -1.0}), r"`repair.damping` \(=-1.0\) must be above 0"),
+        (lambda: Repair("obsolete"), "must be one of none, obs,"),
+        (lambda: Control("twist"), "must be one of none, shuffle, invert"),
         (lambda: Choices(unit=Unit("channel"), scope=Scope("window")), "ranks entries along"),
         (lambda: Choices(unit=Unit("channel"), scope=Scope("row")), "which a channel fills"),
         (lambda: Choices(select=Largest, dynamics=Dynamics("free")), "'Largest'.*cannot be combined"),
-        (lambda: Choices(select=Largest, restart=Restart(control="invert")), "'invert'"),
+        (lambda: Choices(select=Largest, control=Control("invert")), "'invert'"),
         (lambda: Choices(unit=Unit("block"), scope=Scope("layer", "lamp")), "counts single weights"),
     ],
 )
@@ -594,6 +604,6 @@ def test_a_class_is_told_how_many_to_keep_or_refuses_to_be():
 
 
 def test_every_published_method_is_a_valid_combination():
-    for choices in pruning.PUBLISHED.values():
-        pruning.groups(Golden(), choices.unit, choices.scope)
+    for method in pruning.PUBLISHED.values():
+        pruning.groups(Golden(), method.choices.unit, method.choices.scope)
     assert {"snip", "iterative_snip", "force", "wanda", "slimming", "lottery_ticket"} <= set(pruning.PUBLISHED)

@@ -210,7 +210,7 @@ def test_every_method_takes_the_common_keywords(name: str) -> None:
         "generator": torch.Generator().manual_seed(0),
     }
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    hook = pruning.METHODS[name].apply(first, "weight", **extra, **common)
+    hook = pruning.METHODS[name].load().apply(first, "weight", **extra, **common)
     common["generator"].manual_seed(0)
     assert getattr(pruning, name)(second, "weight", **extra, **common) is second
     assert torch.equal(first.weight_mask, second.weight_mask)

@@ -14,7 +14,7 @@ from scored_networks import Batch, assert_close, conv_batch, conv_network, cross
 from torch import Tensor, nn
 
 import pruning
-from pruning.scores import SCORES, Score
+from pruning.catalogue.scores import SCORES, Score
 
 SHARED = ["model", "batches", "loss", "size", "generator", "masks", "parameters"]
 DATA_SCORES = [name for name, score in SCORES.items() if score.reads_data]
@@ -23,7 +23,7 @@ DATA_SCORES = [name for name, score in SCORES.items() if score.reads_data]
 def scored(name: str, model: nn.Module, batches: list[Batch] | None = None, **own: Any) -> dict[str, Tensor]:
     batches = [conv_batch()] if batches is None else batches
     generator = torch.Generator().manual_seed(0)
-    return SCORES[name].function(model, batches, cross_entropy, generator=generator, **own)
+    return getattr(pruning.scores, name)(model, batches, cross_entropy, generator=generator, **own)
 
 
 def state(model: nn.Module) -> list[Any]:
@@ -61,7 +61,7 @@ def test_data_that_draws_does_not_move_the_global_generator(name: str) -> None:
     model = conv_network()
     before = torch.get_rng_state()
 
-    SCORES[name].function(model, drawing(), cross_entropy)
+    getattr(pruning.scores, name)(model, drawing(), cross_entropy)
 
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -72,9 +72,11 @@ def test_all_take_the_same_arguments_and_return_a_score_for_each_entry_or_unit(n
 
     scores = scored(name, model)
 
-    assert list(inspect.signature(score.function).parameters)[: len(SHARED)] == SHARED
-    assert ("batch_norm" in inspect.signature(score.function).parameters) == (score.batch_norm is not None)
-    assert getattr(pruning.scores, name) is score.function
+    call = getattr(pruning.scores, name)
+    assert list(inspect.signature(call).parameters)[: len(SHARED)] == SHARED
+    assert ("batch_norm" in inspect.signature(call).parameters) == score.reads_batch_norm
+    assert call is getattr(pruning.scores, name)
+    assert inspect.getdoc(call).startswith(inspect.getdoc(score.load()))
     if not score.units:
         assert list(scores) == ["conv1.weight", "conv2.weight", "fc.weight"]
     for parameter, values in scores.items():
@@ -112,9 +114,11 @@ def test_a_pruned_network_is_scored_as_it_computes(name: str, holder: str) -> No
         assert torch.equal(values[kept], by_zeros[key][kept])
 
 
-@pytest.mark.parametrize("name", [name for name in DATA_SCORES if not SCORES[name].batch_norm or name != "taylor"])
+@pytest.mark.parametrize(
+    "name", [name for name in DATA_SCORES if not SCORES[name].reads_batch_norm or name != "taylor"]
+)
 def test_the_cut_into_batches_does_not_matter_where_batch_norm_is_not_reading_them(name: str) -> None:
-    own = {"batch_norm": "eval"} if SCORES[name].batch_norm else {}
+    own = {"batch_norm": "eval"} if SCORES[name].reads_batch_norm else {}
 
     whole = flat(scored(name, conv_network(), **own))
 
@@ -124,14 +128,14 @@ def test_the_cut_into_batches_does_not_matter_where_batch_norm_is_not_reading_th
 @pytest.mark.parametrize("name", DATA_SCORES)
 def test_missing_data_is_told(name: str) -> None:
     with pytest.raises(ValueError, match=rf"`batches` \(=None\) must hold scoring data, which `{name}` reads; pass"):
-        SCORES[name].function(conv_network(), None, cross_entropy)
+        getattr(pruning.scores, name)(conv_network(), None, cross_entropy)
     with pytest.raises(ValueError, match=r"`batches` \(=empty\) must hold scoring data"):
-        SCORES[name].function(conv_network(), [], cross_entropy)
+        getattr(pruning.scores, name)(conv_network(), [], cross_entropy)
 
 
 @pytest.mark.parametrize("name", [name for name in DATA_SCORES if "inputs" not in SCORES[name].needs])
 def test_a_missing_or_useless_loss_is_told(name: str) -> None:
-    score = SCORES[name].function
+    score = getattr(pruning.scores, name)
     with pytest.raises(ValueError, match=rf"`loss` \(=None\) must be a function .*`{name}`"):
         score(conv_network(), [conv_batch()], None)
     with pytest.raises(
@@ -149,7 +153,7 @@ def test_a_missing_or_useless_loss_is_told(name: str) -> None:
         score(conv_network(), [conv_batch()], cross_entropy)
 
 
-@pytest.mark.parametrize("name", [name for name in DATA_SCORES if SCORES[name].batch_norm])
+@pytest.mark.parametrize("name", [name for name in DATA_SCORES if SCORES[name].reads_batch_norm])
 def test_batch_norm_in_training_mode_takes_its_statistics_from_all_examples(name: str) -> None:
     if name != "taylor":  # whose squares are those of mini-batches
         with pytest.raises(ValueError, match=rf"one of all examples for `{name}` with batch_norm='train'"):

@@ -349,5 +349,5 @@ def test_the_joint_update_is_the_cheapest_that_prunes(block: int | None) -> None
 def test_wrong_arguments_are_told() -> None:
     with pytest.raises(ValueError, match=r"`damping` \(=0\) must be above 0"):
         obs(golden_network(), [GOLDEN_BATCH], cross_entropy, damping=0)
-    with pytest.raises(ValueError, match=r"`block` \(=0\) must be at least 1"):
+    with pytest.raises(ValueError, match=r"`block` \(=0\) must be an integer of at least 1"):
         obs(golden_network(), [GOLDEN_BATCH], cross_entropy, block=0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.scores import lamp, magnitude, random, synflow
+from pruning.scores.data import ScoringInput
 from pruning.scores.flow import Flow
 
 
@@ -183,13 +184,16 @@ def test_what_cannot_be_scored_is_told() -> None:
         magnitude(nn.ReLU())
 
 
-def test_scores_are_an_attribute_of_the_package() -> None:
-    assert pruning.scores.SCORES["lamp"].function is lamp
+def test_scores_are_attributes_of_the_package() -> None:
+    assert pruning.scores.lamp is lamp
+    assert {"SCORES", "fisher_matrix", *pruning.scores.SCORES} <= set(dir(pruning.scores)) & set(pruning.scores.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'l2'"):
+        pruning.scores.l2  # noqa: B018
 
 
 def test_rounds_of_synflow_are_synflow_under_each_rounds_masks() -> None:
     model, draw = conv_network(), torch.Generator().manual_seed(0)
-    flow = Flow(model, [conv_batch()])
+    flow = Flow(ScoringInput(model, [conv_batch()]))
     masks = {name: torch.ones_like(score) for name, score in synflow(model, [conv_batch()]).items()}
 
     for dtype in (torch.bool, torch.float32, torch.bool):

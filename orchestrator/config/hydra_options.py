@@ -1,0 +1,98 @@
+"""The options of Hydra's groups: types of those that are files in `conf`, and those that are rows and presets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from orchestrator.catalogue.formats import FORMATS
+from orchestrator.config import cluster, groups
+from orchestrator.config.groups import OPEN, OWN
+from orchestrator.config.schema import Config
+from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
+
+
+def register() -> None:
+    """Put the schema and the options of groups without files into Hydra's ConfigStore.
+
+    `/hydra/schema/config` is the root; `/hydra/schema/GROUP/KIND` types the options that files in `conf` choose.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(group="hydra/schema", name="config", node=Config, package="_global_")
+    store.store(group="hydra/schema", name="cluster", node=cluster.Cluster)
+    for group, options in schema_options().items():
+        store.repo["hydra"]["schema"][group] = _Nodes(f"hydra/schema/{group}", options)
+    for group, options in stored_options().items():
+        store.repo[group] = _Nodes(group, options)
+
+
+IN_FILES = ("model", "data", "task", "method")
+"""Groups whose built-in options are files in `conf`, made from their rows."""
+
+
+def schema_options() -> dict[str, dict[str, Any]]:
+    """Return group -> option -> the dataclass that types it, for the groups whose options are files."""
+    found: dict[str, dict[str, Any]] = {
+        name: {kind: partial(groups.schema_of, name, kind) for kind in groups.GROUPS[name].rows} for name in IN_FILES
+    }
+    found["method"]["base"] = partial(groups.schema_of, "method", None)
+    return found
+
+
+def stored_options() -> dict[str, dict[str, Any]]:
+    """Return group -> option -> what makes its node, for options that no file in `conf` has."""
+    rows = {name: group for name, group in groups.GROUPS.items() if name not in IN_FILES}
+    found: dict[str, dict[str, Any]] = {
+        name: {kind: partial(groups.schema_of, name, kind) for kind in group.rows} for name, group in rows.items()
+    }
+    for name in OPEN:
+        own = {option.name: option.default for option in groups.GROUPS[name].own}
+        found.setdefault(name, {})[OWN] = partial(dict, own)
+    for name, presets in {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}.items():
+        found[name] = {option: partial(dict, preset.sets) for option, preset in presets.items()}
+    formats: dict[str, list[str]] = {"none": [], **{name: [name] for name, row in FORMATS.items() if row.measured}}
+    found["deploy"] = {name: partial(dict, formats=chosen) for name, chosen in formats.items()}
+    return found
+
+
+class _Nodes(dict[str, Any]):
+    """The nodes of a group in Hydra's ConfigStore, each made as it is looked up: that takes 2 ms, and few ever are."""
+
+    def __init__(self, group: str, options: Mapping[str, Callable[[], Any]]) -> None:
+        super().__init__({f"{name}.yaml": make for name, make in options.items()})
+        self.group = group
+
+    def __getitem__(self, name: str) -> Any:
+        from hydra.core.config_store import ConfigNode
+
+        made = super().__getitem__(name)()
+        node = OmegaConf.structured(made) if isinstance(made, type) else OmegaConf.create(made)
+        return ConfigNode(name, node, self.group, package=None, provider=None)
+
+
+def shadowed(folder: Path | None, conf: Path) -> Iterator[str]:
+    """Yield a sentence for each file in a folder of the user's groups that has the name of an option of ours.
+
+    Hydra would take one of the two without a word.
+
+    Args:
+        folder: as given by `--config-dir`; None has no files.
+        conf: the packaged configuration.
+    """
+    stored = {f"{group}/{name}" for group, options in stored_options().items() for name in options}
+    if folder is None:
+        return
+    for file in sorted(folder.rglob("*.yaml")):
+        option = file.relative_to(folder).with_suffix("").as_posix()
+        if option in stored or (conf / f"{option}.yaml").is_file():
+            group, _, name = option.rpartition("/")
+            yield (
+                f"{file} has the name of the built-in option {group}={name}, and one would hide the other; give it "
+                f"another name, as in {file.with_name(f'my_{name}.yaml')}."
+            )

@@ -1,0 +1,69 @@
+"""The catalogue of method classes: classes with their own `compute_mask`. The code is in `pruning/methods`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pruning.catalogue.rows import REQUIRED, Option, Row, named
+from pruning.catalogue.rules import Rule, is_int, is_number
+
+NORMS = ("inf", "-inf", "fro", "nuc")
+"""Orders of a norm that are no numbers, as they are written."""
+
+
+@dataclass(frozen=True)
+class MethodClass(Row):
+    """A class derived from `BasePruningMethod`.
+
+    Args:
+        channels: it prunes whole channels along `dim`.
+        in_sweep: a sweep can name it.
+    """
+
+    FAMILY: ClassVar[str] = "method"
+
+    channels: bool = False
+    in_sweep: bool = True
+
+
+_DIM = Option(
+    "dim",
+    int,
+    -1,
+    "The dimension whose slices are the channels: 0 are outputs, 1 inputs.",
+    (Rule(is_int, "be an integer: the dimension whose slices are the channels"),),
+)
+_NORM = Rule(
+    lambda value: is_number(value) or value in NORMS,
+    f"be a number or one of {', '.join(NORMS)}: the order of the norm; pass 2",
+)
+
+METHODS: Mapping[str, MethodClass] = named(
+    (
+        MethodClass("identity", "pruning.methods.unstructured:Identity", "nothing is pruned"),
+        MethodClass("random_unstructured", "pruning.methods.unstructured:RandomUnstructured", "random entries"),
+        MethodClass("l1_unstructured", "pruning.methods.unstructured:L1Unstructured", "entries with the smallest |w|"),
+        MethodClass(
+            "random_structured",
+            "pruning.methods.structured:RandomStructured",
+            "random channels along `dim`",
+            (_DIM,),
+            in_sweeps={"dim": 0},
+            channels=True,
+        ),
+        MethodClass(
+            "ln_structured",
+            "pruning.methods.structured:LnStructured",
+            "channels along `dim` of smallest L_n norm; `n` is a number, inf, -inf, fro or nuc",
+            (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
+            in_sweeps={"dim": 0, "n": 2},
+            channels=True,
+        ),
+        MethodClass(
+            "custom_from_mask", "pruning.methods.unstructured:CustomFromMask", "a mask of your own", in_sweep=False
+        ),
+    )
+)
+"""Name -> class."""

@@ -1,0 +1,81 @@
+"""The catalogue of repairs: changes of survivors, biases or statistics after a pruning. The code: `pruning/repair`.
+
+A repair is a function (given: ScoringInput, kept, **options) -> {name of a parameter or buffer: its new value}; `kept`
+is name -> tensor, nonzero where an entry is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pruning.catalogue.rows import Option, Row, named
+from pruning.catalogue.rules import above
+
+
+@dataclass(frozen=True)
+class Repair(Row):
+    """A repair.
+
+    Args:
+        spans_tensors: the repair has a meaning for dependency groups.
+    """
+
+    FAMILY: ClassVar[str] = "repair"
+
+    spans_tensors: bool = False
+
+
+_POSITIVE = above(0).or_null()
+_OF_MATRIX = Option(
+    "damping",
+    float | None,
+    None,
+    "Added to the diagonal of the Fisher matrix; null: as the score obs has it where that ranks, else 1e-5.",
+    (_POSITIVE,),
+)
+
+REPAIRS: Mapping[str, Repair] = named(
+    (
+        Repair("none", "", "survivors keep their values", spans_tensors=True),
+        Repair(
+            "obs",
+            "pruning.repair.surgeon:obs",
+            "survivors make up for each pruned entry by itself",
+            (_OF_MATRIX,),
+            "Singh & Alistarh 2020, arXiv 2004.14340",
+            unlisted=("block", "matrix"),
+        ),
+        Repair(
+            "obs_joint",
+            "pruning.repair.surgeon:obs_joint",
+            "survivors make up for all pruned entries together",
+            (_OF_MATRIX,),
+            "Hassibi & Stork 1993",
+            unlisted=("block", "matrix"),
+        ),
+        Repair(
+            "least_squares",
+            "pruning.repair.least_squares:least_squares",
+            "each layer is refit to its dense outputs",
+            (
+                Option(
+                    "damping",
+                    float | None,
+                    None,
+                    "Added to the diagonal of X^T X, as a fraction of its mean; null: 0.01.",
+                    (_POSITIVE,),
+                ),
+            ),
+        ),
+        Repair("absorb_bias", "pruning.repair.constants:absorb_bias", "constants of dead channels go to the next bias"),
+        Repair(
+            "bn_stats",
+            "pruning.repair.statistics:bn_stats",
+            "running statistics of BatchNorm are computed anew",
+            spans_tensors=True,
+        ),
+    )
+)
+"""Name -> repair; "none" has no code."""

@@ -1,0 +1,210 @@
+"""The catalogue of importance scores: what a method ranks by. The code is in `pruning/scores`.
+
+A new score is a function in a module there and a row here. Its equation, arguments and errors are in its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+from pruning.catalogue.rows import Option, Row, named
+from pruning.catalogue.rules import Rule, above, one_of, whole
+
+Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
+
+
+@dataclass(frozen=True)
+class Score(Row):
+    """A score.
+
+    Args:
+        needs: "weights" reads no data; "gradient", "per_example" (gradients of each example) and "hvp" (products with
+            the Hessian) read batches and a loss; "inputs" reads batches; "trained" is meant for a trained network.
+        signed: scores may be negative, and rank as they are.
+        units: there is one score for each channel instead of each entry.
+        of_batch_norm: names of scores are those of BatchNorm layers' scales, each for the layer before it.
+        across_layers: scores compare between tensors.
+        draws: the score is random, and draws from `generator`.
+        session: "module:class" with a method `scores(masks)`, made once for several re-scorings under shrinking masks.
+    """
+
+    FAMILY: ClassVar[str] = "score"
+
+    needs: frozenset[Need] = frozenset({"weights"})
+    signed: bool = False
+    units: bool = False
+    of_batch_norm: bool = False
+    across_layers: bool = True
+    draws: bool = False
+    session: str = ""
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether batches must be given."""
+        return bool(self.needs & {"gradient", "per_example", "hvp", "inputs"})
+
+    @property
+    def reads_batch_norm(self) -> bool:
+        """Whether the score has a mode in which it reads BatchNorm layers."""
+        return any(option is BATCH_NORM for option in self.options)
+
+
+_NULL_MODE = ", or null: train for a network at its start, eval for a trained one"
+BATCH_NORM = Option(
+    "batch_norm",
+    str | None,
+    "train",
+    "`train` normalises by each batch's own statistics, `eval` by the running ones.",
+    (one_of("train", "eval").or_null(_NULL_MODE),),
+)
+_COUNT = whole(1).or_null(", or null")
+_FLAG = Rule(lambda value: isinstance(value, bool), "be true or false")
+_BY_EXAMPLE = {"examples": 1000, "batch_size": 100}
+
+SCORES: Mapping[str, Score] = named(
+    (
+        Score(
+            "magnitude",
+            "pruning.scores.weights:magnitude",
+            "|w|",
+            paper="Han et al. 2015, arXiv 1506.02626",
+        ),
+        Score("random", "pruning.scores.weights:random", "a random number, drawn anew each round", draws=True),
+        Score(
+            "gradient",
+            "pruning.scores.gradients:gradient",
+            "|g|, g the gradient of the mean loss",
+            (BATCH_NORM,),
+            needs=frozenset({"gradient"}),
+            in_sweeps={"examples": 128, "batch_norm": None},
+        ),
+        Score(
+            "snip",
+            "pruning.scores.gradients:snip",
+            "|w g|, g the gradient of the mean loss",
+            (BATCH_NORM,),
+            "Lee et al. 2019, arXiv 1810.02340",
+            needs=frozenset({"gradient"}),
+            in_sweeps={"examples": 128, "batch_norm": None},
+        ),
+        Score(
+            "grasp",
+            "pruning.scores.gradients:grasp",
+            "w (H g), the gradient flow that an entry gives; signed",
+            (BATCH_NORM, Option("temperature", float, 200.0, "Divides the network's outputs.", (above(0),))),
+            "Wang et al. 2020, arXiv 2002.07376",
+            needs=frozenset({"gradient", "hvp"}),
+            signed=True,
+            in_sweeps={"per_class": 10, "batch_norm": None},
+        ),
+        Score(
+            "synflow",
+            "pruning.scores.flow:synflow",
+            "the flow of an input of ones through |w|; no data",
+            (Option("bias", bool, False, "Let biases flow in, as |b|; the paper sets them to 0.", (_FLAG,)),),
+            "Tanaka et al. 2020, arXiv 2006.05467",
+            session="pruning.scores.flow:Flow",
+            in_sweeps={"examples": 1},
+        ),
+        Score(
+            "taylor",
+            "pruning.scores.taylor_forms:taylor",
+            "(w g)^2 of each mini-batch's gradient g, averaged over mini-batches",
+            (
+                BATCH_NORM,
+                Option(
+                    "form",
+                    str,
+                    "entry",
+                    "An `entry`; a `filter` by its weights; a filter by a `gate` on its output or by that of its `bn`.",
+                    (one_of("entry", "filter", "gate", "bn"),),
+                ),
+                Option(
+                    "per_example",
+                    bool,
+                    False,
+                    "With `gate`: square each example's gradient instead of each batch's.",
+                    (_FLAG,),
+                ),
+            ),
+            "Molchanov et al. 2019, arXiv 1906.10771",
+            needs=frozenset({"gradient"}),
+            in_sweeps={"examples": 1920, "batch_size": 64},
+        ),
+        Score(
+            "fisher",
+            "pruning.scores.curvature:fisher",
+            "w^2 F_ii / 2, F_ii the mean of squares of each example's gradient",
+            paper="Theis et al. 2018, arXiv 1801.05787",
+            needs=frozenset({"per_example", "trained"}),
+            in_sweeps=_BY_EXAMPLE,
+            version=2,
+        ),
+        Score(
+            "obd",
+            "pruning.scores.curvature:obd",
+            "w^2 H_ii / 2, H_ii the Gauss-Newton diagonal of the Hessian; signed",
+            paper="LeCun et al. 1990",
+            needs=frozenset({"per_example", "trained"}),
+            signed=True,
+            in_sweeps=_BY_EXAMPLE,
+            version=2,
+        ),
+        Score(
+            "obs",
+            "pruning.scores.curvature:obs",
+            "w^2 / (2 [F^-1]_ii): the cost of removing an entry when the others make up for it",
+            (
+                Option("damping", float, 1e-5, "Added to the diagonal of the Fisher matrix.", (above(0),)),
+                Option(
+                    "block",
+                    int | None,
+                    None,
+                    "The inverse is of blocks of so many consecutive entries; null: of all entries together.",
+                    (_COUNT,),
+                ),
+            ),
+            "Hassibi & Stork 1993; Singh & Alistarh 2020, arXiv 2004.14340",
+            needs=frozenset({"per_example", "trained"}),
+            unlisted=("form", "matrix"),
+            in_sweeps=_BY_EXAMPLE,
+            version=2,
+        ),
+        Score(
+            "lamp",
+            "pruning.scores.weights:lamp",
+            "w^2 over the sum of those w^2 of its tensor that are not smaller",
+            paper="Lee et al. 2021, arXiv 2010.07611",
+        ),
+        Score(
+            "bn_scale",
+            "pruning.scores.channels:bn_scale",
+            "|gamma| of the BatchNorm after a channel",
+            paper="Liu et al. 2017, arXiv 1708.06519",
+            needs=frozenset({"weights", "trained"}),
+            units=True,
+            of_batch_norm=True,
+        ),
+        Score(
+            "fpgm",
+            "pruning.scores.channels:fpgm",
+            "the sum of a filter's distances from the others of its tensor",
+            paper="He et al. 2019, arXiv 1811.00250",
+            units=True,
+            across_layers=False,
+            unlisted=("dim",),
+        ),
+        Score(
+            "wanda",
+            "pruning.scores.inputs:wanda",
+            "|w| times the norm of its input over the examples",
+            paper="Sun et al. 2023, arXiv 2306.11695",
+            needs=frozenset({"inputs", "trained"}),
+            in_sweeps={"examples": 128},
+            version=2,
+        ),
+    )
+)
+"""Name -> score."""

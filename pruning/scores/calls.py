@@ -1,0 +1,66 @@
+"""The public call of a score: the arguments that `pruning.scores` documents, for a function of one `ScoringInput`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import update_wrapper
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pruning.catalogue.rows import Row
+from pruning.scores.data import Batches, Loss, ScoringInput, Size
+from pruning.scores.network import Masks
+
+
+class Call(Protocol):
+    """(model, batches, loss, *, size, generator, masks, parameters, **options) -> {name of a parameter: its scores}."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        batches: Batches = None,
+        loss: Loss = None,
+        *,
+        size: Size = None,
+        generator: torch.Generator | None = None,
+        masks: Masks | None = None,
+        parameters: Iterable[str] | None = None,
+        **options: Any,
+    ) -> dict[str, Tensor]:
+        """Return the scores; see `pruning.scores`."""
+
+
+def public_call(function: Callable[..., Any], row: Row | None = None) -> Callable[..., Any]:
+    """Return a function of a `ScoringInput` as one that takes the fields of it as its first arguments.
+
+    Args:
+        function: (given, **options).
+        row: its rules are held on the options, a `ValueError` names the first that is broken.
+    """
+
+    def call(
+        model: nn.Module,
+        batches: Batches = None,
+        loss: Loss = None,
+        *,
+        size: Size = None,
+        generator: torch.Generator | None = None,
+        masks: Masks | None = None,
+        parameters: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Any:
+        if row is not None:
+            row.refuse_broken(options)
+        return function(ScoringInput(model, batches, loss, size, masks, generator, parameters), **options)
+
+    shared = [*inspect.signature(call).parameters.values()][:-1]
+    signature = inspect.signature(function)
+    own = [*signature.parameters.values()][1:]
+    update_wrapper(call, function)
+    del call.__wrapped__  # type: ignore[attr-defined]  # its signature is another
+    call.__doc__ = f"{inspect.getdoc(function)}\n\nArguments and errors that all scores share: see `pruning.scores`."
+    call.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]  # what `help` shows
+    return call
