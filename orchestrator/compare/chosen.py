@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_fields import Restart, StageFields
+from pruning.catalogue.methods import METHODS
 
 WEIGHTS, CHANNELS = "weights", "channels"
 """What a sparsity may be a fraction of, beside the parameters, MACs and bytes of a whole network."""
-WHOLE_CHANNELS = ("random_structured", "ln_structured")
-"""Classes that remove a fraction of the channels of each layer."""
 
 
 class Chosen(NamedTuple):
@@ -46,29 +45,28 @@ class Chosen(NamedTuple):
 _NOTHING = Chosen()
 
 
-def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
-    """Return what the `fields` of a round say, and its `record`."""
+def chosen(fields: StageFields, record: StageRecord) -> Chosen:
+    """Return what a round chose, by its fields and its record."""
     if not record.round:
         return _NOTHING
-    given, scope = fields.get("restart", {}), fields.get("scope", {})
     budget = budget_of(fields)
     scoring = record.details.get("scoring", {})
     plain = Chosen(
-        scope=_kind(fields, "scope"),
+        scope=fields.scope.kind,
         budget=budget,
         reached=reached_of(budget, record),
-        restart=" ".join(f"{name}={value}" for name, value in given.items()) or "keep",
+        restart=_said(fields.restart),
         dead_layers=" ".join(record.details.get("dead_tensors", ())),
     )
-    if not scoring:
+    if "score" not in scoring:
         return plain
-    allocation = "" if scope.get("allocation", "each") == "each" else f" by {scope['allocation']}"
+    allocation = "" if fields.scope.allocation == "each" else f" by {fields.scope.allocation}"
     return plain._replace(
-        score=scoring.get("score", ""),
-        unit=_kind(fields, "unit"),
+        score=scoring["score"],
+        unit=fields.unit.kind,
         scope=plain.scope + allocation,
-        dynamics=_kind(fields, "dynamics"),
-        repair=_kind(fields, "repair"),
+        dynamics=fields.dynamics.kind,
+        repair=fields.repair.kind or "",
         scored_examples=scoring.get("examples"),
         scoring_passes=scoring.get("passes"),
         rescorings=scoring.get("rescorings"),
@@ -77,15 +75,20 @@ def chosen(fields: Mapping[str, Any], record: StageRecord) -> Chosen:
     )
 
 
-def budget_of(fields: Mapping[str, Any]) -> str:
-    """Return what the target in the `fields` of a round is a fraction of, as `Chosen.budget`."""
-    return CHANNELS if fields.get("method", {}).get("kind") in WHOLE_CHANNELS else held_in(fields)
+def _said(restart: Restart) -> str:
+    """Return a restart as settings, "keep" where a round fine-tunes what it has pruned."""
+    plain = {} if restart.rates is not None else vars(Restart())
+    given = {name: value for name, value in vars(restart).items() if value not in (None, "none")}
+    return " ".join(f"{name}={value}" for name, value in given.items() if plain.get(name) != value) or "keep"
 
 
-def held_in(fields: Mapping[str, Any]) -> str:
-    """Return in what a round is held to its target: a class that decides by itself is in weights."""
-    unit = "entry" if fields.get("target") is None else _kind(fields, "unit")
-    budget = fields.get("scope", {}).get("budget", CHANNELS) if unit == "group" else CHANNELS
+def budget_of(fields: StageFields) -> str:
+    """Return what the target of a round is a fraction of, as `Chosen.budget`."""
+    row = METHODS.get(fields.method.kind or "")
+    if row is not None and row.channels:
+        return CHANNELS
+    unit = "entry" if fields.target is None else fields.unit.kind
+    budget = fields.scope.budget if unit == "group" else CHANNELS
     return {"channel": CHANNELS, "group": budget.replace("macs", "MACs")}.get(unit, WEIGHTS)
 
 
@@ -100,15 +103,12 @@ def scoring_steps(spec: StageSpec, record: StageRecord) -> float:
 
     A pass evaluates the loss on a batch; a score that never does, as SynFlow, is counted as passing once.
     """
-    scoring, train = record.details.get("scoring", {}), spec.fields.get(spec.training, {})
-    examples, size = scoring.get("examples", 0), (train.get("batch_size") or 0) * (train.get("accumulate") or 1)
+    scoring = record.details.get("scoring", {})
+    train = spec.typed.finetune if spec.training == "finetune" else spec.typed.train
+    examples, size = scoring.get("examples", 0), (train.batch_size or 0) * (train.accumulate or 1)
     if not examples or not size:
         return 0.0
     rescorings = scoring.get("rescorings") or 1
     each = examples / rescorings
-    batches = rescorings * math.ceil(each / (spec.fields.get("score", {}).get("batch_size") or each))
+    batches = rescorings * math.ceil(each / (spec.typed.score.batch_size or each))
     return float(examples * max(1.0, scoring.get("passes", 0) / batches) / size)
-
-
-def _kind(fields: Mapping[str, Any], name: str) -> str:
-    return str(fields.get(name, {}).get("kind", ""))

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
-from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
@@ -107,7 +107,7 @@ def _described(plan: Plan) -> dict[str, str]:
 def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], described: Mapping[str, str]) -> _Trial:
     """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
     dense = plan.stages[trial.dense]
-    settings |= {k: dense.fields[k] for k in ("device", "threads") if k in dense.fields}
+    settings |= {"device": dense.typed.device, "threads": dense.typed.threads}
     shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
     if (control := settings.get(CONTROL, "none")) != "none":
         shown[CONTROL] = control

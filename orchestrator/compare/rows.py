@@ -101,7 +101,7 @@ def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
         own_steps=sum([each.record.steps for each in own]),
         own_seconds=sum([each.seconds for each in own]),
         stage=record.key,
-        chosen=chosen(spec.fields, record),
+        chosen=chosen(spec.typed, record),
         others={name: value for name, value in after.items() if name not in (test, val, "test/loss", "val/loss")},
     )
 

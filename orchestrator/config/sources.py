@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import canonical_json, digest
 
 LABELS = frozenset({"name", "depends"})
 """Keys of a node that are for us, and not arguments of its target."""

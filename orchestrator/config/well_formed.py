@@ -10,8 +10,6 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-INFINITIES = ("inf", "-inf")
-"""How an infinity is written where one makes sense: JSON has none."""
 _TYPES: Mapping[Any, tuple[str, str]] = {
     bool: ("true or false", "values true or false"),
     int: ("an integer", "integers, as in [64,32]"),

@@ -1,7 +1,9 @@
-"""Plain data of foreign origin: JSON within bounds, and dataclasses whose annotations hold as they are read."""
+"""Plain data: canonical JSON and its digest, JSON within bounds, and dataclasses whose annotations are held."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -74,3 +76,13 @@ def _refuse_deep(value: Any) -> None:
         ]
     if level:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of `value`: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(text: str | bytes) -> str:
+    """Return the SHA-256 of `text` in hex."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

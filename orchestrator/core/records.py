@@ -252,19 +252,19 @@ class StageRecord:
         if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
             raise ValueError("`tensor_sparsity` must name the parameters that `tensor_sizes` names")
         if self.kind == "measure":
-            self._refuse_unmeasured({} if spec is None else spec.fields)
+            self._refuse_unmeasured(spec)
         if spec is None or not KINDS[self.kind].prunes:
             return
         if self.round != spec.round:
             raise ValueError(f"`round` (={self.round}) must be that of `spec` ({spec.round})")
-        target = spec.fields.get("target", self.requested_sparsity)
-        if self.requested_sparsity != target:
+        target = spec.typed.target
+        if "target" in spec.fields and self.requested_sparsity != target:
             raise ValueError(f"`requested_sparsity` (={self.requested_sparsity}) must be that of `spec` ({target})")
 
-    def _refuse_unmeasured(self, fields: Mapping[str, Any]) -> None:
+    def _refuse_unmeasured(self, spec: StageSpec | None) -> None:
         """Raise ValueError where a measurement lacks what it was to measure, or does not say what that was."""
-        sizes = fields.get("measure", {}).get("batch_sizes", ())
-        if not sizes or not fields.get("format"):
+        sizes = spec.typed.measure.batch_sizes if spec else ()
+        if not sizes or not (spec and spec.typed.format):
             raise ValueError("`spec` of a measurement must say its `format` and at what `measure.batch_sizes`")
         by_size = (f"{name}/{size}" for size in sizes for name in MEASURED)
         lacking = [name for name in ("bytes", "dense_bytes", *by_size) if not self.measurements.get(name, 0) > 0]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from orchestrator.core.canonical import canonical_json, digest
-from orchestrator.core.plain_data import Sha256, quoted, read_as
-from orchestrator.core.stage_kinds import KINDS, Fields
+from orchestrator.core.plain_data import Sha256, canonical_json, digest, quoted, read_as
+from orchestrator.core.stage_fields import StageFields
+from orchestrator.core.stage_kinds import KINDS
 
 SPEC_VERSION = 2
 """Raised whenever the same fields come to mean other work: every older stage is then another stage."""
@@ -64,6 +64,17 @@ class StageSpec:
         named = {"version": SPEC_VERSION, "kind": self.kind, "fields": self.fields, "inputs": self.inputs}
         return digest(canonical_json(named))
 
+    @cached_property
+    def typed(self) -> StageFields:
+        """The fields as typed values; raises ValueError for those of another type."""
+        return read_as(StageFields, self.fields)
+
+    @property
+    def training_config(self) -> Mapping[str, Any]:
+        """The plain data of how the stage trains, as the loop takes it; empty for one that does not."""
+        found: Mapping[str, Any] = self.fields.get(self.training) or {}
+        return found
+
     @property
     def parent(self) -> Key | None:
         """The stage whose network this one goes on from."""
@@ -77,7 +88,7 @@ class StageSpec:
     @property
     def round(self) -> int:
         """k for the k-th pruning round, 0 for what comes before the first."""
-        return int(self.fields.get("round", 0))
+        return self.typed.round
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `from_json`."""
@@ -92,7 +103,7 @@ class StageSpec:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild the spec that `to_json` wrote; raise ValueError for one that cannot be."""
         spec = read_as(cls, {**data, "location": {}})
-        read_as(Fields, spec.fields)
+        _ = spec.typed  # raises for a field of another type
         if spec.kind not in KINDS:
             raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, found {quoted(spec.kind)}")
         return spec

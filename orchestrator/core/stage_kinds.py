@@ -1,12 +1,12 @@
-"""The kinds of stages: a row of one table each, and what is read of the fields of any. Ask here what a kind is."""
+"""The kinds of stages: a row of one table each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from orchestrator.core.plain_data import Count, Margin
+from orchestrator.core.stage_fields import StageFields
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class StageKind:
     alone: bool = False
     """Whether nothing else of a sweep runs meanwhile: such stages follow in a row at its end."""
 
-    def named(self, fields: Mapping[str, Any]) -> str:
+    def named(self, fields: StageFields) -> str:
         """Return what people are told of a stage with these fields."""
-        return self.title.format(round=fields.get("round", 0), format=fields.get("format"))
+        return self.title.format(round=fields.round, format=fields.format)
 
 
 KINDS: Mapping[str, StageKind] = {
@@ -61,43 +61,3 @@ KINDS: Mapping[str, StageKind] = {
         alone=True,
     ),
 }
-
-
-@dataclass(frozen=True)
-class _Training:
-    """What code reads of how a stage trains, or of the batches that a score reads."""
-
-    batch_size: Count | None = None
-    accumulate: Count | None = None
-    epochs: Margin | None = None
-    steps: Count | None = None
-
-
-@dataclass(frozen=True)
-class _Scope:
-    budget: Literal["channels", "parameters", "macs", "bytes"] = "channels"
-
-
-@dataclass(frozen=True)
-class _Measure:
-    batch_sizes: tuple[Count, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fields:
-    """What code reads of any stage's fields."""
-
-    round: Count = 0
-    train: _Training = _Training()
-    finetune: _Training = _Training()
-    score: _Training = _Training()
-    model: Mapping[str, Any] = field(default_factory=dict)
-    data: Mapping[str, Any] = field(default_factory=dict)
-    restart: Mapping[str, Any] = field(default_factory=dict)
-    method: Mapping[str, Any] = field(default_factory=dict)
-    scope: _Scope = _Scope()
-    unit: Mapping[str, Any] = field(default_factory=dict)
-    dynamics: Mapping[str, Any] = field(default_factory=dict)
-    repair: Mapping[str, Any] = field(default_factory=dict)
-    format: str = ""
-    measure: _Measure = _Measure()

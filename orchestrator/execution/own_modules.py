@@ -52,6 +52,4 @@ def hold_planned(specs: Iterable[StageSpec]) -> None:
 
 def modules_of(specs: Iterable[StageSpec]) -> dict[str, str]:
     """Return dotted path -> digest of every own module that the stages were planned with."""
-    return {
-        name: digest for spec in specs for name, digest in spec.fields.get("sources", {}).get("modules", {}).items()
-    }
+    return {name: digest for spec in specs for name, digest in spec.typed.sources.modules.items()}

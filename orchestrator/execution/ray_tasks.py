@@ -16,11 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic
 
 from orchestrator.config.cluster import Cluster
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Failure
 from orchestrator.core.metrics import Metric
-from orchestrator.core.plain_data import parse_json, read_as
+from orchestrator.core.plain_data import canonical_json, digest, parse_json, read_as
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.work_order import Attempt, AttemptStart, Item, Report, WorkOrder
 from orchestrator.execution.interrupts import SENT_TO_ALL

@@ -73,8 +73,7 @@ def _result(
 
 def _lost(key: Key, spec: StageSpec, above: tuple[StageSpec, ...]) -> tuple[StageSpec, tuple[StageSpec, ...]]:
     """Return the stage with this key that `spec` needs, and those above it: a start of its training, or of `above`."""
-    restart = spec.fields.get("restart", {})
-    for place in (restart[name] for name in ("step", "rates") if name in restart):
+    for place in spec.typed.restart.places:
         if (start := start_of(above[0], place)).key == key:
             return start, ()
     position = next((index for index, each in enumerate(above) if each.key == key), len(above) - 1)

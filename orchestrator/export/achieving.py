@@ -9,6 +9,7 @@ from torch import nn
 
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
+from orchestrator.core.stage_fields import ScoreFields
 from orchestrator.export.formats.format import Run, called_with, running_as
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.scoring.examples import ScoringData
@@ -25,9 +26,9 @@ def drawn(network: nn.Module, data: Data, left: StageSpec, count: int) -> Exampl
     Args:
         left: the stage that left the network; which examples they are follows from its seed.
     """
-    seed = derive(left.fields["seed"], "calibration")
+    seed = derive(left.typed.seed, "calibration")
     with seeded(seed):  # a Dataset may draw
-        batches = ScoringData(data.train, {"examples": count}, seed, CPU).batches(1)
+        batches = ScoringData(data.train, ScoreFields(examples=count), seed, CPU).batches(1)
     assert batches is not None
     return called_with(network, batches[0])  # all of them
 
@@ -39,7 +40,7 @@ def achieved(network: nn.Module, run: Run, data: Data, left: StageSpec) -> dict[
         network: as the task calls it.
         left: the stage that left it, of which the task is, and how many examples it is measured by at a time.
     """
-    task, size = table.build(left.fields["task"]), left.fields[left.training]["eval_batch_size"]
+    task, size = table.build(left.typed.task), left.training_config["eval_batch_size"]
     found: dict[str, float] = {}
     for split, examples in (("val", data.val), ("test", data.test)):
         measured = evaluate(running_as(network, run), examples, task, device=CPU, batch_size=size)

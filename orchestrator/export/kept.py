@@ -82,7 +82,8 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
         pinned, location = located.pinned(config)
     except located.Misplaced as error:
         raise ExportError(f"what the sweep read does not lie where it did: it {error}") from None
-    if any(pinned[part].get(key) != dense.fields[part].get(key) for part, key in (("model", "path"), ("data", "root"))):
+    held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
+    if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:
         raise ExportError("`model.path` or `data.root` of the sweep holds something else now; put back what it was.")
     spec = replace(spec, location=location)
     network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
@@ -94,9 +95,10 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
 
 def _own_code(dense: StageSpec, parts: Sequence[str], may_run: bool) -> bool:
     """Say whether parts of a sweep are code of the user's own; raise ExportError where that is not to be run."""
-    own = [part for part in parts if dense.fields[part].get("_target_")]
+    named = {part: getattr(dense.typed, part).get("_target_") for part in parts}
+    own = {part: target for part, target in named.items() if target}
     if own and not may_run:
-        targets = " and ".join(f"`{part}._target_` (={dense.fields[part]['_target_']})" for part in own)
+        targets = " and ".join(f"`{part}._target_` (={target})" for part, target in own.items())
         raise ExportError(
             f"{targets} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from orchestrator.compare.statistics import ratio
 from orchestrator.core.errors import Cancelled
 from orchestrator.core.records import BUSY
+from orchestrator.core.stage_fields import MeasuringFields
 from orchestrator.core.work_order import WorkOrder
 from pruning.measure.latency import Call, Make, compare_latency
 from pruning.measure.memory import peak_memory
@@ -21,8 +21,8 @@ from pruning.measure.memory import peak_memory
 class Measuring:
     """Measures as a stage's `measure` says, and notes how many other processes run at each block."""
 
-    def __init__(self, what: Mapping[str, Any], order: WorkOrder, device: torch.device) -> None:
-        self._what = {name: what[name] for name in ("blocks", "seconds", "threads")}
+    def __init__(self, what: MeasuringFields, order: WorkOrder, device: torch.device) -> None:
+        self._what = what
         self._order, self._device, self._others = order, device, list[float]()
 
     def figures(self, makes: Sequence[Make], size: int) -> dict[str, float]:
@@ -33,7 +33,9 @@ class Measuring:
             size: for the names of the figures.
         """
         dense, pruned = map(self._watched, makes)
-        found = compare_latency(dense, pruned, **self._what)
+        found = compare_latency(
+            dense, pruned, blocks=self._what.blocks, seconds=self._what.seconds, threads=self._what.threads
+        )
         speedup = ratio(found.log_ratios)
         assert speedup is not None
         assert speedup.low is not None

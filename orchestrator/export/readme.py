@@ -67,7 +67,7 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
         if choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
             continue
         found: Mapping[str, float] = record.measurements
-        form = sweep.plan.stages[key].fields.get("format")
+        form = sweep.plan.stages[key].typed.format
         for batch in sorted(int(name.split("/")[1]) for name in found if name.startswith("speedup/")):
             yield (
                 f"| milliseconds at batch {batch} as {form}, on {record.environment.get('processor', record.host)} | "

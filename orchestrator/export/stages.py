@@ -53,7 +53,7 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
         ExportError: it cannot be traced, or written in the format, or a package for that is missing; or its outputs
             are not those of the masked network.
     """
-    begun, name, left = _begin(order), spec.fields["format"], order.lineage[-1]
+    begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
     network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
     model = network.model.cpu().eval()  # where no convolution rounds float32 to TF32
     smaller = _smaller(network)
@@ -88,7 +88,7 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
     Raises:
         Cancelled: between two blocks, once `order.cancelled()` says so.
     """
-    begun, name, what = _begin(order), spec.fields["format"], spec.fields["measure"]
+    begun, name, what = _begin(order), spec.typed.format, spec.typed.measure
     pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
     figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
     figures["dense_bytes"] = dense.measurements["bytes"]
@@ -99,12 +99,12 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
             networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]
         else:
             folders = [_fetched(each, Path(place), order) for each in (dense, pruned)]
-        for size in what["batch_sizes"]:
+        for size in what.batch_sizes:
             example = _example(network, size)
             if name == SHRINK:
                 makes = [calling(each, example) for each in networks]
             else:
-                makes = [_loading(name, folder, what["threads"], example) for folder in folders]
+                makes = [_loading(name, folder, what.threads, example) for folder in folders]
             figures |= measuring.figures(makes, size)
     package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
     record = replace(
@@ -115,7 +115,7 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
         warnings=measuring.warnings,
         environment=environment(order.device)
         | _processor(network, name)
-        | {"threads": str(what["threads"]), "runtime": f"{package[0]} {version(package[0])}"},
+        | {"threads": str(what.threads), "runtime": f"{package[0]} {version(package[0])}"},
     )
     return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
 
@@ -172,7 +172,7 @@ def _finished(spec: StageSpec, role: str, order: WorkOrder) -> StageRecord:
 def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
     """Return the network that the stage `key` left; on the CPU for any format but PyTorch."""
     network = restored(replace(spec, inputs={NETWORK: key}), order)
-    if spec.fields["format"] != SHRINK:
+    if spec.typed.format != SHRINK:
         network.model.cpu()
     return network
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
-from orchestrator.planning.versions import version_of
+from orchestrator.planning.versions import versions_of_deployment
 
 
 def deployments(
@@ -26,7 +26,7 @@ def deployments(
             "batch_sizes": config["batch_sizes"],
             "seconds": config["seconds"],
             "blocks": config["blocks"],
-            "threads": config["threads"] or dense.fields["threads"],
+            "threads": config["threads"] or dense.typed.threads,
         }
         inputs = {NETWORK: smaller.key, DENSE: whole.key}
         latency = StageSpec("measure", {**smaller.fields, "measure": what}, inputs, location=dense.location)
@@ -37,5 +37,5 @@ def deployments(
 
 def _deployment(name: str, dense: StageSpec, network: StageSpec) -> StageSpec:
     known = {part: dense.fields[part] for part in ("device", "sources")}
-    fields = {"format": name, **known, "versions": {"deploy": version_of("deploy")}}
+    fields = {"format": name, **known, "versions": versions_of_deployment(name)}
     return StageSpec("deploy", fields, {NETWORK: network.key}, location=dense.location)

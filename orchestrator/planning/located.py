@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.sources import content_digest
-from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

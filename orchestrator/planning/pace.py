@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from orchestrator.core.canonical import canonical_json
 from orchestrator.core.file_names import DROPPABLE, WEIGHTS
+from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import Plan, StageSpec
@@ -66,14 +65,13 @@ def length(spec: StageSpec) -> tuple[float, float] | None:
 
     A round that trains on from a step of the dense training trains what is left of it.
     """
-    training: Mapping[str, Any] = spec.fields.get(spec.training) or {}
-    given = spec.fields.get("until", training.get("steps"))
-    if given is None:
-        given = training.get("epochs")
-        given = None if given is None else f"{given}ep"
+    training = spec.typed.finetune if spec.training == "finetune" else spec.typed.train
+    given = training.steps if spec.typed.until is None else spec.typed.until
+    if given is None and training.epochs is not None:
+        given = f"{training.epochs}ep"
     if given is None:
         return None
-    since = spec.fields.get("restart", {}).get("rates", 0)
+    since = spec.typed.restart.rates or 0
     steps = [0.0 if isinstance(place, str) else float(place) for place in (given, since)]
     epochs = [float(place.removesuffix("ep")) if isinstance(place, str) else 0.0 for place in (given, since)]
     return steps[0] - steps[1], epochs[0] - epochs[1]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.config.schema import MATCHING, objectives
-from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
@@ -51,7 +51,7 @@ def combinations(
         root, network = dense[key]
         if not KINDS[spec.kind].trains:
             continue
-        if key in finished or (own_only and not any(spec.fields["sources"].values())):
+        if key in finished or (own_only and not spec.typed.sources):
             continue
         part = spec.fields["train"] if spec is root else _less(spec.fields, "seed", "round", "target", "amount")
         groups.setdefault(canonical_json([network, spec.kind, part, _asked(spec)]), []).append(spec)
@@ -84,13 +84,13 @@ def _asked(spec: StageSpec) -> list[Any]:
     """Return what a method may refuse: of one of the user's own any sparsity, of ours only a count."""
     if not KINDS[spec.kind].prunes:
         return []
-    name = "target" if "target" in spec.fields else "amount"
-    value = spec.fields[name]
-    own = any("_target_" in spec.fields.get(part, {}) for part in ("method", "score"))
+    typed = spec.typed
+    name, value = ("target", typed.target) if typed.amount is None else ("amount", typed.amount)
+    own = bool(typed.method._target_ or typed.score._target_)
     return [name, value if own or isinstance(value, int) else None]
 
 
 def _demand(spec: StageSpec) -> tuple[int, float]:
     """Return by what a round asks for most: the entries that it and those before it take, else its sparsity."""
-    asked = spec.fields.get("target", spec.fields.get("amount")) or 0.0
+    asked = spec.typed.target or spec.typed.amount or 0.0
     return (asked * spec.round, 0.0) if isinstance(asked, int) else (0, asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.config.parts.choices import decides_itself
+from orchestrator.config.parts.choices import decides_itself, prunes_channels
 
 WHOLE = ("channel", "group")
 """Kinds of units that are whole channels."""
@@ -72,14 +72,9 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             "`restart.control` (=shuffle) would bring back weights that earlier rounds have made zero, with "
             f"restart.weights=keep and `schedule.rounds` (={rounds}); pass restart=rewind, or schedule.rounds=1."
         )
-    if restart["control"] == "invert" and decides_itself(config["method"]):
-        yield (
-            f"`restart.control` (=invert) inverts scores, and `method` (={config['method'].get('name')}) has none to "
-            "invert; pass method=magnitude, or another control."
-        )
     method, unit = config["method"], config["unit"]["kind"]
     chosen = decides_itself(method) or schedule["amount"] is not None
-    whole = str(method.get("kind")).endswith("_structured") or method.get("_target_") if chosen else unit in WHOLE
+    whole = prunes_channels(method) or method.get("_target_") if chosen else unit in WHOLE
     if restart["control"] == "small" and not whole:
         named = f"`method` (={method.get('name')})" if chosen else f"`unit` (={unit})"
         yield (

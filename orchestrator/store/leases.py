@@ -23,10 +23,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import component
-from orchestrator.core.plain_data import Count, Seconds, parse_json, read_as
+from orchestrator.core.plain_data import Count, Seconds, canonical_json, digest, parse_json, read_as
 from orchestrator.store.backends import Backend
 
 LEASE_SECONDS = 60.0

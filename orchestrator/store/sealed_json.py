@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.canonical import digest
-from orchestrator.core.plain_data import parse_json, refuse_large
+from orchestrator.core.plain_data import digest, parse_json, refuse_large
 
 _OPENING = b'{"sha256":"'
 _BODY = len(_OPENING) + 64 + len(b'",')

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS, component, is_component
-from orchestrator.core.plain_data import quoted, read_as
+from orchestrator.core.plain_data import canonical_json, digest, quoted, read_as
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend

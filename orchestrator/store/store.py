@@ -23,10 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS, component, is_component
-from orchestrator.core.plain_data import parse_json, read_as
+from orchestrator.core.plain_data import canonical_json, parse_json, read_as
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan

@@ -20,10 +20,10 @@ from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri, ui_hint
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.events import SweepInfo, Tracker
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact_argument
 from orchestrator.core.specs import Job, Plan
 from orchestrator.core.work_order import Report, unheard

@@ -139,7 +139,7 @@ class Outcome:
         first = self.plan.trials[self.plan.trials_of[key][0]].name
         more = f" and {len(self.plan.trials_of[key]) - 1} more" if len(self.plan.trials_of[key]) > 1 else ""
         stage = self.plan.stages[key]
-        lines = [f"  {first}{more}, {KINDS[stage.kind].named(stage.fields)}: {failure.message}"]
+        lines = [f"  {first}{more}, {KINDS[stage.kind].named(stage.typed)}: {failure.message}"]
         lines += [f"      {line}" for line in own_frames(failure.traceback)]
         return lines + ([f"    log: {failure.log} on {failure.host}"] if failure.log else [])
 

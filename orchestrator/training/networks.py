@@ -32,7 +32,7 @@ class Network:
 def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` as its training begins: random, or a checkpoint's."""
     network = _built(dense, spec, order)
-    node, place = dense.fields["model"], spec.location.get("model", {}).get("weights")
+    node, place = dense.typed.model, spec.location.get("model", {}).get("weights")
     if place is not None:
         initialise(network.model, place, node["weights"], node.get("reinitialise") or ())
     return network
@@ -45,13 +45,13 @@ def redrawn(network: Network, spec: StageSpec, order: WorkOrder) -> nn.Module:
 
 def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` with random weights."""
-    loaded = data.load({**dense.fields["data"], **spec.location.get("data", {})}, dense.fields.get("sources"))
+    loaded = data.load({**dense.typed.data, **spec.location.get("data", {})}, dense.fields.get("sources"))
     return Network(_random(dense, spec, order, loaded, "0/init"), MaskSet({}), loaded)
 
 
 def _random(dense: StageSpec, spec: StageSpec, order: WorkOrder, loaded: data.Data, purpose: str) -> nn.Module:
-    seed = derive(dense.fields["seed"], purpose)
-    node = {**dense.fields["model"], **spec.location.get("model", {})}
+    seed = derive(dense.typed.seed, purpose)
+    node = {**dense.typed.model, **spec.location.get("model", {})}
     model = models.build(node, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
     return model.to(torch.device(order.device))
 

@@ -25,6 +25,7 @@ from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
 from orchestrator.training.networks import initialised
+from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.stages import Stage
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads import models
@@ -34,7 +35,6 @@ from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
-from pruning.catalogue.rules import is_int
 
 FEW = 8
 """Examples at most that are tried of each split."""
@@ -72,7 +72,7 @@ class _Rehearsal(Stage):
 
     def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
         steps, spec = count(), order.specs[0]
-        if "inner" in spec.fields:  # scoring anew a hundred times shows no more than once
+        if spec.typed.inner > 1:  # scoring anew a hundred times shows no more than once
             spec = replace(spec, fields={**spec.fields, "inner": 1})
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(spec, initialised(dense, spec, order), order)
@@ -88,11 +88,11 @@ class _Rehearsal(Stage):
         spec = self._spec
         if not KINDS[spec.kind].prunes:
             return ()
-        prune, amount = spec.fields["prune"], spec.fields.get("amount")
+        prune, amount = spec.typed.prune, spec.typed.amount
         unmatched = tuple(models.unmatched(self._model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = rounds.sizes(models.prunable(self._model, prune), spec.fields)
+        sizes = rounds.sizes(models.prunable(self._model, prune), Round.of(spec.fields))
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
@@ -157,8 +157,8 @@ class _Rehearsal(Stage):
             known = self._task.known(labels)
             if known is not None and (largest := int(labels.where(known, 0).max())) >= outputs:
                 raise Misfit(
-                    f"`data` (={_name(self._dense.fields['data'])}) has the label {largest} in its {name} split, and "
-                    f"`model` (={_name(self._dense.fields['model'])}) has {outputs} outputs, for the classes from 0 to "
+                    f"`data` (={_name(self._dense.typed.data)}) has the label {largest} in its {name} split, and "
+                    f"`model` (={_name(self._dense.typed.model)}) has {outputs} outputs, for the classes from 0 to "
                     f"{outputs - 1}; give it more `classes`, or leave these examples out."
                 )
 
@@ -210,7 +210,7 @@ class _OneBatch:
 def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: BaseException) -> str:
     """Say that a stage failed in a place that has no sentence of its own: in the user's code, or between two parts."""
     said = " ".join(str(error).split()) or "no more is said"
-    model, data = (_name(dense.fields[part]) for part in ("model", "data"))
+    model, data = (_name(part) for part in (dense.typed.model, dense.typed.data))
     train = spec.training
     step = "could not be made"
     if stage is not None:
@@ -226,9 +226,9 @@ def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error
             return (
                 f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with {odd[1]}; return float32."
             )
-    block = dense.fields["data"].get("block")
-    if stage is not None and isinstance(error, IndexError) and is_int(block) and block > stage.positions:
-        ours = dense.fields["model"].get("kind") == "huggingface"
+    block = dense.typed.data.get("block")
+    if stage is not None and isinstance(error, IndexError) and isinstance(block, int) and block > stage.positions:
+        ours = dense.typed.model.get("kind") == "huggingface"
         more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "a `model` of more"
         return (
             f"`data.block` (={block}) must be at most the {stage.positions} positions that `model` (={model}) tells "

@@ -30,7 +30,7 @@ from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.networks import Network, initialised, restored, stored
 from orchestrator.training.own_loop import Context, run_own_loop
-from orchestrator.training.scoring.ranking import Read, Scoring, example_of
+from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.from_scratch import small_of
 from orchestrator.training.state.resuming import Unfit
@@ -110,11 +110,11 @@ class Stage:
         self._model, self._data = network.model, network.data
         self._device = torch.device(order.device)
         training = spec.training
-        self._config: Mapping[str, Any] = spec.fields[training]
-        task = table.build(spec.fields["task"])
+        self._config = spec.training_config
+        task = table.build(spec.typed.task)
         self._task = table.with_loss(task, self._config["loss"], f"{training}.loss", self._device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
-        self._is_small = spec.fields.get("restart", {}).get("control") == "small"
+        self._is_small = spec.typed.restart.control == "small"
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
@@ -137,7 +137,7 @@ class Stage:
             after={name: value for name, value in after.items() if math.isfinite(value)},
             metrics=tuple(self._task.metrics),
             curve=done.fit.curve,
-            requested_sparsity=spec.fields.get("target"),
+            requested_sparsity=spec.typed.target,
             sparsity=network.masks.sparsity(),
             tensor_sparsity=network.masks.sparsities(),
             tensor_sizes=network.masks.sizes(),
@@ -171,7 +171,7 @@ class Stage:
 
     def _random(self) -> Iterator[str]:
         """Yield what is told of a dense network of ours that is as it was initialised."""
-        model, length = self._spec.fields["model"] if self._spec.kind == "dense" else {}, self._config
+        model, length = self._spec.typed.model if self._spec.kind == "dense" else {}, self._config
         untrained = not (length.get("epochs") or length.get("steps"))
         if untrained and model.get("kind") is not None and model.get("weights") is None:
             yield "nothing was trained, and `model.weights` is null: the network is random"
@@ -187,14 +187,15 @@ class Stage:
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
         spec, earlier, state = self._spec, self._network.masks, self._checkpoints.latest()
-        chosen = models.prunable(self._model, spec.fields["prune"])
-        masks, before, scoring = self._prune_now(earlier) if state is None else self._pruned(state)
+        asked = Round.of(spec.fields)
+        chosen = models.prunable(self._model, spec.typed.prune)
+        masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._pruned(state)
         self._network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         in_order = masks_of(self._model, masks)
         if self._is_small:
             fit = self._fit_small(masks, state)
-        elif spec.fields["prune"]["holding"] == "hooks" and masks.sparsity():
+        elif spec.typed.prune.holding == "hooks" and masks.sparsity():
             masks.apply(self._model)
             fit = self._fit(state or self._onward(in_order))
             remove_all(self._model)
@@ -202,16 +203,13 @@ class Stage:
             keeper = MaskKeeper(self._model, masks, kept_gradients(self._config))
             fit = self._fit(state or self._onward(in_order), keeper)
             keeper.release()
-        details = rounds.details(chosen, spec.fields, earlier, masks, plain_state(self._model), scoring.details)
+        details = rounds.details(chosen, asked, earlier, masks, plain_state(self._model), scoring.details)
         return Trained(fit, before, details, scoring.seconds)
 
-    def _prune_now(self, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
+    def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Prune on top of the masks so far; return masks, metrics before any training under them, and scoring."""
-        fields = self._spec.fields
-        generator = torch.Generator(self._device).manual_seed(derive(fields["seed"], f"{self._spec.round}/mask"))
-        shuffling = torch.Generator().manual_seed(derive(fields["seed"], f"{self._spec.round}/shuffle"))
-        reads = Read(self._data, self._task, shuffling)
-        masks, scoring = rounds.prune_round(self._model, fields, earlier, generator, reads)
+        order = torch.Generator().manual_seed(derive(self._spec.typed.seed, f"{self._spec.round}/shuffle"))
+        masks, scoring = rounds.prune_round(self._model, asked, earlier, Read(self._data, self._task, order))
         if self._is_small:  # it has none of the pruned network's weights
             return masks, {}, scoring
         self._restart(masks)
@@ -221,7 +219,7 @@ class Stage:
 
     def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
         """Train the dense network that the masks leave, drawn anew, and put it into the place of what was pruned."""
-        whole, network, seed = self._model, self._network, self._spec.fields["seed"]
+        whole, network, seed = self._model, self._network, self._spec.typed.seed
         small = small_of(whole, masks, example_of(whole, self._data), derive(seed, f"{self._spec.round}/small"))
         self._model, self._network = small.model, replace(network, model=small.model, masks=MaskSet({}))
         fit = self._fit(state or self._onward([None for each in small.model.parameters() if each.requires_grad]))
@@ -244,10 +242,10 @@ class Stage:
             raise Unfit(str(error)) from error
 
     def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
-        where, until = self._spec.training, self._spec.fields.get("until")
+        where, until = self._spec.training, self._spec.typed.until
         shared: dict[str, Any] = {
             "device": self._device,
-            "seed": derive(self._spec.fields["seed"], f"{self._spec.round if where == 'finetune' else 0}/fit"),
+            "seed": derive(self._spec.typed.seed, f"{self._spec.round if where == 'finetune' else 0}/fit"),
             "on_optimizer": None if keeper is None else keeper.attach,
             "cancelled": self._order.cancelled,
             "on_point": lambda point: self._order.report(self._spec.key, point, self._task.metrics[0]),
@@ -255,7 +253,7 @@ class Stage:
             "keep": self._checkpoints.keep,
         }
         if self._config.get("_target_") is None:
-            places = {"since": self._spec.fields.get("restart", {}).get("rates", 0), "until": until}
+            places: dict[str, Any] = {"since": self._spec.typed.restart.rates or 0, "until": until}
             return loop.fit(self._model, self._data, self._taught(), self._config, **places, **shared)
         if until == 0:
             return loop.FitResult((), 0, 0)

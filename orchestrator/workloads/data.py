@@ -22,8 +22,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from orchestrator.catalogue.data import DATA
 from orchestrator.config.groups import violations_of
-from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import DataError
+from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streams import StreamSplit

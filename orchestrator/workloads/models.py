@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orchestrator.catalogue.models import MODELS
 from orchestrator.core.errors import ModelError
 from orchestrator.core.seeding import seeded
+from orchestrator.core.stage_fields import Prune
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")
@@ -207,7 +208,7 @@ class Prunable:
     name: str
 
 
-def prunable(model: nn.Module, prune: Mapping[str, Any]) -> list[Prunable]:
+def prunable(model: nn.Module, prune: Prune) -> list[Prunable]:
     """Return the parameters of `model` that `prune` selects, in the order of `named_parameters`, tied ones once.
 
     Args:
@@ -221,33 +222,33 @@ def prunable(model: nn.Module, prune: Mapping[str, Any]) -> list[Prunable]:
     names: dict[int, list[str]] = {}
     found: dict[int, Prunable] = {}
     for prefix, module in model.named_modules():
-        typed = any(_matches(kind, prune["types"]) for kind in _types(module))
+        typed = any(_matches(kind, prune.types) for kind in _types(module))
         for parameter, value in _parameters(module):
             name = f"{prefix}.{parameter}" if prefix else parameter
             names.setdefault(id(value), []).append(name)
-            named = _matches(parameter, prune["parameters"]) and _matches(name, prune["include"])
+            named = _matches(parameter, prune.parameters) and _matches(name, prune.include)
             if typed and named and value.numel():
                 found.setdefault(id(value), Prunable(module, parameter, name))
     every = [name for tied in names.values() for name in tied]
     _require_known(prune, every)
-    for key in [key for key in found if any(_matches(name, prune["exclude"]) for name in names[key])]:
+    for key in [key for key in found if any(_matches(name, prune.exclude) for name in names[key])]:
         del found[key]
     if not found:
         raise ModelError(
-            f"`prune` (types={list(prune['types'])}, parameters={list(prune['parameters'])}, "
-            f"include={list(prune['include'])}, exclude={list(prune['exclude'])}) leaves nothing to prune; "
+            f"`prune` (types={list(prune.types)}, parameters={list(prune.parameters)}, "
+            f"include={list(prune.include)}, exclude={list(prune.exclude)}) leaves nothing to prune; "
             f"choose among the network's {_listing(every)}."
         )
     return list(found.values())
 
 
-def unmatched(model: nn.Module, prune: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unmatched(model: nn.Module, prune: Prune) -> Iterator[tuple[str, str]]:
     """Yield (key, pattern) for each pattern of `prune` that no parameter of `model` matches, or no module's type."""
     modules = dict(model.named_modules())
     every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in _parameters(m)]
     names = {"include": every, "exclude": every, "parameters": [name.rpartition(".")[2] for name in every]}
     for key, known in names.items():
-        for pattern in prune[key]:
+        for pattern in getattr(prune, key):
             if not any(fnmatchcase(name, pattern) for name in known):
                 yield key, pattern
 
@@ -260,9 +261,9 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         yield plain if f"{plain}_mask" in buffers else name, value
 
 
-def _require_known(prune: Mapping[str, Any], every: Sequence[str]) -> None:
+def _require_known(prune: Prune, every: Sequence[str]) -> None:
     for key in ("include", "exclude"):
-        for pattern in prune[key]:
+        for pattern in getattr(prune, key):
             if not any(letter in pattern for letter in "*?[") and pattern not in every:
                 raise ModelError(
                     f"`prune.{key}` (={pattern!r}) names no parameter of the network; pass a qualified name or a "

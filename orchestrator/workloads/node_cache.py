@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from orchestrator.core.canonical import canonical_json, digest
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.store.node_folder import node_folder, tidy
 from orchestrator.workloads.weights import state_digest, write_state
 

@@ -42,7 +42,11 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
 def with_unit_of_class(choices: Choices) -> Choices:
     """Return the choices, counting channels where the class prunes these."""
     structured = getattr(class_of(choices), "PRUNING_TYPE", None) == "structured"
-    return replace(choices, unit=Unit("channel")) if structured and choices.unit.kind == "entry" else choices
+    return (
+        replace(choices, unit=Unit("channel", dim=choices.unit.dim))
+        if structured and choices.unit.kind == "entry"
+        else choices
+    )
 
 
 def masks_of_class(
@@ -98,7 +102,11 @@ def masks_of_class(
     found = {}
     for name, parameter in held.items():
         method = _made(kind, choices, survivors[name] - counts[name])
-        found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
+        try:
+            found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
+        except Exception as error:
+            error.add_note(f"while pruning {name}")
+            raise
     return found
 
 

@@ -1,14 +1,21 @@
-"""Make docs/reference/configuration.md and commands.md, and the files of conf/ that rows have, again."""
+"""Make again what is made from the code: files of conf/, pages of docs/reference, digests of new components.
+
+python -m scripts.reference            # after a row, a key, a command or an option has changed
+python -m scripts.reference --renew    # also the digests of components whose code has changed: see test_versions.py
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from orchestrator.__main__ import CONF
-from scripts.reference import commands, conf_files, configuration
+from scripts.reference import code_digests, commands, conf_files, configuration
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 
 conf_files.write(Path(str(CONF)))
 (REFERENCE / "configuration.md").write_text(configuration.page(CONF), encoding="utf-8")
 (REFERENCE / "commands.md").write_text(commands.page(), encoding="utf-8")
+code_digests.write(ROOT / "tests/orchestrator/planning/versions.json", renew="--renew" in sys.argv[1:])

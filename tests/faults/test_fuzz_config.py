@@ -30,9 +30,9 @@ from orchestrator.config.cluster import Cluster
 from orchestrator.config.compose import compose_jobs, plain
 from orchestrator.config.refusals.settings import Compose, explain, is_refusal
 from orchestrator.config.well_formed import keys
-from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
+from orchestrator.core.plain_data import canonical_json
 from orchestrator.core.specs import Job
 from orchestrator.execution.ray_executor import make_executor
 from orchestrator.store.saved_sweep import manifest

@@ -140,7 +140,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     text = str(caught.value)
 
     assert text.startswith("3 of 4 trials cannot run; nothing was trained.")
-    assert text.count("cannot prune head.weight: ValueError: bitter") == 1
+    assert text.count("cannot prune the network: ValueError: bitter; check its arguments under `method`") == 1
     assert "seed=0" in text
     assert "`model._target_` (=their_words.Words) could not be created: TypeError: too deep" in text
     assert 'their_words.py", line' in text, "where in their code"

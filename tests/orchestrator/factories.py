@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.core.canonical import digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.metrics import Metric
+from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec, identity_of
 

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 from factories import ACCURACY
 
-from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 
 from orchestrator.compare.audit.answers import Answer, held, some
-from orchestrator.compare.chosen import held_in, reached_of
+from orchestrator.compare.chosen import budget_of, reached_of
 from orchestrator.config.parts.choices import published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
+from orchestrator.core.stage_fields import Restart
 from orchestrator.core.stage_kinds import KINDS
 
 TOLERANCE = 0.005
@@ -17,12 +18,12 @@ TOLERANCE = 0.005
 
 
 def mask_control(plan: Plan) -> Answer:
-    rounds = [spec.fields.get("restart", {}) for spec in plan.stages.values() if KINDS[spec.kind].prunes]
-    found = {restart["control"] for restart in rounds if "control" in restart}
-    found |= {"reinit" for restart in rounds if restart.get("weights") == "reinit" and "small" not in restart.values()}
+    rounds = [spec.typed.restart for spec in plan.stages.values() if KINDS[spec.kind].prunes]
+    found = {restart.control for restart in rounds} - {"none"}
+    found |= {"reinit" for restart in rounds if restart.weights == "reinit" and restart.control != "small"}
     faults = [] if found else ["none of restart.control=shuffle, reinit, invert, small"]
     none = "every network is trained, pruned and fine-tuned"
-    return held([restart for restart in rounds if restart], faults, ", ".join(sorted(found)), none)
+    return held([restart for restart in rounds if restart != Restart()], faults, ", ".join(sorted(found)), none)
 
 
 def same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
@@ -36,7 +37,7 @@ def same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
         settings = {name: value for name, value in start.fields.items() if name != "until"}
         for key in trial.stages[1:] if start.kind == "start" else ():
             spec, found = plan.stages[key], known.get(start.key)
-            if key not in known or spec.fields.get("restart", {}).get("weights") == "reinit":
+            if key not in known or spec.typed.restart.weights == "reinit":
                 continue
             if found is None or known[key].started_from != found.weights_digest:
                 early[key] = "scored other weights than its start recorded"
@@ -64,7 +65,7 @@ def when_published(plan: Plan) -> Answer:
 def achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
-    budgets = {key: held_in(plan.stages[key].fields) for key in asked}
+    budgets = {key: budget_of(plan.stages[key].typed) for key in asked}
     found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
     reached = {key: share for key, share in found.items() if share is not None}
     due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}

@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from orchestrator.config.rules import key
+from orchestrator.core import stage_fields
+from orchestrator.core.plain_data import read_as
+from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.rules import one_of
@@ -19,10 +22,6 @@ from pruning.choices import axes
 from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 
-RANKING = "l1_unstructured"
-"""The method that ranks by `score`, as one without a kind does; those of any other kind decide by themselves."""
-NOT_OPTIONS = ("name", "kind", "_target_", "depends", "examples", "per_class", "batch_size")
-"""Keys of a score or a repair that are no options of its code."""
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
 """The groups that say how a round ranks."""
 OF_GROUPS = ("budget", "round_to")
@@ -92,7 +91,7 @@ def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
 
 def decides_itself(method: Mapping[str, Any]) -> bool:
     """Whether a method is a class that chooses entries by itself, and not by the choices."""
-    return method.get("_target_") is not None or method.get("kind") not in (None, RANKING)
+    return stage_fields.decides_itself(read_as(Component, method))
 
 
 def prunes_channels(method: Mapping[str, Any]) -> bool:
@@ -107,43 +106,6 @@ def published_at_start(config: Mapping[str, Any]) -> bool:
     return published is not None and published.at_start
 
 
-def choices_of(
-    parts: Mapping[str, Any],
-    *,
-    score: Callable[..., Any] | None = None,
-    sparsity: float | None = None,
-    inner: int = 1,
-    control: str = "none",
-) -> Choices:
-    """Return what the groups of a configuration, or fields of a round, choose; what is absent is as in the engine.
-
-    Args:
-        parts: `CHOICES` by name.
-        score: the function that `score._target_` names.
-        sparsity: what this round prunes to, in units.
-        inner: re-scorings of the schedule.
-        control: "invert" turns the scores round; any other is not the ranking's.
-
-    Raises:
-        ValueError: they cannot be meant, or not together.
-    """
-    node: Mapping[str, Any] = parts.get("score", {"kind": "magnitude"})
-    repair: Mapping[str, Any] = parts.get("repair", {})
-    return Choices(
-        score=axes.Score(score or str(node.get("kind") or node.get("_target_")), _options(node)),
-        unit=axes.Unit(**parts.get("unit", {})),
-        scope=axes.Scope(**parts.get("scope", {})),
-        schedule=axes.Schedule(sparsity=sparsity, inner=inner),
-        dynamics=axes.Dynamics(**parts.get("dynamics", {})),
-        repair=axes.Repair(repair.get("kind", "none"), _options(repair)),
-        control=axes.Control("invert" if control == "invert" else "none"),
-    )
-
-
-def _options(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in node.items() if name not in NOT_OPTIONS}
-
-
 def as_typed(said: str) -> str:
     """Return a refusal of the engine with its names of options as a user of a sweep types them."""
     said = re.sub(r"`score\.options\['(\w+)'\]`", r"`score.\1`", said)
@@ -151,17 +113,23 @@ def as_typed(said: str) -> str:
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for what the choices of a configuration cannot be, by themselves or together."""
-    schedule = config["schedule"]
+    """Yield a sentence for each choice of a configuration without a meaning, by itself or beside others."""
+    schedule, method = config["schedule"], config["method"]
+    if decides_itself(method) and (told := [*_of_a_class(config)]):
+        yield from told
+        return
+    fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
+    fields |= {"inner": schedule["inner"], "restart": {"control": config["restart"]["control"]}}
     try:
-        choices = choices_of(config, inner=schedule["inner"])
+        for each in ("unit", "scope", "dynamics"):
+            getattr(axes, each.capitalize())(**config[each])
+        choices = choices_of(fields, read_as(StageFields, fields))
     except (ValueError, TypeError) as error:
         yield as_typed(str(error))
         return
-    if decides_itself(config["method"]):
-        yield from _of_a_class(config, choices)
+    if decides_itself(method):
         return
-    of_magnitudes = config["method"].get("kind") == RANKING and choices.score.kind == "magnitude"
+    of_magnitudes = method.get("kind") == RANKING and config["score"].get("kind") == "magnitude"
     if schedule["amount"] is not None and not of_magnitudes:
         yield (
             f"`schedule.amount` (={schedule['amount']}) is what a class such as method={RANKING} takes, and "
@@ -169,7 +137,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             "schedule.amount=null."
         )
     elif schedule["amount"] is not None:
-        yield from _of_a_class(config, choices)
+        yield from _of_a_class(config)
     scope, rounds, sparsity = choices.scope, schedule["rounds"], schedule["sparsity"]
     if scope.kind == "window":
         exact = 1 - scope.n / scope.m
@@ -185,19 +153,19 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _of_a_class(config: Mapping[str, Any], choices: Choices) -> Iterator[str]:
-    """Yield what is chosen beside a class that needs none of it."""
-    plain, method = Choices(), config["method"]
+def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each choice beside a class that does not read it."""
+    plain, method, scope = Choices(), config["method"], config["scope"]
     named = method.get("name") or method.get("kind") or method.get("_target_")
     if config["schedule"]["amount"] is not None and not decides_itself(method):
         named = f"{named} with schedule.amount"
     chosen = {
-        "score": (choices.score.kind, plain.score.kind),
-        "unit": (choices.unit.kind, plain.unit.kind),
-        "scope.allocation": (choices.scope.allocation, plain.scope.allocation),
-        "dynamics": (choices.dynamics.kind, plain.dynamics.kind),
-        "repair": (choices.repair.kind, plain.repair.kind),
-        "schedule.inner": (choices.schedule.inner, plain.schedule.inner),
+        "score": (_named(config["score"]), plain.score.kind),
+        "unit": (config["unit"]["kind"], plain.unit.kind),
+        "scope.allocation": (scope["allocation"], plain.scope.allocation),
+        "dynamics": (config["dynamics"]["kind"], plain.dynamics.kind),
+        "repair": (config["repair"]["kind"], plain.repair.kind),
+        "schedule.inner": (config["schedule"]["inner"], plain.schedule.inner),
     }
     for name, (value, default) in chosen.items():
         if value != default:
@@ -205,12 +173,17 @@ def _of_a_class(config: Mapping[str, Any], choices: Choices) -> Iterator[str]:
                 f"`{name}` (={value}) says how a score ranks, and `method` (={named}) is a class that decides by "
                 f"itself; pass method=magnitude, or leave out `{name}`."
             )
-    if choices.scope.kind not in ("layer", "global"):
+    if scope["kind"] not in ("layer", "global"):
         yield (
-            f"`scope` (={choices.scope.kind}) says how a score ranks, and `method` (={named}) is a class that takes "
+            f"`scope` (={scope['kind']}) says how a score ranks, and `method` (={named}) is a class that takes "
             "layer or global alone; pass method=magnitude, or another scope."
         )
-    if choices.scope.kind == "global" and prunes_channels(method):
+    if config["restart"]["control"] == "invert":
+        yield (
+            f"`restart.control` (=invert) inverts scores, and `method` (={named}) has none to invert; pass "
+            "method=magnitude, or another control."
+        )
+    if scope["kind"] == "global" and prunes_channels(method):
         yield (
             f"`scope` (=global) ranks single entries of all tensors, and {method['kind']} takes whole channels of one; "
             "pass scope=layer, or method=magnitude unit=channel."

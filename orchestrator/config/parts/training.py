@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
 from orchestrator.config.rules import key
-from orchestrator.core.canonical import canonical_json
+from orchestrator.core.plain_data import canonical_json
 from pruning.catalogue.rules import Rule, at_least, is_number, one_of, whole, within
 
 LOOPS_OWN = ("accumulate", "penalty", "ema", "compile", "patience")

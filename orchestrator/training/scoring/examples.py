@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.stage_fields import ScoreFields
 from orchestrator.workloads.splits import Batch, Batches, LoaderSplit, Split
 from orchestrator.workloads.streams import StreamSplit
 from orchestrator.workloads.tasks.batch import given_labels, tensors
@@ -20,10 +21,10 @@ SEARCHED = 256
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Where the batches of a score come from: `split` by `seed`, as `score` says, on `device`."""
+    """Scoring data: as many examples of `split` as `asked` says, drawn by `seed`, on `device`."""
 
     split: Split
-    score: Mapping[str, Any]
+    asked: ScoreFields
     seed: int
     device: torch.device
 
@@ -33,17 +34,17 @@ class ScoringData:
         Raises:
             OrchestratorError: examples of each class are asked for, and the data have no classes.
         """
-        if self.score.get("per_class") is not None:
+        if self.asked.per_class is not None:
             return [batch for number in range(rescorings) for batch in self._of_each_class(number)]
-        if self.score.get("examples") is None:
+        if self.asked.examples is None:
             return None
         return list(self._examples(rescorings))
 
     def _examples(self, rescorings: int) -> Iterator[Batch]:
-        split, asked = _unaugmented(self.split), int(self.score["examples"])
+        split, asked = _unaugmented(self.split), int(self.asked.examples or 0)
         length = None if isinstance(split, StreamSplit) else len(split)
         most = asked if length is None else min(asked, length)
-        size = min(self.score.get("batch_size") or most, most)
+        size = min(self.asked.batch_size or most, most)
         whole = length is not None and most == length
         batches = split.batches(size, device=self.device, seed=self.seed, drop_last=not whole)
         found = _endless(batches)
@@ -52,7 +53,7 @@ class ScoringData:
 
     def _of_each_class(self, epoch: int) -> Iterator[Batch]:
         """Yield the first `per_class` examples of each class, in the order of an epoch."""
-        count, size = int(self.score["per_class"]), self.score.get("batch_size")
+        count, size = int(self.asked.per_class or 0), self.asked.batch_size
         batches = _unaugmented(self.split).batches(SEARCHED, device=self.device, seed=self.seed)
         taken: dict[int, int] = {}
         found = []
@@ -73,7 +74,7 @@ class ScoringData:
         labels = given_labels(batch)
         if labels is None or labels.is_floating_point() or labels.dim() != 1:
             raise OrchestratorError(
-                f"`score.per_class` (={self.score['per_class']}) needs a class for each example, which `data` has not; "
+                f"`score.per_class` (={self.asked.per_class}) needs a class for each example, which `data` has not; "
                 "pass score.per_class=null score.examples=128."
             )
         return labels

@@ -1,4 +1,4 @@
-"""Prune a round by the choices of its method: a score on scoring data, and the engine's plan put in force."""
+"""Prune one round by the engine: its choices, scoring data for them, and a plan put in force."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, Self
 
 import torch
 from hydra.utils import get_object
@@ -16,29 +17,32 @@ from torch.utils._pytree import tree_map
 
 import pruning
 from orchestrator.config.groups import SCORING
-from orchestrator.config.parts.choices import as_typed, choices_of
+from orchestrator.config.parts.choices import as_typed
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
+from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.training.scoring.examples import ScoringData, count
 from orchestrator.workloads.data import Data, first
 from orchestrator.workloads.models import Prunable
-from orchestrator.workloads.targets import TargetError, failure
+from orchestrator.workloads.targets import TargetError, failure, given
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
-from pruning import MaskSet
+from pruning import BasePruningMethod, MaskSet
 from pruning.choices.axes import Control
 from pruning.choices.combining import Choices
+from pruning.engine.classes import with_unit_of_class
 from pruning.selection.groups import Groups, groups_of
 
 SPLIT = "train"
-"""Which of the data's splits scores read; records say it."""
+"""The split of the data that scores read; records name it."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a score may read: the data, of which it gets `SPLIT`, and the task whose loss it differentiates.
+    """The data and the task that a score may read: of the data `SPLIT`, of the task the loss.
 
-    `order` is what a shuffled control is drawn from.
+    `order` draws the masks of a shuffled control.
     """
 
     data: Data
@@ -48,76 +52,135 @@ class Read:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What the scores of a round took: `examples` that were drawn, `passes` of a batch through the loss."""
+    """Costs of the scores of a round: `examples` that were drawn, `passes` of a batch through the loss."""
 
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def held(self) -> list[Any]:
-        """What a checkpoint holds of it: `Scoring(*held)` is it again."""
+        """Plain data for a checkpoint: `Scoring(*held)` is equal again."""
         return [dict(self.details), dict(self.seconds)]
 
 
+@dataclass(frozen=True)
+class Round:
+    """A round as a worker reads it: its fields, and its choices with functions and classes in place of their names."""
+
+    fields: StageFields
+    choices: Choices
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the plain fields of a round.
+
+        Raises:
+            OrchestratorError: a target of the user's own cannot be imported or is no score or class, or the choices do
+                not go together.
+        """
+        typed = read_as(StageFields, fields)
+        try:
+            choices = choices_of(fields, typed)
+        except (ValueError, TypeError) as error:
+            raise OrchestratorError(as_typed(str(error))) from error
+        if typed.method._target_:
+            choices = replace(choices, select=_own_class(fields["method"]))
+        if typed.score._target_ and choices.select is None:
+            choices = replace(choices, score=replace(choices.score, kind=_own_score(fields["score"])))
+        return cls(typed, with_unit_of_class(choices))
+
+    @property
+    def spans(self) -> bool:
+        """Whether units are dependency groups, whose masks hold biases and norms, too."""
+        return self.choices.unit.kind == "group"
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether the round is a control whose masks are shuffled."""
+        return self.fields.restart.control == "shuffle"
+
+    @property
+    def named(self) -> str:
+        """The score by which the round ranks, or the class that decides."""
+        return self.fields.score.named if self.choices.select is None else self.fields.method.named
+
+    def cut(self, chosen: Sequence[Prunable], names: Collection[str]) -> Groups:
+        """Return the units of the tensors `names`, which are those that the engine counts."""
+        shapes = {p.name: p.module.get_parameter(p.parameter).shape for p in chosen if p.name in names}
+        return groups_of(shapes, replace(self.choices.unit, spare_last=False), self.choices.scope)
+
+
 def rank(
-    model: nn.Module,
-    chosen: Sequence[Prunable],
-    fields: Mapping[str, Any],
-    parent: MaskSet,
-    read: Read,
+    model: nn.Module, chosen: Sequence[Prunable], asked: Round, parent: MaskSet, read: Read
 ) -> tuple[MaskSet, Scoring]:
     """Prune a plain model by the choices of a round, on top of the masks so far; return its masks and what it took.
 
-    The model is left held by hooks. Of a shuffled control other units of each tensor are kept, drawn from all of them;
-    of dependency groups, whose masks hold biases and norms too, from those that were left.
+    The model is left held by hooks. A shuffled control keeps other units of each tensor, drawn from all of them; with
+    dependency groups, from those that were left.
 
     Raises:
         OrchestratorError: a score lacks what it needs, a unit does not divide, or the target cannot be reached.
     """
     model.eval()  # ours choose the mode themselves; a score of the user's own must not move BatchNorm's statistics
-    names = [each.name for each in chosen]
-    choices = _choices(fields)
+    fields, choices, names = asked.fields, asked.choices, [each.name for each in chosen]
     device = getattr(chosen[0].module, chosen[0].parameter).device
-    seed, inner = derive(fields["seed"], f"{fields['round']}/score"), choices.schedule.inner
-    batches = ScoringData(getattr(read.data, SPLIT), fields.get("score", {}), seed, device).batches(inner)
+    seed, inner, by_score = derive(fields.seed, f"{fields.round}/score"), choices.schedule.inner, choices.select is None
+    batches = ScoringData(getattr(read.data, SPLIT), fields.score, seed, device).batches(inner)
     loss = _Counted(read.task.loss)
-    generator = torch.Generator().manual_seed(derive(fields["seed"], f"{fields['round']}/mask"))
-    given: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
-    spanning = choices.unit.kind == "group"  # biases and norms go with the weights
-    before = {name: mask for name, mask in parent.items() if spanning or name in names}
-    shuffles = fields.get("restart", {}).get("control") == "shuffle"
-    if spanning:
-        given["example"] = example_of(model, read.data)
-        choices = replace(choices, control=Control("shuffle")) if shuffles else choices
+    generator = torch.Generator("cpu" if by_score else device)  # a class draws where its tensors lie
+    generator.manual_seed(derive(fields.seed, f"{fields.round}/mask"))
+    inputs: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
+    before = {name: mask for name, mask in parent.items() if asked.spans or name in names}
+    if asked.spans:
+        inputs["example"] = example_of(model, read.data)
+        choices = replace(choices, control=Control("shuffle")) if asked.shuffles else choices
     try:
         with nullcontext() if batches is None else seeded(seed, device):
-            plan = pruning.plan(model, choices, **given, parameters=names, masks=before)
-        if shuffles and not spanning:
-            groups = _cut(chosen, fields, plan.details["units"])
+            plan = pruning.plan(model, choices, **inputs, parameters=names, masks=before)
+        if asked.shuffles and not asked.spans:
+            groups = asked.cut(chosen, plan.details["units"])
             shuffled = groups.expand(pruning.shuffle(groups.alive(plan.masks), groups, read.order))
             plan = replace(plan, masks=MaskSet(shuffled), values={})
         pruning.commit(model, plan)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
-        said = " ".join(str(error).split())
-        if batches is None and isinstance(cause := error.__cause__, TypeError | AttributeError):  # of an own score
-            raise OrchestratorError(
-                f"`score` (={_name(fields)}) failed by {type(cause).__name__}: {cause}; where it reads `batches`, pass "
-                "score.examples=128 to give it examples of the training split."
-            ) from error
-        if isinstance(error, ValueError) and said.startswith("`"):
-            raise OrchestratorError(_as_set(said)) from error
-        score = fields.get("score", {})
-        raise OrchestratorError(
-            f"`score` (={score.get('kind') or score.get('_target_')}) cannot rank the network: {type(error).__name__}: "
-            f"{said.rstrip('.')}; check its arguments, and the other choices."
-        ) from error
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        if by_score and not isinstance(error, ValueError | TypeError | RuntimeError | IndexError):
+            raise
+        raise _refusal(asked, error, read_data=batches is not None) from error
     ones = {each.name: torch.ones_like(getattr(each.module, each.parameter), dtype=torch.bool) for each in chosen}
     masks = MaskSet({**{name: plan.masks.get(name, ones[name]) for name in names}, **plan.masks})
-    drawn = sum(map(count, batches or ()))
-    details = {"score": _name(fields), "examples": drawn, "passes": loss.calls, "rescorings": inner}
-    details |= {"split": SPLIT} if drawn else {}
-    details |= {name: plan.details[name] for name in ("units", "removed", "step") if name in plan.details}
+    details = {name: plan.details[name] for name in ("unit", "units", "removed", "step") if name in plan.details}
+    if by_score:
+        drawn = sum(map(count, batches or ()))
+        details |= {"score": asked.named, "examples": drawn, "passes": loss.calls, "rescorings": inner}
+        details |= {"split": SPLIT} if drawn else {}
     return masks, Scoring(details, dict(plan.seconds))
+
+
+def _refusal(asked: Round, error: Exception, *, read_data: bool) -> OrchestratorError:
+    """Return what a user is told of an error of the engine, of a score or of a class."""
+    said = " ".join(str(error).split())
+    if asked.choices.select is not None:
+        if isinstance(error, ValueError) and said.startswith("`"):
+            return OrchestratorError(as_typed(said).replace("`unit.dim`", "`method.dim`"))
+        where = [note.removeprefix("while pruning ") for note in getattr(error, "__notes__", ())]
+        return OrchestratorError(
+            f"{asked.fields.method.said('method')} cannot prune {where[0] if where else 'the network'}: "
+            f"{type(error).__name__}: "
+            f"{said.rstrip('.')}; check its arguments under `method`, and the amount under `schedule`."
+        )
+    if not read_data and isinstance(cause := error.__cause__, TypeError | AttributeError):  # of an own score
+        return OrchestratorError(
+            f"`score` (={asked.named}) failed by {type(cause).__name__}: {cause}; where it reads `batches`, pass "
+            "score.examples=128 to give it examples of the training split."
+        )
+    if isinstance(error, ValueError) and said.startswith("`"):
+        return OrchestratorError(_as_set(said))
+    return OrchestratorError(
+        f"`score` (={asked.named}) cannot rank the network: {type(error).__name__}: {said.rstrip('.')}; check its "
+        "arguments, and the other choices."
+    )
 
 
 def example_of(model: nn.Module, known: Data) -> Any:
@@ -128,72 +191,55 @@ def example_of(model: nn.Module, known: Data) -> Any:
     )
 
 
-def short_of(fields: Mapping[str, Any], removed: float) -> str | None:
-    """Say how dependency groups fall short of the budget that a round asks for; None where they do not."""
-    if removed >= fields["target"] - 1e-6:
-        return None
-    budget = fields.get("scope", {}).get("budget", "channels")
-    return f"achieved sparsity {removed:.6f} is not the requested {fields['target']:.6f} of the {budget}."
+def _own_score(node: Mapping[str, Any]) -> Callable[..., Any]:
+    function = _imported("score", node)
+    if not callable(function):
+        raise OrchestratorError(
+            f"`score._target_` (={node['_target_']}) must be a function (model, batches, loss) that returns name "
+            "-> tensor of scores."
+        )
+    return _blamed(function, node)
 
 
-def off_target(
-    chosen: Sequence[Prunable], fields: Mapping[str, Any], masks: MaskSet, names: Collection[str]
-) -> str | None:
-    """Say how masks fall short of the units of the tensors `names` that a round asks for; None where they do not."""
-    groups, target = _cut(chosen, fields, names), fields["target"]
-    total, kept = sum(groups.sizes.values()), sum(int(alive.sum()) for alive in groups.alive(masks).values())
-    if abs(total - kept - target * total) <= _slack(groups) + 1e-6 * total:
-        return None
-    return (
-        f"achieved sparsity {1 - kept / total:.6f} is not the requested {target:.6f}: {kept} of {total} units of kind "
-        f"{groups.unit.kind} are left, where rounding allows {_slack(groups):g} more or fewer."
-    )
+def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
+    method = _imported("method", node)
+    if not (isinstance(method, type) and issubclass(method, BasePruningMethod)):
+        raise OrchestratorError(
+            f"`method._target_` (={node['_target_']}) must be a class derived from "
+            f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', no function'}."
+        )
+    return method
 
 
-def rounding_of_units(chosen: Sequence[Prunable], fields: Mapping[str, Any], scoring: Mapping[str, Any]) -> float:
-    """Return by how much whole units may keep `removed` from what a round asks for; `scoring` as `Scoring.details`."""
-    if fields["target"] is None:
-        return 0.0
-    if "step" in scoring:
-        return float(scoring["step"])
-    groups = _cut(chosen, fields, scoring.get("units") or [each.name for each in chosen])
-    return _slack(groups) / max(1, sum(groups.sizes.values()))
-
-
-def _cut(chosen: Sequence[Prunable], fields: Mapping[str, Any], names: Collection[str]) -> Groups:
-    """Return the units of the tensors `names`, which are those that the engine counts."""
-    choices = _choices(fields)
-    shapes = {p.name: p.module.get_parameter(p.parameter).shape for p in chosen if p.name in names}
-    return groups_of(shapes, replace(choices.unit, spare_last=False), choices.scope)
-
-
-def _slack(groups: Groups) -> float:
-    """Return by how many units, in all, rounding may keep a round from what it asks for."""
-    scope = groups.scope
-    if scope.kind == "row":
-        return float(sum(layout.units // max(1, layout.pool) for layout in groups))
-    return 0.5 * (len(groups.sizes) if scope.kind == "layer" and scope.allocation in ("each", "given") else 1)
-
-
-def _choices(fields: Mapping[str, Any]) -> Choices:
-    score, function = fields.get("score", {}), None
-    if score.get("_target_"):
-        try:
-            function = get_object(score["_target_"])
-        except (Exception, SystemExit) as error:  # its module raises
-            raise TargetError(failure("score", score, error)) from error
-        if not callable(function):
-            raise OrchestratorError(
-                f"`score._target_` (={score['_target_']}) must be a function (model, batches, loss) that returns name "
-                "-> tensor of scores."
-            )
-    control = fields.get("restart", {}).get("control", "none")
-    window = fields.get("scope", {}).get("kind") == "window"
-    sparsity = None if window else fields["target"]
+def _imported(where: str, node: Mapping[str, Any]) -> Any:
     try:
-        return choices_of(fields, score=function, sparsity=sparsity, inner=fields.get("inner", 1), control=control)
-    except (ValueError, TypeError) as error:
-        raise OrchestratorError(str(error)) from error
+        return get_object(node["_target_"])
+    except (Exception, SystemExit) as error:  # its module raises
+        raise TargetError(failure(where, node, error)) from error
+
+
+def _blamed(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a score of the user's own that names itself in what it raises.
+
+    What it raises for want of `batches` is left to the engine, which says how it gets them.
+    """
+
+    @wraps(function)
+    def named(model: nn.Module, batches: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return function(model, batches, *arguments, **options)
+        except OrchestratorError:
+            raise
+        except (Exception, SystemExit) as error:
+            if batches is None and isinstance(error, TypeError | AttributeError):
+                raise
+            said = " ".join(str(error).split()) or "no more is said"
+            raise OrchestratorError(
+                f"{given('score', score)} failed with {type(error).__name__}: {said.rstrip('.')}; mend the function, "
+                "or change its arguments under `score`."
+            ) from error
+
+    return named
 
 
 def _as_set(said: str) -> str:
@@ -202,11 +248,6 @@ def _as_set(said: str) -> str:
     unknown = re.match(r"`score\.(\w+)` .* is not taken by", typed)
     near = get_close_matches(unknown[1], [option.name for option in SCORING], n=1) if unknown else []
     return f"{typed}{f' Did you mean `score.{near[0]}`?' if near else ''}"
-
-
-def _name(fields: Mapping[str, Any]) -> str:
-    score = fields.get("score", {"kind": "magnitude"})
-    return str(score.get("kind") or score.get("_target_"))
 
 
 class _Counted:

@@ -67,7 +67,7 @@ def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder)
         restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
         masked(network.model, masks)
         hold_rewound(plain_state(network.model), plain_state(saved.model), masks)
-    elif spec.fields.get("restart", {}).get("weights") == "reinit":
+    elif spec.typed.restart.weights == "reinit":
         restore_module(network.model, module_state(redrawn(network, spec, order)))
         masked(network.model, masks)
 
@@ -82,7 +82,7 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
         model: as it is to be trained, with the weights that it begins with
         masks: of each trained parameter, in their order
     """
-    state, restart = _state_of(RATES, spec, store), spec.fields.get("restart", {})
+    state, restart = _state_of(RATES, spec, store), spec.typed.restart
     if state is None:
         return None
     parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": []}
@@ -94,7 +94,7 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
     found = parts["optimizer"]["state"]
     found["state"] = {
         index: {name: _masked(value, masks[index]) for name, value in each.items()}
-        for index, each in (found["state"].items() if restart["optimizer"] == "restored" else ())
+        for index, each in (found["state"].items() if restart.optimizer == "restored" else ())
     }
     return TrainState.of(parts)
 
@@ -102,7 +102,7 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
 def _state_of(role: str, spec: StageSpec, store: StageStore) -> TrainState | None:
     """Return the state of the dense training that is an input; a training function has none."""
     key = spec.inputs.get(role)
-    return None if key is None or spec.fields[spec.training].get("_target_") else state_of(store, key)
+    return None if key is None or spec.training_config.get("_target_") else state_of(store, key)
 
 
 def _masked(value: Any, mask: Tensor | None) -> Any:

@@ -22,11 +22,11 @@ def named(plan: Plan, key: str) -> str:
     if not kind.trains:
         parent = plan.stages.get(spec.parent or "") or plan.finished.get(spec.parent or "")
         dense = "dense " if parent is not None and parent.kind == "dense" else ""
-        return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.fields)}{shared}"
+        return f"{trial.name if trial else key[:12]}, {dense}{kind.named(spec.typed)}{shared}"
     if not kind.prunes:
-        until = spec.fields.get("until")
+        until = spec.typed.until
         part = "" if until is None else f" up to {until if isinstance(until, str) else f'step {until}'}"
-        return f"{'dense' + part if until != 0 else 'initialisation'}, seed {spec.fields.get('seed', '?')}{shared}"
+        return f"{'dense' + part if until != 0 else 'initialisation'}, seed {spec.typed.seed}{shared}"
     rounds = len(trial.stages) - 1 if trial else "?"
     return f"{trial.name if trial else key[:12]}, round {spec.round}/{rounds}{shared}"
 
@@ -58,10 +58,11 @@ def validated(record: StageRecord) -> str:
 
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
     """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
-    training, until = spec.fields.get(spec.training, {}), spec.fields.get("until")
+    training, until = spec.training_config, spec.typed.until
     steps = training.get("steps") if until is None else until if isinstance(until, int) else None
     epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")
-    steps = steps and steps - spec.fields.get("restart", {}).get("rates", 0)
+    since = spec.typed.restart.rates
+    steps = steps and steps - (since if isinstance(since, int) else 0)
     share = point.step / steps if steps else point.epoch / epochs if epochs else None
     told = f"step {point.step}" if share is None else f"{min(share, 1):.0%}"
     value = point.metrics.get(f"val/{metric.name}")

@@ -268,7 +268,7 @@ class Progress:
         for key, begun in self._tally.running.items():
             spec = self._plan.stages[key]
             parent = self._tally.records.get(spec.parent or "")
-            target = spec.fields.get("target")
+            target = spec.typed.target
             figure = "" if target is None else f"to {100 * target:.1f}%"
             if parent is not None:
                 figure += f" from {100 * parent.sparsity:.1f}%"

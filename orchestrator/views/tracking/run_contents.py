@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.compare.deployed import headline
 from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import redact, redact_tree
 from orchestrator.core.specs import Plan, TrialSpec

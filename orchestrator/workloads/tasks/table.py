@@ -10,10 +10,9 @@ import msgspec
 from torch import nn
 
 from orchestrator.catalogue.tasks import TASKS
-from orchestrator.core.canonical import canonical_json
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.core.plain_data import LARGEST, read_as
+from orchestrator.core.plain_data import LARGEST, canonical_json, read_as
 from orchestrator.workloads.targets import create, given
 from orchestrator.workloads.tasks.supervised import Supervised
 from orchestrator.workloads.tasks.task import Measured, Task

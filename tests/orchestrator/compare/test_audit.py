@@ -8,7 +8,7 @@ from factories import EPOCH, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit.checklist import Finding, audit
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.canonical import digest
+from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, REWIND, Plan, StageSpec
 

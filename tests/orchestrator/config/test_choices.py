@@ -15,7 +15,9 @@ from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.config.groups import schema_of
 from orchestrator.config.parts import choices
+from orchestrator.core.plain_data import read_as
 from orchestrator.core.specs import Job
+from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.planning.plan import ConfigError, make_plan
 from pruning import PUBLISHED, Choices
 from pruning.choices.axes import Score, Unit
@@ -43,7 +45,8 @@ def refused(*overrides: str) -> str:
 
 def chosen(config: Mapping[str, Any]) -> Choices:
     """What a configuration chooses, what its score's options are by default left out, and what trains."""
-    found = choices.choices_of(config, inner=config["schedule"]["inner"])
+    fields = {name: config[name] for name in choices.CHOICES} | {"method": {}, "inner": config["schedule"]["inner"]}
+    found = choices_of(fields, read_as(StageFields, fields))
     return replace(found, score=Score(found.score.kind))
 
 

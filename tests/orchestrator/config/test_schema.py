@@ -19,6 +19,7 @@ from orchestrator.config import rules
 from orchestrator.config.groups import DATA_SET, schema_of, violations_of, with_own_options
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.parts.training import Train
+from orchestrator.core.stage_fields import Prune
 from orchestrator.training import loop
 from orchestrator.workloads import models
 from scripts.reference import conf_files
@@ -67,7 +68,7 @@ def test_every_model_file_builds(name: str) -> None:
     assert config["kind"] == name
     assert models.prunable(
         models.build(config, input_shape=(8,) if name == "gpt" else (3, 32, 32), classes=10, seed=0),
-        {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []},
+        Prune(("Linear", "Conv2d")),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import sources
-from orchestrator.core.canonical import digest
+from orchestrator.core.plain_data import digest
 
 
 @pytest.fixture

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.core.stage_fields import Prune
 from orchestrator.export.formats import format
 from orchestrator.export.formats.format import ExportError, called_with, difference
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.workloads import models
 
-LINEAR = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+LINEAR = Prune(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
 import sys
 sys.path.insert(0, "")

@@ -16,7 +16,7 @@ ENVIRONMENT = {"torch": "2.0", "git_commit": "a"}
 def chain(name: str, *asked: dict[str, Any], seed: int = 0, own: bool = False, **dense: Any) -> list[StageSpec]:
     """A dense stage and rounds that ask for these, by a method of the user's own or not."""
     sources = {"modules": {"mine": "1"} if own else {}, "packages": {}, "files": {}}
-    found = [StageSpec("dense", {"model": name, "train": {"lr": 1}, "seed": seed, "sources": {}, **dense})]
+    found = [StageSpec("dense", {"model": {"kind": name}, "train": {"lr": 1}, "seed": seed, "sources": {}, **dense})]
     for index, each in enumerate(asked, start=1):
         method = {"_target_": "mine.Method"} if own else {"kind": "l1_unstructured"}
         fields = {"method": method, "finetune": {"lr": 1}, "seed": seed, "round": index, "sources": sources, **each}
@@ -60,7 +60,7 @@ def test_counts_add_up_over_rounds() -> None:
     assert len(tried(chain("net", {"amount": 0.1}, {"amount": 0.1}))) == 2, "a fraction always fits"
 
 
-@pytest.mark.parametrize("change", [{"model": "other"}, {"train": {"lr": 2}}, {"device": "cuda"}])
+@pytest.mark.parametrize("change", [{"model": {"kind": "other"}}, {"train": {"lr": 2}}, {"device": "cuda"}])
 def test_what_may_not_fit_is_a_combination_of_its_own(change: dict[str, Any]) -> None:
     one, other = chain("net", {"target": 0.5}), chain("net", {"target": 0.5}, **change)
     expected = 3 if "train" in change else 4  # the rounds do not know how their dense network was trained

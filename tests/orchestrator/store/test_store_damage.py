@@ -17,8 +17,8 @@ import pytest
 from factories import config, make_records, plan_of, sweep_info
 
 from orchestrator.compare.__main__ import main as compare_main
-from orchestrator.core.canonical import digest
 from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.plain_data import digest
 from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from store_cases import FILES, Content, chain, fresh, key_of, record_for, record_of
 
-from orchestrator.core.canonical import digest
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.plain_data import digest
 from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Plan
 from orchestrator.store import local_backend, object_backend

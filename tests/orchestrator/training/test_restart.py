@@ -24,7 +24,6 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.sweep.conductor import run
-from orchestrator.training import rounds
 from orchestrator.training.loop import Cancelled
 from orchestrator.training.rounds import LawBroken
 from orchestrator.training.state import rewinding
@@ -136,7 +135,7 @@ def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(store: Store,
 def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_measured(store: Store) -> None:
     """Neither momentum nor averages, which optimizers that couple entries and evaluations would read."""
     plan = planned(small("restart=rewind", "restart.step=12", "train.ema=0.9"))
-    _, found = run_chain(plan, store)
+    found = run_chain(plan, store)[-1]
     model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
     in_order = rewinding.masks_of(model, mask)
     saved = rewinding.state_of(store, start_at(plan, store, 12).key)
@@ -238,20 +237,32 @@ def test_a_network_is_pruned_before_it_is_trained(store: Store) -> None:
 def test_a_shuffled_mask_keeps_its_counts_and_the_weights_that_it_uncovers(store: Store) -> None:
     options = ("schedule.at=start", "finetune.epochs=1")
     plan = planned(*(small(*options, f"restart.control={each}") for each in ("shuffle", "none")))
-    _, found = run_chain(plan, store)
+    found = run_chain(plan, store)[-1]
     (plain_round,) = store.finished(plan.trials[1].stages[1:]).values()
     one, other = masks(store, found), masks(store, plain_round)
 
     assert one != other
     assert one.kept() == other.kept()
-    values = MaskSet({"a": torch.arange(6).reshape(2, 3) % 2, "ones": torch.ones(4)})
-    drawn = [rounds.shuffled(values, {"kind": "l1_unstructured"}, torch.Generator().manual_seed(3)) for _ in range(2)]
-    assert drawn[0] == drawn[1] != values
-    assert drawn[0]["ones"].all()
-    columns = rounds.shuffled(
-        MaskSet({"a": torch.tensor([[1, 0, 0], [1, 0, 0]])}), {"kind": "ln_structured", "dim": 1}, torch.Generator()
+
+
+@pytest.mark.parametrize(("method", "dim"), [("random_structured", 0), ("ln_structured", 1), ("l1_unstructured", None)])
+def test_whole_channels_are_shuffled_where_a_class_prunes_these(store: Store, method: str, dim: int | None) -> None:
+    options = (
+        f"method={method}",
+        *(() if dim is None else (f"method.dim={dim}",)),
+        "restart=rewind",
+        "schedule.rounds=1",
     )
-    assert columns["a"].sum(0).sort().values.tolist() == [0, 0, 2]
+    plan = planned(*(small(*options, f"restart.control={each}") for each in ("shuffle", "none")))
+    found = run_chain(plan, store)[-1]
+    (plain_round,) = store.finished(plan.trials[1].stages[1:]).values()
+    one, other = masks(store, found), masks(store, plain_round)
+
+    assert one != other
+    assert one.kept() == other.kept()
+    for mask in one.values() if dim is not None else ():
+        channels = mask.movedim(dim, 0).flatten(1)
+        assert torch.equal(channels.any(1), channels.all(1))
 
 
 def test_a_shuffled_mask_lets_pruned_weights_back_as_they_were(store: Store) -> None:

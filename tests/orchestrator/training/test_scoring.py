@@ -23,30 +23,31 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
+from orchestrator.core.stage_fields import Prune, ScoreFields
 from orchestrator.sweep.conductor import run
 from orchestrator.training import rounds
 from orchestrator.training.rounds import prune_round
 from orchestrator.training.scoring.examples import ScoringData
-from orchestrator.training.scoring.ranking import Read
+from orchestrator.training.scoring.ranking import Read, Round
 from orchestrator.workloads.models import prunable
 from orchestrator.workloads.splits import LoaderSplit
 from pruning import MaskSet
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "methods.md").read_text()
-PRUNE = {"types": ["Linear"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+PRUNE = Prune(("Linear",))
 
 
-def drawn(score: dict[str, Any], rescorings: int = 1, seed: int = 0) -> list[Any]:
+def drawn(score: ScoreFields, rescorings: int = 1, seed: int = 0) -> list[Any]:
     return ScoringData(problem().train, score, seed, CPU).batches(rescorings) or []
 
 
 def fields(**changes: Any) -> dict[str, Any]:
-    return {"method": {}, "prune": PRUNE, "seed": 0, "round": 1, "target": 0.5, **changes}
+    return {"method": {}, "prune": vars(PRUNE), "seed": 0, "round": 1, "target": 0.5, **changes}
 
 
 def pruned(model: nn.Module, parent: MaskSet | None = None, **changes: Any) -> tuple[MaskSet, Any]:
     read = Read(problem(), CLASSES, torch.Generator())
-    return prune_round(model, fields(**changes), parent or MaskSet({}), torch.Generator().manual_seed(0), read)
+    return prune_round(model, Round.of(fields(**changes)), parent or MaskSet({}), read)
 
 
 def rows(batches: list[Any]) -> set[tuple[float, ...]]:
@@ -54,8 +55,8 @@ def rows(batches: list[Any]) -> set[tuple[float, ...]]:
 
 
 def test_examples_are_those_of_the_training_split_in_one_batch_by_a_seed_of_their_own() -> None:
-    (batch,) = drawn({"examples": 20})
-    (again,), (other,) = drawn({"examples": 20}), drawn({"examples": 20}, seed=1)
+    (batch,) = drawn(ScoreFields(examples=20))
+    (again,), (other,) = drawn(ScoreFields(examples=20)), drawn(ScoreFields(examples=20), seed=1)
 
     assert len(batch[1]) == 20
     assert rows([batch]) <= rows([problem().train.take(torch.arange(TRAIN))])
@@ -67,13 +68,13 @@ def test_examples_are_those_of_the_training_split_in_one_batch_by_a_seed_of_thei
 @pytest.mark.parametrize(
     ("score", "sizes"),
     [
-        ({"examples": 1000}, [50]),
-        ({"examples": 24, "batch_size": 8}, [8, 8, 8]),
-        ({"examples": 1000, "batch_size": 20}, [20, 20, 10]),
-        ({}, []),
+        (ScoreFields(examples=1000), [50]),
+        (ScoreFields(examples=24, batch_size=8), [8, 8, 8]),
+        (ScoreFields(examples=1000, batch_size=20), [20, 20, 10]),
+        (ScoreFields(), []),
     ],
 )
-def test_there_are_as_many_as_asked_for_and_at_most_all(score: dict[str, Any], sizes: list[int]) -> None:
+def test_there_are_as_many_as_asked_for_and_at_most_all(score: ScoreFields, sizes: list[int]) -> None:
     assert [len(labels) for _, labels in drawn(score)] == sizes
 
 
@@ -99,10 +100,10 @@ def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
         assert details["removed"] >= target
         weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
         chosen = prunable(network(), PRUNE)
-        said = rounds.details(chosen, fields(**groups, target=target), MaskSet({}), masks, weights, details)
+        said = rounds.details(chosen, Round.of(fields(**groups, target=target)), MaskSet({}), masks, weights, details)
         assert details["removed"] - target < said["rounding"] == details["step"] < 0.2
         with pytest.raises(rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
-            rounds.details(chosen, fields(**groups, target=0.9), MaskSet({}), masks, weights, details)
+            rounds.details(chosen, Round.of(fields(**groups, target=0.9)), MaskSet({}), masks, weights, details)
     shuffled, control = pruned(network(), **groups, target=0.5, restart={"control": "shuffle"})
     assert control.details["units"] == later.details["units"]
     assert shuffled != second
@@ -114,7 +115,7 @@ def test_of_channels_a_round_says_what_is_gone_and_what_whole_ones_allow(scope: 
     masks, scoring = pruned(network(), **chosen, target=0.3)
     gone = sum(int((~mask.flatten(1).any(1)).sum()) for mask in masks.values())
     weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
-    given = fields(**chosen, target=0.3), MaskSet({}), masks, weights, scoring.details
+    given = Round.of(fields(**chosen, target=0.3)), MaskSet({}), masks, weights, scoring.details
 
     assert sum(scoring.details["units"].values()) == 19
     assert scoring.details["removed"] == pytest.approx(gone / 19)
@@ -134,24 +135,24 @@ def test_a_network_that_cannot_be_followed_is_told_in_a_sentence() -> None:
 
 
 def test_each_rescoring_has_other_examples() -> None:
-    first, second, third = drawn({"examples": 20}, rescorings=3)
+    first, second, third = drawn(ScoreFields(examples=20), rescorings=3)
 
     assert not rows([first]) & rows([second])
     assert [len(each[1]) for each in (first, second, third)] == [20, 20, 20]
 
 
 def test_as_many_of_each_class() -> None:
-    (batch,) = drawn({"per_class": 4})
+    (batch,) = drawn(ScoreFields(per_class=4))
 
     assert batch[1].bincount().tolist() == [4, 4, 4]
     split = LoaderSplit([(torch.zeros(2), torch.zeros(2))])  # type: ignore[arg-type]
     with pytest.raises(OrchestratorError, match=r"`score.per_class` \(=4\) needs a class for each example"):
-        ScoringData(split, {"per_class": 4}, 0, CPU).batches(1)
+        ScoringData(split, ScoreFields(per_class=4), 0, CPU).batches(1)
 
 
 def test_nothing_is_augmented() -> None:
     split = LoaderSplit([(torch.ones(2), 0)] * 4, transform=lambda inputs: inputs * 7)  # type: ignore[arg-type]
-    batches = ScoringData(split, {"examples": 4}, 0, CPU).batches(1)
+    batches = ScoringData(split, ScoreFields(examples=4), 0, CPU).batches(1)
 
     assert batches is not None
     assert torch.equal(batches[0][0], torch.ones(4, 2))
@@ -159,7 +160,7 @@ def test_nothing_is_augmented() -> None:
 
 def test_a_round_is_the_engine_s_plan_on_these_examples() -> None:
     score = {"kind": "snip", "examples": 20, "batch_norm": "train"}
-    batches = drawn({"examples": 20}, seed=derive(0, "1/score"))
+    batches = drawn(ScoreFields(examples=20), seed=derive(0, "1/score"))
     model = network()
     masks, scoring = pruned(model, score=score, scope={"kind": "global"})
     found = network()

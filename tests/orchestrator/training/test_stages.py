@@ -20,11 +20,13 @@ from torch import nn
 import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
+from orchestrator.core.stage_fields import Prune
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import rounds, stages, steps
 from orchestrator.training.rounds import LawBroken
+from orchestrator.training.scoring.ranking import Round
 from orchestrator.workloads.models import prunable
 from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.weights import plain_state, state_digest
@@ -306,11 +308,11 @@ def test_a_method_that_prunes_less_than_it_is_told_fails(store: Store) -> None:
 
 def test_the_laws_are_held() -> None:
     model = nn.Linear(4, 2)
-    chosen = prunable(model, PRUNE)
+    chosen = prunable(model, Prune(tuple(PRUNE["types"])))
     parent = MaskSet({"weight": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])})
     masks = MaskSet({"weight": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])})
     weights = {"weight": masks["weight"].float()}
-    fields = {"method": RANDOM, "target": 0.25}
+    fields = Round.of({"method": RANDOM, "target": 0.25})
 
     assert rounds.hold_laws(chosen, fields, parent, masks, weights) == ()
     with pytest.raises(LawBroken, match="not nested"):
@@ -318,7 +320,7 @@ def test_the_laws_are_held() -> None:
     with pytest.raises(LawBroken, match="not zero: weight"):
         rounds.hold_laws(chosen, fields, parent, masks, {"weight": torch.ones(2, 4)})
     with pytest.raises(LawBroken, match=r"is not the requested 0\.5"):
-        rounds.hold_laws(chosen, {**fields, "target": 0.5}, parent, masks, weights)
+        rounds.hold_laws(chosen, Round.of({"method": RANDOM, "target": 0.5}), parent, masks, weights)
     with pytest.raises(LawBroken, match="is nan"):
         rounds.hold_finite({"loss": float("nan")})
 

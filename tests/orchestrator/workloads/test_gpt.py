@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.stage_fields import Prune
 from orchestrator.workloads import models
 from orchestrator.workloads.gpt import gpt
 
-PRUNE = {"types": ["Linear"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+PRUNE = Prune(("Linear",))
 
 
 def small(**changes: Any) -> nn.Module:

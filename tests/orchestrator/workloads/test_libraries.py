@@ -15,12 +15,18 @@ from torch import nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.stage_fields import Prune
 from orchestrator.planning import located
 from orchestrator.workloads import models
 from orchestrator.workloads.weights import initialise
 from pruning.measure.macs import macs
 
-PRUNE = {"types": ["Linear", "Conv2d"], "parameters": ["weight"], "include": ["*"], "exclude": []}
+PRUNE = Prune(
+    (
+        "Linear",
+        "Conv2d",
+    )
+)
 VISION = (
     *("", ".datasets", ".models", ".models.feature_extraction", ".ops", ".ops.misc"),
     *(".transforms", ".transforms.functional"),

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from orchestrator.core.stage_fields import Prune
 from orchestrator.workloads import models
 
-DEFAULT: dict[str, Any] = {
-    "types": ["Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"],
-    "parameters": ["weight"],
-    "include": ["*"],
-    "exclude": [],
-}
+DEFAULT = Prune(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
 
 
 def names(model: nn.Module, **changes: Any) -> list[str]:
-    return [each.name for each in models.prunable(model, {**DEFAULT, **changes})]
+    return [each.name for each in models.prunable(model, replace(DEFAULT, **changes))]
 
 
 def network() -> nn.Module:

@@ -1,0 +1,262 @@
+"""The cost of a new built-in, paid in a copy of the tree: its module and one row; all else is made from the row.
+
+A real addition has a golden value or a contract case besides; contracts run over the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("conf", "docs", "hydra_plugins", "orchestrator", "pruning", "scripts", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A built-in to add.
+
+    Args:
+        module: path of its module, None where it needs none.
+        code: of the module.
+        catalogue: the file of the family's rows.
+        row: the text of the row.
+        made: files that `python -m scripts.reference` makes or changes for it.
+        tests: contract tests that must have taken it in, with a part of the names of their cases.
+    """
+
+    module: str | None
+    code: str
+    catalogue: str
+    row: str
+    made: tuple[str, ...]
+    tests: Mapping[str, str]
+
+
+PAGE = "docs/reference/configuration.md"
+ADDED = {
+    "score": Addition(
+        "pruning/scores/added.py",
+        '''
+from torch import Tensor
+from pruning.scores.data import ScoringInput
+
+def squared(given: ScoringInput, *, power: float = 2.0) -> dict[str, Tensor]:
+    """Score each entry by its magnitude to a power."""
+    return {name: weight.value.double().abs() ** power for name, weight in given.weights().items()}
+''',
+        "pruning/catalogue/scores.py",
+        """        Score(
+            "squared",
+            "pruning.scores.added:squared",
+            "|w|^power",
+            (Option("power", float, 2.0, "Of the magnitude.", (above(0),)),),
+        ),
+""",
+        (PAGE, "tests/orchestrator/planning/versions.json"),
+        {"tests/pruning/scores/test_contract.py": "squared", "tests/pruning/catalogue/test_rows.py": "score-squared"},
+    ),
+    "repair": Addition(
+        "pruning/repair/added.py",
+        '''
+from collections.abc import Mapping
+from torch import Tensor
+from pruning.scores.data import ScoringInput
+
+def doubled(given: ScoringInput, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return survivors of twice their values."""
+    return {name: 2 * weight.value * (kept[name] != 0) for name, weight in given.weights().items()}
+''',
+        "pruning/catalogue/repairs.py",
+        '        Repair("doubled", "pruning.repair.added:doubled", "survivors are doubled"),\n',
+        (PAGE, "tests/orchestrator/planning/versions.json"),
+        {"tests/pruning/engine/test_repair.py": "doubled", "tests/pruning/catalogue/test_rows.py": "repair-doubled"},
+    ),
+    "task": Addition(
+        "orchestrator/workloads/tasks/added.py",
+        '''
+from orchestrator.workloads.tasks.classification import Classification
+
+class Guessing(Classification):
+    """Classes, with a name of its own."""
+''',
+        "orchestrator/catalogue/tasks.py",
+        '        Task("guessing", "orchestrator.workloads.tasks.added:Guessing", "One class an example, guessed."),\n',
+        (PAGE, "conf/task/guessing.yaml", "tests/orchestrator/planning/versions.json"),
+        {},
+    ),
+    "data": Addition(
+        "orchestrator/workloads/added.py",
+        '''
+import torch
+from typing import Any
+
+def noise(count: int = 64) -> dict[str, Any]:
+    """Return random images of 1x8x8 with random labels."""
+    drawn = torch.Generator().manual_seed(0)
+    images = torch.randn(2 * count, 1, 8, 8, generator=drawn)
+    labels = torch.randint(10, (2 * count,), generator=drawn)
+    return {"train": (images[:count], labels[:count]), "test": (images[count:], labels[count:]), "classes": 10}
+''',
+        "orchestrator/catalogue/data.py",
+        """        DataSet(
+            "noise",
+            "orchestrator.workloads.added:noise",
+            "Random images and labels.",
+            (Option("count", int, 64, "Examples of each split.", (whole(2),)),),
+        ),
+""",
+        (PAGE, "conf/data/noise.yaml", "tests/orchestrator/planning/versions.json"),
+        {"tests/orchestrator/config/test_schema.py": "noise"},
+    ),
+    "format": Addition(
+        "orchestrator/export/formats/added.py",
+        '''
+from pathlib import Path
+import torch
+from torch import nn
+from orchestrator.export.formats.format import Codec, Run, call
+from pruning.compact.tracing import Example
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write a program of torch.jit."""
+    torch.jit.trace(network, example).save(str(folder / "network.jit"))
+
+def load(folder: Path, threads: int) -> Run:
+    """Return what runs it."""
+    network = torch.jit.load(str(folder / "network.jit"))
+    return lambda example: call(network, example)
+
+CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load('network.jit')({call})")
+''',
+        "orchestrator/catalogue/formats.py",
+        '        Format("jit", "orchestrator.export.formats.added:CODEC", "a program of torch.jit"),\n',
+        (PAGE, "docs/reference/commands.md", "tests/orchestrator/planning/versions.json"),
+        {},
+    ),
+    "method": Addition(
+        None,
+        "",
+        "pruning/choices/published.py",
+        """        Method(
+            "squares",
+            Choices(Score("squared", {}), Unit("channel", spare_last=True), Scope("global", min_kept=1)),
+            "channels by the sum of their squares",
+            "Nobody 2026",
+        ),
+""",
+        (PAGE, "conf/method/squares.yaml"),
+        {"tests/orchestrator/config/test_choices.py": "squares"},
+    ),
+}
+SWEEP = (
+    *("-m", "orchestrator", "cluster=inline", "tracking=none", "data=noise", "task=guessing", "method=squares"),
+    *(
+        "schedule.sparsity=0.5",
+        "schedule.rounds=1",
+        "repair=doubled",
+        "score.power=3",
+        "score.examples=8",
+        "unit=entry",
+    ),
+    *(
+        "scope=layer",
+        "deploy=jit",
+        "deploy.seconds=0.05",
+        "deploy.batch_sizes=[2]",
+        "train.epochs=1",
+        "finetune.epochs=1",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the tree."""
+    folder = tmp_path_factory.mktemp("added") / "tree"
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        folder.mkdir(exist_ok=True)
+        copy(ROOT / name, folder / name, **({"ignore": ignored} if (ROOT / name).is_dir() else {}))
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=ignored)
+    return folder
+
+
+def python(tree: Path, *arguments: str, folder: Path | None = None) -> str:
+    """Run Python on the copy; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder or tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def contents(tree: Path) -> dict[str, bytes]:
+    """Return path -> content of every file of the copy."""
+    return {
+        path.relative_to(tree).as_posix(): path.read_bytes()
+        for path in tree.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    }
+
+
+@pytest.fixture(scope="module")
+def before(tree: Path) -> dict[str, bytes]:
+    """Make the additions in the copy, and what is made of them; return its files before that."""
+    found = contents(tree)
+    for each in ADDED.values():
+        if each.module is not None:
+            (tree / each.module).write_text(f'"""Added."""\n\nfrom __future__ import annotations\n{each.code}')
+        rows = (tree / each.catalogue).read_text()
+        end = rows.rindex("    )\n)\n")
+        (tree / each.catalogue).write_text(rows[:end] + each.row + rows[end:])
+    python(tree, "-m", "scripts.reference")
+    return found
+
+
+def test_an_addition_costs_its_module_and_a_row(tree: Path, before: dict[str, bytes]) -> None:
+    by_hand = {path for each in ADDED.values() for path in (each.module, each.catalogue) if path}
+
+    after = contents(tree)
+
+    changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert changed == by_hand | {path for each in ADDED.values() for path in each.made}
+    digests = "tests/orchestrator/planning/versions.json"
+    assert json.loads(before[digests]).items() <= json.loads(after[digests]).items(), "those of others are as they were"
+    for name in ("squared", "doubled", "guessing", "noise", "jit", "squares"):
+        assert name in after[PAGE].decode()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("before")
+def test_a_sweep_runs_all_additions(tree: Path, tmp_path: Path) -> None:
+    python(tree, *SWEEP, folder=tmp_path)
+
+    records = [json.loads(file.read_text())["record"] for file in (tmp_path / "store" / "stages").glob("*/record.json")]
+    (last,) = [record for record in records if record["kind"] == "round"]
+    assert last["details"]["scoring"]["score"] == "squared"
+    assert {record["spec"]["fields"]["format"] for record in records if record["kind"] == "measure"} == {"jit"}
+    assert {"score/squared": 1, "repair/doubled": 1}.items() <= last["spec"]["fields"]["versions"].items()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("before")
+def test_contracts_take_additions_in(tree: Path) -> None:
+    for each in ADDED.values():
+        for file, name in each.tests.items():
+            listed = python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", name, file)
+            assert " passed" in listed
