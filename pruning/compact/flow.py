@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, fx
 
 from pruning.compact.constants import Constants
-from pruning.compact.labels import Fields, Labels, Shapes, Site, along, covered, covering
+from pruning.compact.labels import ONLY_ONE, Fields, Labels, Shapes, Site, along, covered, covering
 from pruning.compact.operations import CONVOLUTIONS, arguments, described, is_entrywise, name_of
 from pruning.compact.tracing import Traced, is_in_place
 
@@ -72,7 +72,7 @@ class Flow:
                 fields = self._grouped(tensor, max(groups))
             else:
                 fields = [along(self.labels.fresh(size), dim, tensor.ndim) for dim, size in enumerate(sizes)]
-                fields = self.labels.packed(fields, "it is the only one")
+                fields = self.labels.packed(fields, ONLY_ONE)
             self._of_tensor[id(tensor)] = fields
         return self._of_tensor[id(tensor)]
 

@@ -23,6 +23,9 @@ Fields: TypeAlias = list[Tensor]
 FIXED = 0
 """The label of positions that always stay."""
 
+ONLY_ONE = "it is the only one"
+"""Why the one position of a dimension of size 1 stays."""
+
 
 class Labels:
     """The labels given out so far, which of them are tied to each other, and which are asked for from outside."""

@@ -16,7 +16,8 @@ from pruning.compact import mixing, moving, products
 from pruning.compact.constants import Constants
 from pruning.compact.deciding import Decision, decided
 from pruning.compact.flow import Flow
-from pruning.compact.operations import name_of
+from pruning.compact.labels import FIXED, ONLY_ONE, Site
+from pruning.compact.operations import described, name_of
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
 from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
@@ -24,6 +25,7 @@ from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, q
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
 RULES = {**moving.RULES, **mixing.RULES, **products.RULES}
+COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 """How far outputs may differ, relative to the largest, when all is computed in that type."""
 
@@ -37,7 +39,8 @@ class Shrunk:
         removed: name -> (shape before, shape after) of each parameter and buffer that is smaller.
         left: name of each of these -> bool that broadcasts to the shape before, where its entries were left.
         folded: name of a bias -> how many channels put out a constant that it holds now; some biases are new.
-        kept: name of a weight -> why outputs of it that are empty were kept -> how many.
+        kept: name of a weight -> why outputs of it that are empty were kept -> how many; where the weight is computed,
+            its layer and operation stand for the name.
         form: "module": of the network's own class; "graph": a `torch.fx.GraphModule` of its operations, in evaluation;
             "unchanged": a copy.
         tried: why another form was not taken.
@@ -90,10 +93,17 @@ class Analysis:
             if site.weight is None or site.reads is None:
                 continue
             roots = self.decision.labels.roots(site.outputs[~site.reads.any(1)])
-            reasons = Counter(self.decision.reasons[root] for root in roots[self.decision.kept[roots]].tolist())
+            reasons = Counter(self._reason(site, root) for root in roots[self.decision.kept[roots]].tolist())
             if reasons:
-                found[str(site.weight.target)] = dict(reasons)
+                is_parameter = site.weight.op == "get_attr"
+                found[str(site.weight.target) if is_parameter else described(site.node)] = dict(reasons)
         return found
+
+    def _reason(self, site: Site, root: int) -> str:
+        """Return why an output of a site is kept."""
+        if root == FIXED:
+            return ONLY_ONE if len(site.outputs) == 1 else COMPUTED
+        return self.decision.reasons[root]
 
 
 def flow_of(trace: Traced) -> Flow:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from generated import network
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import pruning
 
@@ -315,6 +316,21 @@ def test_what_statistics_count_and_unknown_operations_read_is_kept_and_said() ->
         "first.weight": {"`norm` (layer_norm) counts it in its statistics": 1},
         "second.weight": {"`sort` is an operation without a rule": 1},
     }
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+def test_empty_outputs_of_a_computed_weight_and_an_only_output_are_kept_and_said() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 1)).double()
+    zero(model[0].parametrizations.weight.original0[1:3], model[2].weight[4:], model[2].bias[4:], model[4].weight)
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert smaller.shrunk.kept == {
+        "`0` (linear)": {"its weight is computed in each forward, as under a parametrization": 2},
+        "4.weight": {"it is the only one": 1},
+    }
+    assert shapes(smaller)["4.weight"] == (1, 1)  # nothing reads what is before
     agree(smaller, model, torch.randn(3, 4).double())
 
 
