@@ -81,7 +81,8 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     groups, values = int(given["groups"]), flow.value(weight)
     why = f"{described(node)} reads it"
     if flow.value(source).ndim != values.ndim or (groups > 1 and weight.op != "get_attr"):
-        flow.pin([*flow.of(source), *flow.of(weight)], f"{described(node)} has no batch, or weights that are computed")
+        fields = [*flow.of(source), *flow.of(weight), *flow.of(bias)]
+        flow.pin(fields, f"{described(node)} has no batch, or weights that are computed")
         return []
     flow.pin([field for field in flow.of(weight) if max(covered(field)) > 1], why)
     rows, columns = _weight_labels(flow, weight, values.shape, groups, why)

@@ -334,6 +334,22 @@ def test_empty_outputs_of_a_computed_weight_and_an_only_output_are_kept_and_said
     agree(smaller, model, torch.randn(3, 4).double())
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_grouped_convolution_whose_weight_is_computed_keeps_its_bias_while_others_shrink(transposed: bool) -> None:
+    torch.manual_seed(0)
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    model = nn.Sequential(
+        weight_norm(kind(4, 4, 3, groups=2)), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.Conv2d(6, 2, 1)
+    ).double()  # fmt: skip
+    zero(model[2].weight[:2], model[2].bias[:2])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4, 5, 5).double())
+
+    assert smaller.shrunk.tried == ()
+    assert (shapes(smaller)["0.bias"], shapes(smaller)["3.weight"]) == ((4,), (2, 4, 1, 1))
+    agree(smaller, model, torch.randn(3, 4, 5, 5).double())
+
+
 def test_what_the_page_shows_runs() -> None:
     shown = dict(re.findall(r"^```python (\w+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
     namespace: dict[str, Any] = {"print": lambda *_: None}
