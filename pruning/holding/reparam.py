@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from pruning.holding.attention import LiveOutProj
@@ -76,6 +77,12 @@ class Reparam:
             self._modules.add(module)
 
     def __getstate__(self) -> dict[str, Any]:
+        for module in self._modules:
+            if _is_of_transform(module.__dict__.get(self.name)):
+                raise ValueError(
+                    f"`{self.name}` of {type(module).__name__} holds a tensor of a transform of torch.func, which "
+                    "cannot be saved; run the model once outside of the transform, or save `copy.deepcopy(model)`."
+                )
         # The modules go along, for compiled code, which cannot note them, may be the first to run what is loaded.
         return {**vars(self), "_modules": list(self._modules)}
 
@@ -83,17 +90,24 @@ class Reparam:
         vars(self).update(state, _modules=weakref.WeakSet(state["_modules"]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reparam:
-        # torch refuses to copy a tensor with a history, so its copy is made here, from the copies of what it comes
-        # from, before deepcopy reaches the tensor: a module's hooks are copied before its later attributes.
+        # torch refuses to copy a tensor that has a history or is of a transform, so its copy is made here, from the
+        # copies of what it comes from, before deepcopy reaches it: a module's hooks are copied before later attributes.
         copied = memo[id(self)] = type(self)(self.name)
         copied.own = copy.deepcopy(self.own, memo)
         for module in self._modules:
             if id(module) in memo:
                 copied._modules.add(memo[id(module)])
             value = module.__dict__.get(self.name)
-            if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
+            if not isinstance(value, Tensor) or id(value) in memo:
+                continue
+            if not value.is_leaf or _is_of_transform(value):
                 memo[id(value)] = self.read(_with_copied_tensors(module, memo))
         return copied
+
+
+def _is_of_transform(value: object) -> bool:
+    """Say whether a transform of torch.func, as `vmap`, has made a tensor: it has no storage of its own."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _with_copied_tensors(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -118,6 +119,37 @@ def test_vmap_over_an_ensemble_and_grad() -> None:
 
     grads = torch.func.grad(loss)(dict(models[0].named_parameters()))
     assert not grads["0.weight_orig"][models[0][0].weight_mask == 0].any()
+
+
+def forward_mode(model: nn.Module) -> None:
+    given = dict(model.named_parameters())
+    torch.func.jvp(lambda p: torch.func.functional_call(model, p, (INPUTS,)), (given,), (given,))
+
+
+def reverse_mode(model: nn.Module) -> None:
+    torch.func.grad(lambda p: torch.func.functional_call(model, p, (INPUTS,)).sum())(dict(model.named_parameters()))
+
+
+def batched(model: nn.Module) -> None:
+    given = {name: torch.stack([p.detach(), p.detach() + 1]) for name, p in model.named_parameters()}
+    torch.vmap(lambda p: torch.func.functional_call(model, p, (INPUTS,)))(given)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("transform", [batched, forward_mode, reverse_mode])
+def test_a_model_can_be_copied_after_a_transform_and_saved_as_a_sentence_says(
+    transform: Callable[[nn.Module], None],
+) -> None:
+    model = pruned()
+    expected = model(INPUTS)
+    transform(model)
+    made = copy.deepcopy(model)
+    assert torch.equal(made[0].weight, model[0].weight_orig * model[0].weight_mask)
+    assert torch.equal(save_and_load(made)(INPUTS), expected)
+    with pytest.raises(ValueError, match=r"^`weight` of Linear holds a tensor of a transform .* run the model once"):
+        save_and_load(model)
+    assert torch.equal(model(INPUTS), expected)
+    assert torch.equal(save_and_load(model)(INPUTS), expected)
 
 
 def test_checkpointing() -> None:
