@@ -20,6 +20,7 @@ from pruning.compact.flow import Flow
 from pruning.compact.labels import Fields, Site, along
 from pruning.compact.operations import CONVOLUTIONS, arguments, in_module, name_of
 from pruning.compact.rewriting import Rewrite, call_functions, rewritten
+from pruning.holding.copies import values_with_history
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def smaller_module(
     flow: Flow, decision: Decision, given: Sequence[Fold], changes: Sequence[Rewrite], dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Return the network's own modules with what is left of their parameters; its class and its names stay."""
-    model = copy.deepcopy(flow.traced.model).to(dtype)
+    whole = flow.traced.model
+    model = copy.deepcopy(whole, values_with_history(whole)).to(dtype)
     shrink_tensors(model, flow, decision, given)
     numbers: dict[str, dict[Any, set[Any]]] = {}
     for change in changes:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
+from pruning.holding.copies import values_with_history
 from pruning.holding.parameter import unwrapped
 from pruning.methods.functions import remove_all
 
@@ -75,7 +76,7 @@ def _on_cpu(leaf: Any) -> Any:
 
 def plain_copy(model: nn.Module) -> nn.Module:
     """Return a copy on the CPU, in evaluation, whose masks are zeros of plain parameters."""
-    copied = copy.deepcopy(unwrapped(model))
+    copied = copy.deepcopy(unwrapped(model), values_with_history(model))
     remove_all(copied)
     return copied.cpu().eval()
 

@@ -41,6 +41,22 @@ def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
     return made
 
 
+def values_with_history(model: nn.Module) -> dict[int, Any]:
+    """Return id of a tensor -> its values, for every tensor with a history that an attribute of a module holds.
+
+    It is a memo for `copied` and `copy.deepcopy`, which refuse such tensors: those that hooks compute, as of
+    `torch.nn.utils.weight_norm`, and those that a forward has noted.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            tensors = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            )
+            memo.update({id(t): t.detach().clone() for t in tensors if isinstance(t, Tensor) and not t.is_leaf})
+    return memo
+
+
 def _copied_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Any:
     if tensor is None or id(tensor) in memo:
         return None if tensor is None else memo[id(tensor)]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pruning.holding.copies import values_with_history
 from pruning.measure.macs import arguments_of
 
 Call = Callable[[], object]
@@ -112,7 +113,7 @@ def calling(model: nn.Module, example: Any) -> Make:
     """
 
     def make() -> Call:
-        network, inputs = copy.deepcopy(model).eval(), copy.deepcopy(example)
+        network, inputs = copy.deepcopy(model, values_with_history(model)).eval(), copy.deepcopy(example)
         named = dict(inputs) if isinstance(inputs, Mapping) else {}
         given = () if named else arguments_of(inputs)
         devices = {parameter.device for parameter in network.parameters() if parameter.is_cuda}

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from pruning.holding.copies import copied
+from pruning.holding.copies import copied, values_with_history
 from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, drop_vacated, place, plain_modules, pruned_names, unwrapped
 from pruning.holding.reparam import stored
@@ -212,7 +212,7 @@ def _plain_copy(
     model: nn.Module, kept: Mapping[int, Tensor], value: Callable[[nn.Module, str, Tensor], Tensor] | None
 ) -> tuple[nn.Module, dict[int, nn.Parameter]]:
     """Return a plain copy, and id of a parameter -> its copy, frozen."""
-    memo: dict[int, Any] = {}
+    memo = values_with_history(model)
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for leaf, parameter in plain_parameters(module):
@@ -221,10 +221,6 @@ def _plain_copy(
                 values = masked(values, kept[id(parameter)]) if id(parameter) in kept else values
                 values = values if value is None else value(module, leaf, values)
                 memo[id(parameter)] = parameters[id(parameter)] = nn.Parameter(values, requires_grad=False)
-        for attribute in vars(module).values():  # what hooks have computed cannot be copied, and is computed anew
-            for tensor in attribute if isinstance(attribute, list) else (attribute,):
-                if isinstance(tensor, Tensor) and not tensor.is_leaf:
-                    memo[id(tensor)] = tensor.detach()
     plain = copied(unwrapped(model), memo)
     for module in plain.modules():
         for leaf in pruned_names(module):

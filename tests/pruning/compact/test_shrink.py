@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import pruning
+from pruning.measure.latency import calling
 
 PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "shrink.md").read_text()
 
@@ -348,6 +350,38 @@ def test_a_grouped_convolution_whose_weight_is_computed_keeps_its_bias_while_oth
     assert smaller.shrunk.tried == ()
     assert (shapes(smaller)["0.bias"], shapes(smaller)["3.weight"]) == ((4,), (2, 4, 1, 1))
     agree(smaller, model, torch.randn(3, 4, 5, 5).double())
+
+
+class Noting(nn.Module):
+    """A network that notes its activations, and has a weight that a hook computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            nn.utils.weight_norm(self.third)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).relu()
+        self.others = {"second": self.second(self.hidden).relu()}
+        return self.third(self.others["second"])
+
+
+@pytest.mark.parametrize("runs_before", [False, True])
+def test_tensors_with_a_history_do_not_keep_a_network_from_being_copied(runs_before: bool) -> None:
+    torch.manual_seed(0)
+    model = Noting().double()
+    zero(model.first.weight[:2], model.first.bias[:2])
+    inputs = torch.randn(3, 4).double()
+    if runs_before:
+        model(inputs)
+
+    smaller = pruning.shrink(model, inputs)
+
+    assert (smaller.shrunk.form, shapes(smaller)["second.weight"]) == ("module", (5, 4))
+    agree(smaller, model, inputs)
+    calling(model, inputs)()()
 
 
 def test_what_the_page_shows_runs() -> None:
