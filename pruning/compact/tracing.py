@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_map
 
 from pruning.holding.copies import values_with_history
-from pruning.holding.parameter import unwrapped
+from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -75,7 +75,12 @@ def _on_cpu(leaf: Any) -> Any:
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in evaluation, whose masks are zeros of plain parameters."""
+    """Return a copy on the CPU, in evaluation, whose masks are zeros of plain parameters.
+
+    Raises:
+        ValueError: a parameter or buffer is on the meta device.
+    """
+    check_all_have_values(model)
     copied = copy.deepcopy(unwrapped(model), values_with_history(model))
     remove_all(copied)
     return copied.cpu().eval()

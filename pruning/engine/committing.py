@@ -55,7 +55,7 @@ def sparsity(model: nn.Module) -> float:
     """
     names = dict.fromkeys([*weights_of(model), *MaskSet.collect(model)])
     weights = weights_of(model, parameters=names).values()
-    kept = {id(w.parameter): (w.parameter != 0) if w.kept is None else w.kept for w in weights}
+    kept = {id(w.parameter): (w.stored != 0) if w.kept is None else w.kept for w in weights}
     total = sum(mask.numel() for mask in kept.values())
     return (total - sum(int(mask.sum()) for mask in kept.values())) / max(1, total)
 

@@ -68,8 +68,8 @@ def prune(
             score (or the class) takes, as `temperature`; for scores, a field of one choice alone, as `inner`.
 
     Raises:
-        ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity, or `options` say what a
-            training goes by, as `rounds`; nothing is changed.
+        ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity, `options` say what a
+            training goes by, as `rounds`, or a weight has no values (on the meta device); nothing is changed.
     """
     choices = chosen(method, options)
     if sparsity is not None:

@@ -22,7 +22,7 @@ from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
 from pruning.engine.cutting import Cut, cut_of, dependent, inputs_first, scored_names
 from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, row_of, scored, share
-from pruning.holding.parameter import pruned_names
+from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import targets
@@ -83,7 +83,8 @@ def plan(
         example: what the network is called with, a batch of 2 or more, for dependency groups.
 
     Raises:
-        ValueError: a score lacks what it needs, a unit does not divide, or a target cannot be reached.
+        ValueError: a score lacks what it needs, a unit does not divide, a target cannot be reached, or a weight has no
+            values (on the meta device).
         TypeError: `batches` or `generator` is no such thing.
     """
     choices = with_unit_of_class(choices)
@@ -113,6 +114,8 @@ def _cut(
         weights = weights_of(model, masks, cut.parameters)
     else:
         weights = weights_of(model, masks, parameters)
+        for name, weight in weights.items():
+            check_has_values(name, weight.parameter)
         cut = cut_of(weights, choices.unit, choices.scope)
         check_channels(choices.score, cut, inputs_first(weights))
     names = cut.sizes if isinstance(cut, Groups) else cut.parameters

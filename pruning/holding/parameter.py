@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -180,6 +181,21 @@ def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module,
             "they belong to another model."
         )
     return module, leaf
+
+
+def check_has_values(name: str, tensor: Tensor) -> None:
+    """Raise `ValueError` if a tensor is on the meta device, where it has a shape alone."""
+    if tensor.is_meta:
+        raise ValueError(
+            f"`{name}` is on the meta device and has no values; load them first, as by "
+            "`model.load_state_dict(state, assign=True)`."
+        )
+
+
+def check_all_have_values(model: nn.Module) -> None:
+    """Raise `ValueError` if a parameter or buffer of a network is on the meta device."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        check_has_values(name, tensor)
 
 
 def check_tensor(value: object, name: str) -> None:

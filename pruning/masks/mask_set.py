@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pruning.holding.parameter import ModuleParameter, place, plain_modules, pruned_names
+from pruning.holding.parameter import ModuleParameter, check_has_values, place, plain_modules, pruned_names
 from pruning.holding.reparam import mask_name, orig_name
 from pruning.masks import files as mask_files
 from pruning.masks.packing import Bytes
@@ -31,6 +31,8 @@ class MaskSet(Mapping[str, Tensor]):
     """
 
     def __init__(self, masks: Mapping[str, Tensor]) -> None:
+        for name, mask in masks.items():
+            check_has_values(name, mask)
         self._masks = {name: _copied(mask) for name, mask in masks.items()}
 
     @classmethod

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount
 from pruning.holding.masking import masked
-from pruning.holding.parameter import ModuleParameter, check_same_shape
+from pruning.holding.parameter import ModuleParameter, check_has_values, check_same_shape
 from pruning.methods.base import BasePruningMethod, commit
 from pruning.methods.deciding import drawing_from, is_builtin
 from pruning.methods.structured import LnStructured, RandomStructured
@@ -50,7 +50,8 @@ def global_unstructured(
     Raises:
         TypeError: `parameters` is no iterable, `importance_scores` no mapping, or the method not 'unstructured'.
         AttributeError: a module has no such parameter.
-        ValueError: scores of another shape, with NaN, or for a parameter that is not pruned; an amount that is too big.
+        ValueError: scores of another shape, with NaN, or for a parameter that is not pruned; an amount that is too big;
+            a parameter without values (on the meta device).
     """
     if not isinstance(cast(object, pruning_method), type):
         raise TypeError(f"`pruning_method` (={pruning_method!r}) must be a class, say `L1Unstructured`.")
@@ -61,6 +62,7 @@ def global_unstructured(
             f"{method.PRUNING_TYPE!r}; use `global_structured` for channels."
         )
     tied_parameters = _gather(parameters, importance_scores)
+    _check_have_values(tied_parameters)
     masks, scores = [tied.copied_mask() for tied in tied_parameters], [tied.entry_scores() for tied in tied_parameters]
     labels = [tied.label for tied in tied_parameters]
     masks = next_masks(method, masks, scores, labels, generator)
@@ -104,6 +106,7 @@ def global_structured(
         raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
     LnStructured(amount, n, dim)  # refuses what it cannot use
     tied_parameters = _gather(parameters, importance_scores)
+    _check_have_values(tied_parameters)
     for tied in tied_parameters:
         check_structured(tied.first.orig)
     masks = [tied.copied_mask() for tied in tied_parameters]
@@ -204,6 +207,11 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
         tied.places.append(place)
         tied.given = scores if tied.given is None else tied.given
     return list(tied_parameters.values())
+
+
+def _check_have_values(parameters: Iterable[_TiedParameter]) -> None:
+    for tied in parameters:
+        check_has_values(tied.label, tied.first.orig)
 
 
 def _pair(item: object) -> tuple[nn.Module, str]:

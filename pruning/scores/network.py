@@ -19,7 +19,16 @@ from torch.nn.utils import parametrize
 
 from pruning.holding.copies import copied, values_with_history
 from pruning.holding.masking import masked
-from pruning.holding.parameter import ModuleParameter, drop_vacated, place, plain_modules, pruned_names, unwrapped
+from pruning.holding.parameter import (
+    ModuleParameter,
+    check_all_have_values,
+    check_has_values,
+    drop_vacated,
+    place,
+    plain_modules,
+    pruned_names,
+    unwrapped,
+)
 from pruning.holding.reparam import stored
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
@@ -43,6 +52,7 @@ class Weight:
     @property
     def stored(self) -> Tensor:
         """The values w, those of pruned entries too where the model still has them."""
+        check_has_values(f"{type(self.module).__name__}.{self.leaf}", self.parameter)
         return self.parameter.detach()
 
     @property
@@ -187,10 +197,11 @@ def network(
         value: (module, leaf, v) -> what the copy computes with instead, for every parameter; None takes v.
 
     Raises:
-        ValueError: as `weights_of`; or `batch_norm` is another word.
+        ValueError: as `weights_of`; `batch_norm` is another word; or a tensor of `model` is on the meta device.
     """
     if batch_norm not in get_args(BatchNormMode):
         raise ValueError(f"`batch_norm` (={batch_norm!r}) must be 'train' or 'eval'.")
+    check_all_have_values(model)
     kept = _kept(model, masks or {})
     weights = _weights(model, kept, parameters)
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}

@@ -531,6 +531,50 @@ def test_a_score_of_your_own_that_lacks_its_batches_is_told_of():
         pruning.prune(Golden(), lambda *_: iter(3), sparsity=0.5, batches=BATCHES, loss=loss)
 
 
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+WITHOUT_VALUES = {
+    **{name: lambda model, name=name: pruning.prune(model, name, sparsity=0.5, **DATA) for name in pruning.PUBLISHED},
+    "group": lambda model: pruning.prune(model, unit="group", sparsity=0.5, example=torch.randn(2, 8)),
+    "a class": lambda model: pruning.prune(model, pruning.L1Unstructured, amount=0.5),
+    "an own score": lambda model: pruning.prune(model, lambda *_, **__: {"0.weight": torch.rand(8, 8)}, sparsity=0.5),
+    "plan": lambda model: pruning.plan(model, Choices(schedule=Schedule(sparsity=0.5))),
+    "global": lambda model: pruning.global_unstructured([(model[0], "weight")], pruning.L1Unstructured, amount=0.5),
+    "channels": lambda model: pruning.global_structured([(model[0], "weight")], amount=0.5),
+    "magnitude alone": pruning.scores.magnitude,
+    "sparsity": pruning.sparsity,
+    "shrink": lambda model: pruning.shrink(model, torch.randn(2, 8)),
+    "collect": lambda model: pruning.MaskSet.collect(pruning.identity(copy.deepcopy(model)[0], "weight")),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_VALUES.values(), ids=WITHOUT_VALUES)
+def test_a_network_on_meta_is_told_to_load_its_values_and_nothing_is_changed(call):
+    model = on_meta()
+
+    with pytest.raises(
+        ValueError, match=r"weight` is on the meta device and has no values; load them first, as by `mod"
+    ):
+        call(model)
+
+    assert list(model.state_dict()) == list(on_meta().state_dict())
+    assert pruning.groups(model).sizes == {"0.weight": 64, "3.weight": 32}  # needs shapes alone
+
+
+def test_weights_that_have_values_are_pruned_beside_others_on_meta():
+    model = on_meta()
+    model[0] = nn.Linear(8, 8)
+
+    with pytest.raises(ValueError, match=r"^`3\.weight` is on the meta device"):
+        pruning.prune(model, sparsity=0.5)
+    pruning.prune(model, sparsity=0.5, parameters=["0.weight"])
+
+    assert int((model[0].weight == 0).sum()) == 32
+
+
 def test_what_is_no_generator_and_no_batches_is_told():
     with pytest.raises(TypeError, match=r"`generator` \(=0\) must be a torch.Generator, not int"):
         pruning.prune(Golden(), "random", sparsity=0.5, generator=0)
