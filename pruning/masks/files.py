@@ -1,8 +1,8 @@
 """The files that masks are stored in: npz or safetensors, read without pickle (or torch), equal for equal masks.
 
-A file has one member a tensor, named as the parameter, that holds the packed mask (`packing`) as uint8, and
-the member `HEADER`: JSON with the format's name and version, each tensor's shape and the CRC-32 of its member, and
-the digest of the whole.
+A file has one member a tensor that holds the packed mask (`packing`) as uint8, and the member `HEADER`: JSON with the
+format's name and version, each tensor's shape and the CRC-32 of its member, and the digest of the whole. A member is
+named as the parameter; where the formats cannot hold that name, the header says which member it is.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from pruning.masks.packing import Bytes, pack, unpack
 FORMAT = "pruning-masks"
 VERSION = 1
 HEADER = "__header__"
+RESERVED = (HEADER, "__metadata__")
+"""Beginnings of members' names that are this format's own, or that of safetensors."""
+LONGEST = 60_000
+"""Bytes of a member's name: zip has room for 65,535."""
 
 DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
@@ -33,20 +37,42 @@ DAMAGE = (
 """What reading a truncated or altered file raises, somewhere below."""
 
 Writer = Callable[[Mapping[str, Bytes]], bytes]
-Reader = Callable[[bytes], Mapping[str, Bytes]]
+Members = Callable[[str], Bytes]
+"""Reads a member of a file by its name; raises one of `DAMAGE`."""
+Reader = Callable[[bytes], Members]
 
 
 def encode(masks: Mapping[str, NDArray[np.bool_]], digest: str) -> dict[str, Bytes]:
-    """Return the members of a file: the header first, then the packed masks."""
-    packed = {name: pack(mask.reshape(-1)) for name, mask in masks.items()}
-    tensors = {name: {"shape": list(masks[name].shape), "crc": zlib.crc32(data)} for name, data in packed.items()}
+    """Return the members of a file: the header first, then the packed masks.
+
+    Raises:
+        ValueError: a name is not text that UTF-8 can hold.
+    """
+    packed, tensors = dict[str, bytes](), dict[str, dict[str, Any]]()
+    for index, (name, mask) in enumerate(masks.items()):
+        member = name if _is_member_name(name) else f"{HEADER}{index}"
+        packed[member] = pack(mask.reshape(-1))
+        tensors[name] = {"shape": list(mask.shape), "crc": zlib.crc32(packed[member])}
+        if member != name:
+            tensors[name]["member"] = member
     header = {"format": FORMAT, "version": VERSION, "digest": digest, "tensors": tensors}
     members = {HEADER: json.dumps(header, separators=(",", ":")).encode(), **packed}
     return {name: np.frombuffer(data, np.uint8) for name, data in members.items()}
 
 
+def _is_member_name(name: str) -> bool:
+    """Say whether a member of a file may be named as a tensor; zip ends names at NUL and may replace backslashes."""
+    try:
+        size = len(name.encode())
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise ValueError(
+            f"`{name!r}` cannot name a mask in a file ({error}); rename it to text that UTF-8 can hold."
+        ) from error
+    return size <= LONGEST and not name.startswith(RESERVED) and not set(name) & {"\0", "\\"}
+
+
 def decode(
-    members: Mapping[str, Bytes], check: Callable[[str, Sequence[int]], object] | None = None
+    members: Members, check: Callable[[str, Sequence[int]], object] | None = None
 ) -> tuple[dict[str, NDArray[np.bool_]], str]:
     """Return the masks and the digest that `encode` was given.
 
@@ -59,13 +85,13 @@ def decode(
         ValueError: a member is missing or damaged, and then it is named; or the header is not one of ours.
     """
     tensors, digest = _header(members)
-    for name, (shape, _) in tensors.items():
+    for name, (_, shape, _) in tensors.items():
         if check is not None:
             check(name, shape)
     masks = {}
-    for name, (shape, crc) in tensors.items():
+    for name, (member, shape, crc) in tensors.items():
         try:
-            packed = members[name].tobytes()
+            packed = members(member).tobytes()
             if zlib.crc32(packed) != crc:
                 raise ValueError("its checksum is wrong")
             masks[name] = unpack(packed, math.prod(shape)).reshape(shape)
@@ -87,7 +113,7 @@ def write_npz(members: Mapping[str, Bytes]) -> bytes:
     return file.getvalue()
 
 
-def read_npz(data: bytes) -> Mapping[str, Bytes]:
+def read_npz(data: bytes) -> Members:
     """Open what `write_npz` wrote; members are read when they are asked for."""
     try:
         archive = np.load(io.BytesIO(data), allow_pickle=False)
@@ -98,7 +124,7 @@ def read_npz(data: bytes) -> Mapping[str, Bytes]:
     zipped: Any = archive.zip
     if sum(member.file_size for member in zipped.infolist()) > len(data):
         raise ValueError("These masks are no npz file of ours, which is never compressed.")
-    return archive
+    return lambda name: archive[f"{name}.npy"]  # as it stands: without .npy, `a` is found for `a.npy`
 
 
 def write_safetensors(members: Mapping[str, Bytes]) -> bytes:
@@ -108,7 +134,7 @@ def write_safetensors(members: Mapping[str, Bytes]) -> bytes:
     return bytes(save(dict(members)))
 
 
-def read_safetensors(data: bytes) -> Mapping[str, Bytes]:
+def read_safetensors(data: bytes) -> Members:
     """Read what `write_safetensors` wrote."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -117,7 +143,7 @@ def read_safetensors(data: bytes) -> Mapping[str, Bytes]:
         members: dict[str, Bytes] = load(data)
     except (SafetensorError, *DAMAGE) as error:  # a dtype that NumPy lacks, among others
         raise ValueError(f"These masks are no safetensors file, or a damaged one: {error}.") from error
-    return members
+    return members.__getitem__
 
 
 FORMATS: Mapping[str, tuple[Writer, Reader]] = {
@@ -135,16 +161,19 @@ def format_of(path: str | Path) -> tuple[Writer, Reader]:
     return FORMATS[suffix]
 
 
-def _header(members: Mapping[str, Bytes]) -> tuple[dict[str, tuple[list[int], int]], str]:
-    """Return the shape and the checksum of every tensor, and the digest."""
+def _header(members: Members) -> tuple[dict[str, tuple[str, list[int], int]], str]:
+    """Return name of a tensor -> its member, shape and checksum, and the digest."""
     try:
-        header: Any = json.loads(members[HEADER].tobytes())
+        header: Any = json.loads(members(HEADER).tobytes())
         if header["format"] != FORMAT:
             raise ValueError(f"the format {header['format']!r} is not {FORMAT!r}")
         if header["version"] != VERSION:
             raise ValueError(f"version {header['version']!r} is not {VERSION}; use the release that wrote them")
-        tensors = {str(name): ([int(n) for n in t["shape"]], int(t["crc"])) for name, t in header["tensors"].items()}
-        if any(n < 0 for shape, _ in tensors.values() for n in shape):
+        tensors = {
+            str(name): (str(t.get("member", name)), [int(n) for n in t["shape"]], int(t["crc"]))
+            for name, t in header["tensors"].items()
+        }
+        if any(n < 0 for _, shape, _ in tensors.values() for n in shape):
             raise ValueError("a shape is negative")
         return tensors, str(header["digest"])
     except DAMAGE as error:

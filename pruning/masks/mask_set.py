@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from pruning.holding.parameter import ModuleParameter, check_has_values, place, plain_modules, pruned_names
 from pruning.holding.reparam import mask_name, orig_name
 from pruning.masks import files as mask_files
-from pruning.masks.packing import Bytes
 from pruning.methods.across_modules import prune_by_masks
 
 
@@ -170,7 +169,11 @@ class MaskSet(Mapping[str, Tensor]):
     # --- how they are kept ---
 
     def to_bytes(self) -> bytes:
-        """Return the npz file: the same masks in the same order always give the same bytes."""
+        """Return the npz file: the same masks in the same order always give the same bytes.
+
+        Raises:
+            ValueError: a name is not text that UTF-8 can hold.
+        """
         return mask_files.write_npz(mask_files.encode(self._arrays(), self.digest()))
 
     @classmethod
@@ -190,7 +193,7 @@ class MaskSet(Mapping[str, Tensor]):
         """Write a file in the format of its suffix: .npz, or .safetensors (needs the package safetensors).
 
         Raises:
-            ValueError: any other suffix.
+            ValueError: any other suffix, or a name that is not text that UTF-8 can hold.
         """
         write, _ = mask_files.format_of(path)
         Path(path).write_bytes(write(mask_files.encode(self._arrays(), self.digest())))
@@ -213,7 +216,7 @@ class MaskSet(Mapping[str, Tensor]):
         return {name: mask.numpy() for name, mask in self.items()}
 
     @classmethod
-    def _read(cls, members: Mapping[str, Bytes], model: nn.Module | None) -> MaskSet:
+    def _read(cls, members: mask_files.Members, model: nn.Module | None) -> MaskSet:
         masks, digest = mask_files.decode(members, None if model is None else partial(place, model))
         loaded = cls({})
         loaded._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied

@@ -1,6 +1,8 @@
 """Files of masks: the same bytes for the same masks, refused when damaged, never unpickled."""
 
+import hashlib
 import io
+import random
 import time
 import tracemalloc
 import zipfile
@@ -52,6 +54,54 @@ def test_files_round_trip_byte_for_byte(suffix, density, tmp_path):
     assert list(loaded) == list(masks)
     loaded.save(tmp_path / f"two{suffix}")
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
+
+
+FRAGMENTS = [
+    "a",
+    ".npy",
+    HEADER,
+    "__metadata__",
+    "0",
+    "/",
+    "..",
+    "\\",
+    "\0",
+    "\n",
+    '"',
+    " ",
+    "é",
+    "中",
+    "😀",
+    "x" * 66_000,
+]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_whatever_names_are_written_can_be_read(suffix, tmp_path):
+    draw, path = random.Random(0), tmp_path / f"masks{suffix}"
+    sets = [
+        ["a", "a.npy"],
+        ["a.npy", "a"],
+        [HEADER, f"{HEADER}0"],
+        ["__metadata__"],
+        ["", ".npy"],
+        ["a\0", "a", "a\0b"],
+    ]
+    sets += [["".join(draw.choices(FRAGMENTS, k=draw.randint(0, 3))) for _ in range(4)] for _ in range(100)]
+    for names in sets:
+        masks = MaskSet({name: torch.rand(draw.randint(1, 9)) < 0.5 for name in names})
+        masks.save(path)
+        loaded = MaskSet.load(path)
+        assert loaded == masks, names
+        assert list(loaded) == list(masks)
+
+
+def test_a_name_that_no_file_can_hold_is_refused_before_the_file_is_touched(tmp_path):
+    path = tmp_path / "masks.npz"
+    some_masks().save(path)
+    with pytest.raises(ValueError, match=r"cannot name a mask in a file .*; rename it to text that UTF-8 can hold"):
+        MaskSet({"\ud83d\ude00": torch.ones(2)}).save(path)  # two halves, which JSON would read as one character
+    assert MaskSet.load(path) == some_masks()
 
 
 def test_the_bytes_know_no_clock(monkeypatch):
@@ -158,6 +208,11 @@ def test_nothing_is_unpickled():
     np.save(file, np.ones(3))
     with pytest.raises(ValueError, match="single array"):
         MaskSet.from_bytes(file.getvalue())
+
+
+def test_files_of_ordinary_names_have_the_bytes_that_they_always_had():
+    data = MaskSet({"0.weight": torch.eye(5, 6), "1.bias": torch.ones(3), "a.npy": torch.zeros(2)}).to_bytes()
+    assert hashlib.sha256(data).hexdigest() == "c1b85022fc4037714844527428abbfb7aca65f8d7f2892e3e4179fdbc57fa117"
 
 
 def test_numpy_alone_reads_the_members():
