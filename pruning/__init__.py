@@ -5,7 +5,8 @@ Differences visible to code written for `torch.nn.utils.prune`:
 - importance scores default to the current values, `name_orig` masked, not to the product that the last forward cached;
 - of equal scores the lowest index is pruned first;
 - the order of a module's parameters stays as it was, through pruning and `remove`;
-- a pruned entry is exactly 0, even if it was NaN or inf; masks hold only zeros and ones, in the parameter's dtype;
+- a pruned entry is exactly 0, even if it was NaN or inf; masks hold only zeros and ones, in the parameter's dtype, and
+  one that holds averages, as after `AveragedModel(model, use_buffers=True)`, is refused when it is used;
 - scores that are NaN, or of another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
 - a call that raises leaves every module as it was, in later rounds too;
 - `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;

@@ -20,14 +20,14 @@ from pruning.holding.reparam import Reparam, mask_name, orig_name, stored
 class ModuleParameter:
     """A parameter that may have been pruned before, by this package or by torch.
 
-    `orig` is the parameter, `mask` its mask so far (None if it was never pruned), `key` the place of its hook among
-    the module's forward pre-hooks.
+    `orig` is the parameter, `unchecked_mask` what is stored as its mask (None if it was never pruned), `key` the place
+    of its hook among the module's forward pre-hooks.
     """
 
     module: nn.Module
     name: str
     orig: nn.Parameter
-    mask: Tensor | None
+    unchecked_mask: Tensor | None
     key: int | None
 
     @classmethod
@@ -60,6 +60,14 @@ class ModuleParameter:
         """The pruning method that holds the parameter now, None if there is none."""
         return None if self.key is None else self.module._forward_pre_hooks[self.key]
 
+    @property
+    def mask(self) -> Tensor | None:
+        """The mask so far, None if there is none; see `Reparam.check` for what it raises."""
+        reparam = getattr(self.hook, "_reparam", None)
+        if reparam is not None and self.unchecked_mask is not None:
+            reparam.check(self.module, self.unchecked_mask)
+        return self.unchecked_mask
+
     def copied_mask(self) -> Tensor:
         """Return a copy of the mask so far, to prune further in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
@@ -84,6 +92,7 @@ class ModuleParameter:
         else:
             module._buffers[mask_name(name)] = mask
             module._forward_pre_hooks[self.key] = hook
+        reparam.trust(mask)
         reparam.refresh(module)
 
     def release(self) -> None:

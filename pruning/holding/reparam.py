@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from pruning.holding.attention import LiveOutProj
 from pruning.holding.masking import is_capturing, mask_, masked, masked_sparsely
@@ -56,19 +57,61 @@ class Reparam:
     `own` is the `apply_mask` of a subclass that has its own: what it returns is what `name` reads.
     """
 
+    _checked: weakref.ref[Tensor] | None = None  # the mask that was found to hold zeros and ones, and its version
+    _version = 0
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.own: Callable[[nn.Module], Tensor] | None = None
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # several: shallow copies share their hooks
 
-    def read(self, module: nn.Module) -> Tensor:
-        """Return a new masked tensor."""
+    def read(self, module: nn.Module, *, checked: bool = True) -> Tensor:
+        """Return a new masked tensor.
+
+        Args:
+            module: holds the parameter.
+            checked: whether to `check` the mask; training steps do not, for `DistributedDataParallel` writes to buffers
+                before each.
+
+        Raises:
+            ValueError: see `check`.
+        """
         if self.own is not None:
             return self.own(module)
         orig, mask = stored(module, self.name)
-        if getattr(module, "sparse", False) and not is_capturing():  # an embedding that has sparse gradients
+        capturing = is_capturing()
+        if checked and not capturing and not (module.training and torch.is_grad_enabled()):
+            self.check(module, mask)
+        if getattr(module, "sparse", False) and not capturing:  # an embedding that has sparse gradients
             return masked_sparsely(orig, mask)
         return masked(orig, mask)
+
+    def check(self, module: nn.Module, mask: Tensor) -> None:
+        """Look at the entries of `name_mask` if it was changed since it was last looked at.
+
+        Raises:
+            ValueError: it holds other than zeros and ones, as an average of masks does, which revives pruned entries.
+        """
+        try:
+            if self._checked is not None and self._checked() is mask and self._version == mask._version:
+                return
+        except RuntimeError:  # made in inference mode: its changes are not counted
+            return
+        if not _can_be_read(mask):
+            return
+        wrong = mask[(mask != 0) & (mask != 1)]
+        if wrong.numel():
+            raise ValueError(
+                f"`{mask_name(self.name)}` of {type(module).__name__} (with entries of {wrong[0].item():g}) must hold "
+                "zeros and ones. AveragedModel averages masks with use_buffers=True: pass use_buffers=False, or call "
+                "`pruning.MaskSet.collect(model).apply(averaged.module, replace=True)` whenever masks have changed."
+            )
+        self.trust(mask)
+
+    def trust(self, mask: Tensor) -> None:
+        """Take it that a mask holds zeros and ones until it is changed."""
+        if not mask.is_inference():
+            self._checked, self._version = weakref.ref(mask), mask._version
 
     def refresh(self, module: nn.Module) -> None:
         """Set `module.name` anew, as is due before a forward."""
@@ -84,7 +127,7 @@ class Reparam:
                     "cannot be saved; run the model once outside of the transform, or save `copy.deepcopy(model)`."
                 )
         # The modules go along, for compiled code, which cannot note them, may be the first to run what is loaded.
-        return {**vars(self), "_modules": list(self._modules)}
+        return {**vars(self), "_checked": None, "_modules": list(self._modules)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _modules=weakref.WeakSet(state["_modules"]))
@@ -101,8 +144,14 @@ class Reparam:
             if not isinstance(value, Tensor) or id(value) in memo:
                 continue
             if not value.is_leaf or _is_of_transform(value):
-                memo[id(value)] = self.read(_with_copied_tensors(module, memo))
+                memo[id(value)] = self.read(_with_copied_tensors(module, memo), checked=False)
         return copied
+
+
+def _can_be_read(mask: Tensor) -> bool:
+    """Say whether the entries of a mask can be looked at: not while a mode traces, nor in a transform of torch.func."""
+    plain = type(mask) is Tensor and not mask.is_meta and not _is_of_transform(mask)
+    return plain and _get_current_dispatch_mode() is None
 
 
 def _is_of_transform(value: object) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pruning.holding.parameter import ModuleParameter, check_has_values, place, plain_modules, pruned_names
-from pruning.holding.reparam import mask_name, orig_name
+from pruning.holding.reparam import orig_name
 from pruning.masks import files as mask_files
 from pruning.methods.across_modules import prune_by_masks
 
@@ -45,7 +45,9 @@ class MaskSet(Mapping[str, Tensor]):
         for path, module in plain_modules(model):
             names = {orig_name(name): name for name in pruned_names(module)}
             for name in [names[key] for key in module._parameters if key in names]:
-                masks[f"{path}.{name}" if path else name] = getattr(module, mask_name(name))
+                mask = ModuleParameter.of(module, name).mask
+                assert mask is not None
+                masks[f"{path}.{name}" if path else name] = mask
         return cls(masks)
 
     def apply(self, model: nn.Module, *, replace: bool = False) -> None:

@@ -29,7 +29,6 @@ from pruning.holding.parameter import (
     pruned_names,
     unwrapped,
 )
-from pruning.holding.reparam import stored
 
 BatchNormMode: TypeAlias = Literal["train", "eval"]
 Masks: TypeAlias = Mapping[str, Tensor]
@@ -155,7 +154,10 @@ def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
 
     for _, module in plain_modules(model):
         for leaf in pruned_names(module):
-            add(*stored(module, leaf))
+            held = ModuleParameter.of(module, leaf)
+            mask = held.mask
+            assert mask is not None
+            add(held.orig, mask)
     for name, mask in masks.items():
         module, leaf = place(model, name, mask.shape)
         add(dict(plain_parameters(module))[leaf], mask)

@@ -6,11 +6,14 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from networks import INPUTS, dense, network, pruned, save_and_load, train
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
 import pruning
@@ -150,6 +153,77 @@ def test_a_model_can_be_copied_after_a_transform_and_saved_as_a_sentence_says(
         save_and_load(model)
     assert torch.equal(model(INPUTS), expected)
     assert torch.equal(save_and_load(model)(INPUTS), expected)
+
+
+AVERAGES: list[dict[str, Any]] = [
+    {},
+    {"avg_fn": swa_utils.get_swa_avg_fn()},
+    {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+    {"multi_avg_fn": swa_utils.get_swa_multi_avg_fn()},
+    {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.999)},
+]
+
+
+def stepped(model: nn.Module, averaged: swa_utils.AveragedModel, steps: int) -> None:
+    for _ in range(steps):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1)
+        averaged.update_parameters(model)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_averages_of_buffers_hold_masks_or_are_refused(average: dict[str, Any]) -> None:
+    model = pruned()
+    averaged = swa_utils.AveragedModel(model, use_buffers=True, **average)
+    stepped(model, averaged, 20)
+    averaged.eval()(INPUTS)
+    assert pruning.MaskSet.collect(averaged.module) == (before := pruning.MaskSet.collect(model))
+    assert not averaged.module[0].weight[~before["0.weight"]].any()
+
+    pruning.l1_unstructured(model[0], "weight", 3)
+    stepped(model, averaged, 2)
+    layer = averaged.module[0]
+    for use in (
+        lambda: averaged.eval()(INPUTS),
+        lambda: swa_utils.update_bn([INPUTS], nn.Sequential(averaged, nn.BatchNorm1d(3))),
+        lambda: pruning.MaskSet.collect(averaged.module),
+        lambda: pruning.remove(layer, "weight"),
+        lambda: pruning.l1_unstructured(layer, "weight", 1),
+        lambda: pruning.prune(averaged.module, sparsity=0.9),
+    ):
+        with pytest.raises(ValueError, match=r"`weight_mask` of Linear \(with entries of 0\.\d+\).* use_buffers=False"):
+            use()
+    copy.deepcopy(averaged)
+    averaged.train()(INPUTS)  # training steps do not look at masks
+
+    pruning.MaskSet.collect(model).apply(averaged.module, replace=True)
+    stepped(model, averaged, 5)
+    averaged.eval()(INPUTS)
+    assert pruning.MaskSet.collect(averaged.module) == (after := pruning.MaskSet.collect(model))
+    assert not layer.weight[~after["0.weight"]].any()
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_averages_of_parameters_alone_follow_the_masks(average: dict[str, Any]) -> None:
+    model = pruned()
+    averaged = swa_utils.AveragedModel(model, **average)
+    for _ in range(3):
+        stepped(model, averaged, 2)
+        pruning.l1_unstructured(model[0], "weight", 3)
+    stepped(model, averaged, 1)
+    swa_utils.update_bn([INPUTS], averaged)
+    averaged(INPUTS)
+    masks = pruning.MaskSet.collect(model)
+    assert pruning.MaskSet.collect(averaged.module) == masks
+    assert not averaged.module[0].weight[~masks["0.weight"]].any()
+
+
+def test_a_mask_is_looked_at_only_while_nothing_traces_it() -> None:
+    for mode in ("real", "fake", "symbolic"):
+        model = copy.deepcopy(pruned())
+        traced = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(INPUTS)
+        assert torch.allclose(traced(INPUTS), model(INPUTS))
 
 
 def test_checkpointing() -> None:
