@@ -30,3 +30,15 @@ def test_the_table_lists_every_published_method():
     listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE))))
 
     assert {name for name in pruning.PUBLISHED if not name.startswith("global_")} <= listed
+
+
+def test_the_table_of_scores_is_that_of_their_docstrings():
+    section = PAGE.partition("## Scores\n")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+
+    assert rows.keys() == pruning.scores.SCORES.keys()
+    for name, row in rows.items():
+        docstring = " ".join(str(pruning.scores.SCORES[name].function.__doc__).split())
+        assert set(re.findall(r"\[(\d{4}\.\d{5})\]", row)) <= set(re.findall(r"\d{4}\.\d{5}", docstring)), name
+        assert ("of each batch" in row) == ("each batch's gradient" in docstring), name
+        assert ("over examples" in row) == ("over examples" in docstring or "each example's" in docstring), name
