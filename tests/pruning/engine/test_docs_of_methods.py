@@ -38,7 +38,7 @@ def test_the_table_of_scores_is_that_of_their_docstrings():
 
     assert rows.keys() == pruning.scores.SCORES.keys()
     for name, row in rows.items():
-        docstring = " ".join(str(pruning.scores.SCORES[name].function.__doc__).split())
+        docstring = " ".join(str(pruning.scores.SCORES[name].load().__doc__).split())
         assert set(re.findall(r"\[(\d{4}\.\d{5})\]", row)) <= set(re.findall(r"\d{4}\.\d{5}", docstring)), name
         assert ("of each batch" in row) == ("each batch's gradient" in docstring), name
         assert ("over examples" in row) == ("over examples" in docstring or "each example's" in docstring), name
