@@ -124,7 +124,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from orchestrator.export.formats.format import Codec, Run, call
-from pruning.compact.tracing import Example
+from pruning.graph.tracing import Example
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
     """Write a program of torch.jit."""

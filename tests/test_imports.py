@@ -205,7 +205,19 @@ def test_imports_have_no_cycle() -> None:
 
 
 PRUNING_FLOORS = (
-    *("amount", "schedule", "catalogue", "choices", "selection", "holding", "methods", "masks", "measure", "compact"),
+    *(
+        "amount",
+        "schedule",
+        "catalogue",
+        "choices",
+        "selection",
+        "holding",
+        "methods",
+        "masks",
+        "measure",
+        "graph",
+        "compact",
+    ),
     *("dependencies", "scores", "repair", "engine", "integrations"),
 )
 """The files and rooms of `pruning` from the ground up: each imports from itself and those before it only."""

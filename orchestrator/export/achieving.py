@@ -15,7 +15,7 @@ from orchestrator.training.evaluation import evaluate
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.tasks import table
-from pruning.compact.tracing import Example
+from pruning.graph.tracing import Example
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.training.networks import stored
 from orchestrator.workloads.data import Data
-from pruning.compact.tracing import Example
+from pruning.graph.tracing import Example
 
 BATCH, BATCHES = 16, 4
 """Of the test split, by which an export is held to the outputs of the masked network."""

@@ -15,7 +15,7 @@ from orchestrator.export.formats.format import call
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept
 from orchestrator.export.shrinking import hold
-from pruning.compact.tracing import quiet
+from pruning.graph.tracing import quiet
 
 FOLDER = "pretrained"
 KEYS = 6

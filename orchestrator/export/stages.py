@@ -39,7 +39,7 @@ from orchestrator.export.shrinking import hold, shrunk
 from orchestrator.training.environment import environment
 from orchestrator.training.networks import Network, restored
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
-from pruning.compact.tracing import Example
+from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling
 
 EXAMPLES, BATCHES = 64, 4

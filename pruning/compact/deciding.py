@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruning.compact.flow import Flow
-from pruning.compact.labels import FIXED, Fields, Labels, Site
-from pruning.compact.operations import described
+from pruning.graph.flow import Flow
+from pruning.graph.labels import FIXED, Fields, Labels, Site
+from pruning.graph.operations import described
 
 REGULAR = "it keeps heads or groups of one size"
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, fx
 
 from pruning.compact.deciding import Decision
-from pruning.compact.flow import Flow
-from pruning.compact.labels import covering
-from pruning.compact.operations import CONVOLUTIONS, arguments, name_of
+from pruning.graph.flow import Flow
+from pruning.graph.labels import covering
+from pruning.graph.operations import CONVOLUTIONS, arguments, name_of
 
 SHAPED = {"view": "size", "reshape": "shape", "_unsafe_view": "size", "expand": "size", "unflatten": "sizes"}
 """Operations that are told the sizes of their result, and the argument that says them."""

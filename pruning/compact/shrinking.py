@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.compact import mixing, moving, products
-from pruning.compact.constants import Constants
 from pruning.compact.deciding import Decision, decided
-from pruning.compact.flow import Flow
-from pruning.compact.labels import FIXED, ONLY_ONE, Site
-from pruning.compact.operations import described, name_of
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
-from pruning.compact.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
+from pruning.graph import mixing, moving, products
+from pruning.graph.constants import Constants
+from pruning.graph.flow import Flow
+from pruning.graph.labels import FIXED, ONLY_ONE, Site
+from pruning.graph.operations import described, name_of
+from pruning.graph.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 

@@ -16,10 +16,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.compact.deciding import Decision
-from pruning.compact.flow import Flow
-from pruning.compact.labels import Fields, Site, along
-from pruning.compact.operations import CONVOLUTIONS, arguments, in_module, name_of
 from pruning.compact.rewriting import Rewrite, call_functions, rewritten
+from pruning.graph.flow import Flow
+from pruning.graph.labels import Fields, Site, along
+from pruning.graph.operations import CONVOLUTIONS, arguments, in_module, name_of
 from pruning.holding.copies import values_with_history
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.compact.flow import Flow
-from pruning.compact.labels import covering
-from pruning.compact.operations import CONVOLUTIONS, PRODUCTS, arguments, name_of
 from pruning.dependencies.groups import Member, Multiplied
+from pruning.graph.flow import Flow
+from pruning.graph.labels import covering
+from pruning.graph.operations import CONVOLUTIONS, PRODUCTS, arguments, name_of
 from pruning.measure.products import Products
 
 WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")

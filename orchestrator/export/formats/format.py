@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orchestrator.catalogue import formats
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads.tasks.batch import LABELS, arguments, outputs_of
-from pruning.compact.tracing import Example, plain_copy, quiet
+from pruning.graph.tracing import Example, plain_copy, quiet
 from pruning.measure.macs import in_mode
 
 Run: TypeAlias = Callable[[Example], Tensor]

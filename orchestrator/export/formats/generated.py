@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from orchestrator.export.formats import two_of_four
 from orchestrator.export.formats.format import Codec, ExportError, Run, call
 from orchestrator.workloads.weights import write_state
-from pruning.compact.tracing import Example, Traced, traced
+from pruning.graph.tracing import Example, Traced, traced
 
 MODULE, WEIGHTS = "network.py", "network.safetensors"
 SNIPPET = """\

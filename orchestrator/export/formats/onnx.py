@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orchestrator.export.formats.format import Codec, ExportError, Run, fed
 from orchestrator.export.formats.programs import program_of
-from pruning.compact.tracing import Example, quiet
+from pruning.graph.tracing import Example, quiet
 
 FILE = "network.onnx"
 SNIPPET = """\

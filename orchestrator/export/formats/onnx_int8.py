@@ -20,7 +20,7 @@ from torch import nn
 
 from orchestrator.export.formats import onnx
 from orchestrator.export.formats.format import Codec, ExportError, Run, call_values, cut, fed
-from pruning.compact.tracing import Example, quiet
+from pruning.graph.tracing import Example, quiet
 
 FILE = "network.int8.onnx"
 SNIPPET = onnx.SNIPPET.replace(onnx.FILE, FILE)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchestrator.export.formats import onnx
 from orchestrator.export.formats.format import Codec, ExportError, Run, fed
-from pruning.compact.tracing import Example
+from pruning.graph.tracing import Example
 
 FILE, WEIGHTS = "network.xml", "network.bin"
 SNIPPET = """\

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from orchestrator.export.formats.format import Codec, ExportError, Run, call
-from pruning.compact.tracing import Example, arguments_of, exported, quiet
+from pruning.graph.tracing import Example, arguments_of, exported, quiet
 
 FILE = "network.pt2"
 SNIPPET = """\

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pruning
 from pruning import MaskSet
-from pruning.compact.tracing import traced
+from pruning.graph.tracing import traced
 from pruning.measure.macs import LayerMacs, macs
 
 BATCH, HEADS, TOKENS, FEATURES = 2, 3, 5, 4

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from pruning.compact.operations import (
+from pruning.graph.operations import (
     CHANNELWISE_NORMALISATIONS,
     CONVOLUTIONS,
     MOVES,
@@ -28,7 +28,7 @@ from pruning.compact.operations import (
     is_entrywise,
     name_of,
 )
-from pruning.compact.tracing import Traced, is_in_place
+from pruning.graph.tracing import Traced, is_in_place
 
 ROUNDING = 1e-12
 """Of the largest value: what float64 may make of equal ones."""

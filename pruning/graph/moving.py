@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.compact.flow import Flow, Rule, unknown
-from pruning.compact.labels import FIXED, Fields, along, covered, covering
-from pruning.compact.operations import (
+from pruning.graph.flow import Flow, Rule, unknown
+from pruning.graph.labels import FIXED, Fields, along, covered, covering
+from pruning.graph.operations import (
     CHANNELWISE_NORMALISATIONS,
     MOVES,
     REDUCTIONS,

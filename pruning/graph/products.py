@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from pruning.compact.flow import Flow, Rule
-from pruning.compact.labels import FIXED, Fields, Site, covered, covering
-from pruning.compact.operations import PRODUCTS, described
+from pruning.graph.flow import Flow, Rule
+from pruning.graph.labels import FIXED, Fields, Site, covered, covering
+from pruning.graph.operations import PRODUCTS, described
 
 NAN = float("nan")
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pruning.compact.constants import constant_along
-from pruning.compact.flow import Flow, Rule, unknown
-from pruning.compact.labels import FIXED, Fields, Site, along, covered, covering
-from pruning.compact.operations import CONVOLUTIONS, described
+from pruning.graph.constants import constant_along
+from pruning.graph.flow import Flow, Rule, unknown
+from pruning.graph.labels import FIXED, Fields, Site, along, covered, covering
+from pruning.graph.operations import CONVOLUTIONS, described
 
 NAN = float("nan")
 

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, fx
 
-from pruning.compact.constants import Constants
-from pruning.compact.labels import ONLY_ONE, Fields, Labels, Shapes, Site, along, covered, covering
-from pruning.compact.operations import CONVOLUTIONS, arguments, described, is_entrywise, name_of
-from pruning.compact.tracing import Traced, is_in_place
+from pruning.graph.constants import Constants
+from pruning.graph.labels import ONLY_ONE, Fields, Labels, Shapes, Site, along, covered, covering
+from pruning.graph.operations import CONVOLUTIONS, arguments, described, is_entrywise, name_of
+from pruning.graph.tracing import Traced, is_in_place
 
 Rule: TypeAlias = Callable[["Flow", fx.Node, dict[str, Any]], Any]
 """Takes a node and its arguments; returns the fields of its result, or a list of those of each of several."""
