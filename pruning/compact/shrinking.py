@@ -15,16 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pruning.compact.deciding import Decision, decided
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
-from pruning.graph import mixing, moving, products
-from pruning.graph.constants import Constants
 from pruning.graph.flow import Flow
+from pruning.graph.labelling import flow_of
 from pruning.graph.labels import FIXED, ONLY_ONE, Site
 from pruning.graph.operations import described, name_of
 from pruning.graph.tracing import Example, Traced, arguments_of, plain_copy, quiet, traced
 
 Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
-RULES = {**moving.RULES, **mixing.RULES, **products.RULES}
 COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 """How far outputs may differ, relative to the largest, when all is computed in that type."""
@@ -104,11 +102,6 @@ class Analysis:
         if root == FIXED:
             return ONLY_ONE if len(site.outputs) == 1 else COMPUTED
         return self.decision.reasons[root]
-
-
-def flow_of(trace: Traced) -> Flow:
-    """Return the labels of a traced network."""
-    return Flow(trace, Constants(trace), RULES)
 
 
 def shrink(model: nn.Module, example: Example) -> nn.Module:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.choices.axes import Scope, Unit
-from pruning.compact.shrinking import flow_of
 from pruning.dependencies.costs import multiplied, use_of
 from pruning.dependencies.groups import DependencyGroup, DependencyGroups, Held, Member
 from pruning.graph.flow import Flow
+from pruning.graph.labelling import flow_of
 from pruning.graph.labels import FIXED
 from pruning.graph.tracing import Example, Traced, traced
 from pruning.holding.parameter import plain_modules
