@@ -16,6 +16,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.sweep.named_files import read_named, replace_named
 from orchestrator.sweep.saved_sweeps import CommandParser, add_store, open_store
 from orchestrator.views.report.verdicts import gate_table, junit
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
@@ -32,11 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)
-        return _judge(_read(Path(options.baseline)), sweep, comparison, options)
+        if (baseline := _read(Path(options.baseline))) is None:
+            raise OrchestratorError(f"`BASELINE` (={options.baseline}) is not there; --write-baseline writes it.")
+        return _judge(baseline, sweep, comparison, options)
     except OrchestratorError as error:
         say(error, amiss=True)
-    except OSError as error:
-        say(f"`{error.filename}` cannot be read or written: {error.strerror}", amiss=True)
     return 2
 
 
@@ -55,11 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(path: Path) -> Baseline:
+def _read(path: Path) -> Baseline | None:
+    """Return the baseline that a file holds; None if there is no such file."""
+    if (content := read_named("BASELINE", path)) is None:
+        return None
     try:
-        return read_baseline(path.read_bytes())
-    except FileNotFoundError:
-        raise OrchestratorError(f"`BASELINE` (={path}) is not there; --write-baseline writes it.") from None
+        return read_baseline(content)
     except ValueError as error:
         raise OrchestratorError(
             f"`BASELINE` (={path}) is damaged or mistyped: {error}; mend it, or remove it and write it anew with "
@@ -68,8 +70,8 @@ def _read(path: Path) -> Baseline:
 
 
 def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
-    baseline = make_baseline(sweep.info, comparison, sweep.plan, sweep.records, _read(path) if path.exists() else None)
-    path.write_text(text_of(baseline), encoding="utf-8")
+    baseline = make_baseline(sweep.info, comparison, sweep.plan, sweep.records, _read(path))
+    replace_named("BASELINE", path, text_of(baseline).encode())
     for line in alarms(comparison, baseline):
         say(line)
     say(f"{path}: {len(baseline.points)} points of {sweep.info.name}")
@@ -83,7 +85,8 @@ def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, option
     if (here := hardware(sweep.records.values())) != baseline.hardware:
         say(f"The baseline ran on {', '.join(baseline.hardware)}, {sweep.info.name} on {', '.join(here)}.")
     if options.junit:
-        Path(options.junit).write_bytes(junit(found, options.allow_undecided, f"gate of {sweep.info.name}"))
+        content = junit(found, options.allow_undecided, f"gate of {sweep.info.name}")
+        replace_named("--junit", Path(options.junit), content)
     return 0 if passes(found, options.allow_undecided) else 1
 
 

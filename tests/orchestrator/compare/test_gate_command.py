@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -121,8 +123,61 @@ def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path)
     Path("base.json").write_text(whole.replace('"test/accuracy": 0.01', '"test/accuracy": "little"'))
     assert "Expected `float`, got `str` - at `$.margins[...]`" in refused("base.json")
     Path("base.json").write_text(whole)
-    assert "`none/x.xml` cannot be read or written" in gate("base.json", "--junit", "none/x.xml")[2]
-    assert "`.` cannot be read or written" in refused(".")
+    missing = "`--junit` (=none/x.xml) cannot be written: No such file or directory; name another file.\n"
+    assert gate("base.json", "--junit", "none/x.xml")[2] == missing
+    assert refused(".") == "`BASELINE` (=.) cannot be read: it is a directory; name another file.\n"
+
+
+def test_a_baseline_outlives_a_write_that_fails(gate: Gate, tmp_path: Path) -> None:
+    save("first")
+    gate("base.json", "--write-baseline")
+    whole, limits = Path("base.json").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a full disk does
+    try:
+        failed = [gate(*arguments) for arguments in (("base.json", "--write-baseline"), ("base.json", "--junit", "x"))]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert [status for status, _, _ in failed] == [2, 2]
+    assert failed[0][2] == "`BASELINE` (=base.json) cannot be written: File too large; name another file.\n"
+    assert failed[1][2] == "`--junit` (=x) cannot be written: File too large; name another file.\n"
+    assert Path("base.json").read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base.json", "store"], "nothing is left behind"
+
+
+@pytest.mark.parametrize("mode", [[], ["--write-baseline"]])
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "device", "link to a FIFO"])
+def test_what_is_no_file_is_refused_as_a_baseline(gate: Gate, tmp_path: Path, kind: str, mode: list[str]) -> None:
+    save("first")
+    path = tmp_path / "base.json"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/full")
+    else:
+        os.mkfifo(other := tmp_path / "fifo" if "link" in kind else path)
+        if "link" in kind:
+            path.symlink_to(other)
+
+    said = f"`BASELINE` (={path}) cannot be read: it is a {kind.removeprefix('link to a ')}; name another file.\n"
+    assert gate(str(path), *mode) == (2, "", said)
+
+
+def test_a_baseline_is_written_where_its_link_leads_and_keeps_its_permissions(gate: Gate, tmp_path: Path) -> None:
+    save("first")
+    link, target = tmp_path / "base.json", tmp_path / "committed.json"
+    link.symlink_to(target)
+    assert "`BASELINE` (=base.json) is not there; --write-baseline writes it." in gate("base.json")[2]
+
+    assert gate("base.json", "--write-baseline")[0] == 0
+    target.chmod(0o640)
+    assert gate("base.json", "--write-baseline")[0] == gate("base.json")[0] == 0
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    link.unlink()
+    link.symlink_to(tmp_path / "none" / "x.json")
+    assert gate("base.json", "--write-baseline")[2].startswith("`BASELINE` (=base.json) cannot be written: No such")
 
 
 def test_an_empty_store_and_a_sweep_without_results_are_no_data(gate: Gate) -> None:

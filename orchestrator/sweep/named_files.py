@@ -1,0 +1,75 @@
+"""Single files that a command line names: read, or replaced whole, with errors that name argument and file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from orchestrator.core.errors import OrchestratorError
+
+KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode), "a device"),
+)
+
+
+def read_named(argument: str, path: Path) -> bytes | None:
+    """Return the content of the file that `argument` names; None if there is no such file.
+
+    Raises:
+        OrchestratorError: it is no regular file, which reading might wait for without end, or it cannot be read
+    """
+    with _explained(argument, path, "read"):
+        try:
+            _refuse_others(path)
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def replace_named(argument: str, path: Path, content: bytes) -> None:
+    """Write the file that `argument` names: all of it, or the file stays as it was. A link is followed.
+
+    Raises:
+        OrchestratorError: it is no regular file, or it cannot be written
+    """
+    with _explained(argument, path, "written"):
+        full = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError):
+            _refuse_others(full)
+        aside = full.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            with open(aside, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileNotFoundError):
+                aside.chmod(stat.S_IMODE(full.stat().st_mode))
+            aside.replace(full)
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(argument: str, path: Path, done: str) -> Iterator[None]:
+    """Turn an OSError into a sentence that names argument and file."""
+    try:
+        yield
+    except OSError as error:
+        raise OrchestratorError(
+            f"`{argument}` (={path}) cannot be {done}: {error.strerror or error}; name another file."
+        ) from None
+
+
+def _refuse_others(path: Path) -> None:
+    """Raise OSError if a path names something that is no regular file."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise OSError(f"it is {next((kind for holds, kind in KINDS if holds(mode)), 'no regular file')}")
