@@ -85,7 +85,7 @@ def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, option
     if (here := hardware(sweep.records.values())) != baseline.hardware:
         say(f"The baseline ran on {', '.join(baseline.hardware)}, {sweep.info.name} on {', '.join(here)}.")
     if options.junit:
-        content = junit(found, options.allow_undecided, f"gate of {sweep.info.name}")
+        content = junit(found, options.allow_undecided, f"gate of {sweep.info.name} against {options.baseline}")
         replace_named("--junit", Path(options.junit), content)
     return 0 if passes(found, options.allow_undecided) else 1
 

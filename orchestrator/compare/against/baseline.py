@@ -121,7 +121,7 @@ def make_baseline(
         margins = {figure: margin for figure, margin in kept.get(name, {}).items() if figure in listed}
         found.append(BaselinePoint(*name, seeds=tuple(seeds), values=listed, margins=margins))
     pairs = [(points[each.name], figure) for each in found for figure in each.values]
-    margins = {figure: point.metric.margin for point, figure in pairs if is_primary(figure, point)}
+    margins = {figure: point.metric.margin for point, figure in pairs if is_primary(figure, point.metric)}
     for figure in (figure for _, figure in pairs if figure not in margins):
         margins[figure] = SPEED_MARGIN if is_speedup(figure) else SIZE_MARGIN
     if before is not None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployed import by_network, hardware_of, measured_figures
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 
@@ -25,7 +26,12 @@ class PointName(NamedTuple):
     @property
     def panel(self) -> str:
         """The model and the data set."""
-        return f"{self.model} on {self.data}"
+        return panel_name(self.model, self.data)
+
+
+def panel_name(model: str, data: str) -> str:
+    """Return what a panel of a comparison is called: mlp on digits."""
+    return f"{model} on {data}"
 
 
 def is_size(figure: str) -> bool:
@@ -69,9 +75,9 @@ def primary_figure(point: Point) -> str:
     return f"test/{point.metric.name}"
 
 
-def is_primary(figure: str, point: Point) -> bool:
-    """Say whether a figure is the primary metric, of a point or of it in a format that changes outputs."""
-    primary = primary_figure(point)
+def is_primary(figure: str, metric: Metric) -> bool:
+    """Say whether a figure is a primary metric, of a point or of it in a format that changes outputs."""
+    primary = f"test/{metric.name}"
     return figure == primary or (figure.startswith("deploy/") and figure.endswith(f"/{primary}"))
 
 

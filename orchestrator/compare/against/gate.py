@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.compare.against.baseline import FALSE_ALARMS, Baseline, BaselinePoint, false_alarms, margin_for
-from orchestrator.compare.against.figures import figures, is_primary, measured_on, name_of, primary_figure
-from orchestrator.compare.against.verdicts import Values, Verdict, elsewhere, judge
+from orchestrator.compare.against.figures import (
+    PointName,
+    figures,
+    is_primary,
+    measured_on,
+    name_of,
+    panel_name,
+    primary_figure,
+)
+from orchestrator.compare.against.verdicts import Verdict, elsewhere, judge
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.grouping import positions
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.metrics import margin_fault
+from orchestrator.core.metrics import Metric, margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.planning.in_words import first_few
+
+LISTED = 20
+"""At most so many lines of a sweep are named in a sentence."""
 
 
 def verdicts(
@@ -22,7 +36,7 @@ def verdicts(
 
     A metric passes where a loss of its margin is ruled out: its one-sided 97.5% limit, paired by seed with
     the baseline, lies within. So does a speed-up, by its ratio to what it was, measured on the same hardware. A size
-    passes where no seed's has grown by more than the margin.
+    passes where no seed's has grown by more than the margin. All limits of a line that the sweep does not have fail.
 
     Raises:
         OrchestratorError: the sweep has no point of the baseline, or another metric at one
@@ -36,19 +50,18 @@ def verdicts(
             "the baseline's command, or write a baseline of this sweep with --write-baseline."
         )
     found, here = figures(comparison, plan, records), measured_on(plan, records)
-    judged = [
-        _verdict(
-            each,
-            figure,
-            margin,
-            points.get(name),
-            found.get(name, {}).get(figure, {}),
-            elsewhere(figure, here, baseline.measured_on, "the baseline"),
-        )
-        for name, each in held.items()
-        for figure, margin in {**baseline.margins, **each.margins}.items()
-        if figure in each.values
-    ]
+    gone, metrics = _lines_gone(held, points, plan), comparison.metrics
+    judged = []
+    for name, each in held.items():
+        _check_metric(each, points.get(name))
+        known = (points[name].metric,) if name in points else metrics
+        for figure, margin in {**baseline.margins, **each.margins}.items():
+            if figure in each.values:
+                metric = _metric_of(figure, margin, known)
+                before = dict(zip(each.seeds, each.values[figure], strict=True))
+                other = elsewhere(figure, here, baseline.measured_on, "the baseline")
+                verdict = judge(name, figure, metric, before, found.get(name, {}).get(figure, {}), margin, other)
+                judged.append(replace(verdict, status="fail", reason=gone[name]) if name in gone else verdict)
     return (*judged, *(Verdict(None, trial, "fail", reason) for trial, reason in comparison.failures.items()))
 
 
@@ -84,17 +97,41 @@ def counted(found: Sequence[Verdict]) -> str:
     return f"{len(found)} limits: {of['pass']} pass, {of['fail']} fail, {of['undecided']} undecided"
 
 
-def _verdict(
-    held: BaselinePoint, figure: str, margin: float, point: Point | None, now: Values, other_hardware: str
-) -> Verdict:
-    """Return the verdict on a figure of a point of the baseline; `point` is the sweep's, None where it has none."""
+def _check_metric(held: BaselinePoint, point: Point | None) -> None:
+    """Raise OrchestratorError if the sweep compares a point of the baseline by another metric."""
     if point is not None and primary_figure(point) not in held.values:
         raise OrchestratorError(
             f"{held.line} of {held.name.panel} is compared by {primary_figure(point)}, the baseline has "
             f"{', '.join(held.values)}; write it anew with --write-baseline."
         )
-    metric = point.metric if point is not None and is_primary(figure, point) else None
+
+
+def _metric_of(figure: str, margin: float, metrics: Collection[Metric]) -> Metric | None:
+    """Return the primary metric that a figure is a value of, None for other figures; raise for a margin beyond it."""
+    metric = next((each for each in metrics if is_primary(figure, each)), None)
     if metric is not None and (fault := margin_fault(metric, margin)):
         raise OrchestratorError(f"the margin of `{figure}` (={margin}) {fault}")
-    before = dict(zip(held.seeds, held.values[figure], strict=True))
-    return judge(held.name, figure, metric, before, now, margin, other_hardware)
+    return metric
+
+
+def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan: Plan) -> dict[PointName, str]:
+    """Return each point of the baseline whose line the sweep does not have -> a sentence that names its lines."""
+    absent = [name for name in held if name not in points]
+    planned = _planned_lines(plan) if absent else {}
+    return {
+        name: f"the sweep has no line {name.line!r} of {name.panel}; it has {_listed(planned)}"
+        for name in absent
+        if name.line not in planned.get(name.panel, ())
+    }
+
+
+def _planned_lines(plan: Plan) -> dict[str, list[str]]:
+    """Return panel -> labels of its dense networks and lines, finished or not."""
+    found: dict[str, dict[str, None]] = {}
+    for position in positions(plan):
+        found.setdefault(panel_name(*position.panel), {}).update({position.dense_label: None, position.line: None})
+    return {panel: [*lines] for panel, lines in found.items()}
+
+
+def _listed(lines: Mapping[str, Sequence[str]]) -> str:
+    return first_few([f"{line} of {panel}" for panel, each in lines.items() for line in each], LISTED)

@@ -35,9 +35,13 @@ class Difference:
     """A figure of a point in two sweeps: `verdict.now` is that of the second, over the seeds that both have."""
 
     verdict: Verdict
-    seeds: tuple[int, ...]
     judged: bool = True
     """Not what follows from what was asked for, where that is unlike in the sweeps."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Those that both have."""
+        return self.verdict.seeds
 
     @property
     def word(self) -> Word:
@@ -147,11 +151,11 @@ def _paired(
         was, is_ = ({seed: values[figure][seed] for seed in both} for values in (before, now))
         if not was or (figure == "parameters/remaining" and was == is_):
             continue
-        metric = replace(other.metric, margin=margin) if is_primary(figure, other) else None
+        metric = replace(other.metric, margin=margin) if is_primary(figure, other.metric) else None
         may = margin if metric is not None else SIZE_MARGIN if is_size(figure) else SPEED_MARGIN
         verdict = judge(name, figure, metric, was, is_, may, elsewhere(figure, where[1], where[0], where[2]))
         judged = one.asked_of == other.asked_of or not is_size(figure)
-        differences.append(Difference(verdict, tuple(was), judged))
+        differences.append(Difference(verdict, judged))
     return PairedPoint(
         name,
         all(keys[0][seed] == keys[1][seed] for seed in seeds),
@@ -177,5 +181,5 @@ def _with_sparsity(point: PairedPoint, before: Values, now: Values) -> PairedPoi
     change = Estimate(len(first.seeds), is_ - was)
     if point.asked_of == (WEIGHTS, WEIGHTS):  # then sizes follow from how far each fell short
         others = [replace(each, judged=each.judged and not is_size(each.verdict.figure)) for each in others]
-    verdict = Verdict(point.name, "sparsity", "undecided", "", SPARSITY, was, is_, change)
-    return replace(point, differences=(first, Difference(verdict, first.seeds, judged=False), *others))
+    verdict = Verdict(point.name, "sparsity", "undecided", "", SPARSITY, was, is_, change, seeds=first.seeds)
+    return replace(point, differences=(first, Difference(verdict, judged=False), *others))

@@ -35,12 +35,14 @@ class Verdict:
     metric: Metric | None = None
     """How the values are written, of a speed-up or a latency their change; None: of a size, or of what is lacking."""
     baseline: float | None = None
-    """The mean over the seeds that both have, as `now`."""
+    """The mean over the seeds that both have, as `now`; over its own where they have none in common."""
     now: float | None = None
     change: Estimate | None = None
     """`now` less `baseline`, paired by seed; as a fraction of a speed-up or a latency their ratio less 1, of a size the
     largest growth of a seed; None where they cannot be compared."""
     margin: float = 0.0
+    seeds: tuple[int, ...] = ()
+    """Those that the sweep is held to."""
 
 
 def judge(
@@ -73,7 +75,7 @@ def judge(
         change = paired_difference(now, before)
     if metric is not None and not _missing(before, now) and not other_hardware:
         status, reason = not_worse(change, metric, margin)
-    return Verdict(name, figure, status, reason, metric, *_means(before, now), change, margin)
+    return Verdict(name, figure, status, reason, metric, *_means(before, now), change, margin, tuple(before))
 
 
 def elsewhere(figure: str, now: Places, before: Places, whose: str) -> str:
@@ -129,14 +131,14 @@ def _size(name: PointName, figure: str, before: Values, now: Values, margin: flo
     reason = missing
     if largest is not None and largest.mean > margin + 1e-9:
         status, reason = "fail", f"it has grown by {largest.mean:.1%}"
-    return Verdict(name, figure, status, reason, None, *_means(before, now), largest, margin)
+    return Verdict(name, figure, status, reason, None, *_means(before, now), largest, margin, tuple(before))
 
 
 def _means(before: Values, now: Values) -> tuple[float | None, float | None]:
     both = [seed for seed in before if seed in now]
-    means = (estimate([values[seed] for seed in both]) for values in (before, now))
-    was, is_ = (None if each is None else each.mean for each in means)
-    return was, is_
+    was = estimate([before[seed] for seed in both or before])
+    is_ = estimate([now[seed] for seed in both])
+    return None if was is None else was.mean, None if is_ is None else is_.mean
 
 
 def _missing(before: Values, now: Values) -> str:

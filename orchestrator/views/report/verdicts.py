@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from xml.etree import ElementTree
 
-from orchestrator.compare.against.figures import is_latency, is_speedup
+from orchestrator.compare.against.figures import is_latency, is_size, is_speedup
 from orchestrator.compare.against.gate import counted
 from orchestrator.compare.against.verdicts import Verdict
 from orchestrator.core.metrics import percent
@@ -78,7 +78,7 @@ def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
         if each.status != "pass":
             allowed = each.status == "undecided" and allow_undecided
             kind: dict[str, str] = {} if allowed else {"type": each.status}
-            ElementTree.SubElement(case, "skipped" if allowed else "failure", kind, message=shown(each.reason))
+            ElementTree.SubElement(case, "skipped" if allowed else "failure", kind, message=shown(_with_figures(each)))
         cases.append(case)
     counts = {
         "tests": str(len(cases)),
@@ -93,28 +93,63 @@ def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
     return content + b"\n"
 
 
+def _with_figures(verdict: Verdict) -> str:
+    """Return why a limit does not pass, the figures and the seeds."""
+    if verdict.point is None:
+        return verdict.reason
+    _, figure, baseline, now, _, limit = cells(verdict)
+    seeds = ", ".join(map(str, verdict.seeds))
+    told = {"baseline": baseline, "now": now, "limit": limit, "seeds": seeds}
+    return f"{verdict.reason}; {figure}: {', '.join(f'{name} {text}' for name, text in told.items() if text)}"
+
+
 def cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return sparsity, figure, the values then and now, the change and its limit as texts."""
-    metric, name = verdict.metric, verdict.point
+    """Return sparsity, figure, the values then and now, the change and its limit as texts; empty for no value."""
+    metric, name, figure, change = verdict.metric, verdict.point, verdict.figure, ""
     assert name is not None
     sparsity = percent(name.sparsity) if name.round else "dense"
-    measured = is_latency(verdict.figure) or is_speedup(verdict.figure)  # whose unit is that of the change
-    figure = verdict.figure if metric is None or measured else f"{verdict.figure} {metric.unit}".rstrip()
-    if verdict.now is None or verdict.baseline is None:
-        return sparsity, figure, "", "", "", ""
+    measured = is_latency(figure) or is_speedup(figure)  # whose unit is that of the change
+    form, limit = _written(verdict)
+    then, now = ("" if each is None else form(each) for each in (verdict.baseline, verdict.now))
     if metric is None:
         change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
-        values = f"{verdict.baseline:,.0f}", f"{verdict.now:,.0f}", change, f"{verdict.margin:+.1%}"
-    elif measured:
-        latency = is_latency(verdict.figure)
-        then, now = (f"{each:.3g}" if latency else f"{each:.2f}x" for each in (verdict.baseline, verdict.now))
-        limit = metric.written(verdict.margin if latency else -verdict.margin, "+")
-        change = difference(verdict.change, metric)
-        values = then, now, f"{change} {metric.unit}" if change else "", f"{limit} {metric.unit}"
-    else:
-        sign = -1 if metric.better == "higher" else 1
-        values = (
-            *(metric.written(verdict.baseline), metric.written(verdict.now)),
-            *(difference(verdict.change, metric), metric.written(sign * verdict.margin, "+")),
-        )
-    return sparsity, figure, *values
+    elif written := difference(verdict.change, metric):
+        change = f"{written} {metric.unit}" if measured else written
+    return (
+        sparsity,
+        figure if metric is None or measured else f"{figure} {metric.unit}".rstrip(),
+        then,
+        now,
+        change,
+        limit,
+    )
+
+
+def _written(verdict: Verdict) -> tuple[Callable[[float], str], str]:
+    """Return how the values of a figure are written, and its limit."""
+    metric, margin = verdict.metric, verdict.margin
+    if is_size(verdict.figure):
+        return _count, f"{margin:+.1%}"
+    if metric is None:  # the sweep has no value that says how it is written
+        return _plain, f"{margin:g}"
+    if is_latency(verdict.figure):
+        return _milliseconds, f"{metric.written(margin, '+')} {metric.unit}"
+    if is_speedup(verdict.figure):
+        return _times, f"{metric.written(-margin, '+')} {metric.unit}"
+    return metric.written, metric.written(-margin if metric.better == "higher" else margin, "+")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}x"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -191,6 +192,26 @@ def test_a_point_that_is_not_there_is_undecided_and_a_failed_trial_fails() -> No
     assert "undecided: l1_unstructured at 50.00%, test/accuracy: the sweep does not have it" in gate_table(found)
     assert (found[-1].figure, found[-1].status, found[-1].reason) == (plan.trials[0].name, "fail", "loss is nan")
     assert not passes(found, allow_undecided=True)
+
+
+def test_a_line_that_is_gone_fails_and_the_lines_there_are_told() -> None:
+    plan = make_plan(("l1_unstructured", "random_unstructured"), (0.5,), range(3), rounds=1)
+    held = baseline_of(swept(plan, make_records(plan)))
+    less = make_plan(("l1_unstructured",), (0.5,), range(3), rounds=1)
+    found = judged(held, swept(less, make_records(less)))
+
+    gone = [each for each in found if each.point is not None and each.point.line == "random_unstructured"]
+    said = (
+        "the sweep has no line 'random_unstructured' of cnn on digits; it has dense of cnn on digits; l1_unstructured "
+    )
+    assert [(each.status, each.reason.startswith(said)) for each in gone] == [("fail", True)] * 2
+    assert not passes(found, allow_undecided=True)
+    assert {each.status for each in found if each not in gone} == {"pass"}
+    (suite,) = ElementTree.fromstring(junit(found, True, "gate of x"))
+    messages = [str(failure.get("message")) for failure in suite.iter("failure")]
+    assert [text.startswith(said) for text in messages] == [True] * 2
+    assert re.search(r"; test/accuracy %: baseline [\d.]+, limit -1.00, seeds 0, 1, 2$", messages[0])
+    assert re.search(r"; parameters/remaining: baseline 5,126, limit \+2.0%, seeds 0, 1, 2$", messages[1])
 
 
 def test_a_size_may_grow_by_its_margin() -> None:
@@ -386,7 +407,10 @@ def test_junit_has_a_case_for_each_limit(allowed: bool) -> None:
         *([], [], ["failure"], []),
         ["skipped" if allowed else "failure"],
     ]
-    assert suite[4][0].get("message") == '<"one" & \\x01other>'
+    failed = "it is worse by 3.00%; test/accuracy %: baseline 91.00, now 88.00, limit -1.00, seeds 0, 1, 2"
+    assert suite[2][0].get("message") == failed
+    odd_one = '<"one" & \\x01other>; test/accuracy %: baseline 91.00, now 90.70, limit -1.00, seeds 0, 1, 2'
+    assert suite[4][0].get("message") == odd_one
     counts = {"tests": "5", "failures": "1" if allowed else "2", "errors": "0", "skipped": "1" if allowed else "0"}
     assert suites.attrib == counts
     assert suite.attrib == {**counts, "name": "gate of x"}

@@ -76,6 +76,8 @@ def test_a_sweep_passes_its_own_baseline_and_one_that_loses_does_not(
     assert "fail: l1_unstructured at 50.00%, test/accuracy: it is worse by 5.05%" in out
     assert "The baseline ran on one, second on two." in out
     assert len(ElementTree.parse("junit.xml").findall(".//failure")) == 1
+    (suite,) = ElementTree.parse("junit.xml").getroot()
+    assert suite.get("name") == f"gate of second against {base}"
 
 
 def test_what_is_undecided_fails_unless_it_is_allowed(
