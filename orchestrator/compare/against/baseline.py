@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
@@ -37,13 +37,15 @@ FALSE_ALARMS = 0.05
 """More of them than this are told as a baseline is written."""
 
 
-class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True):
+class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The figures of one operating point, or of the dense network, by seed."""
 
     model: str
     data: str
     line: str
     sparsity: Fraction
+    asked_of: str = ""
+    """As in `PointName`; baselines of earlier releases lack it."""
     round: Count
     seeds: Annotated[tuple[Count, ...], Meta(min_length=1)]
     values: Mapping[str, tuple[Number, ...]]
@@ -60,7 +62,7 @@ class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> PointName:
         """What it is called."""
-        return PointName(self.model, self.data, self.line, self.sparsity, self.round)
+        return PointName(self.model, self.data, self.line, self.sparsity, self.asked_of, self.round)
 
 
 class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +87,11 @@ class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
             if unknown := sorted(set(margins) - set(known)):
                 raise ValueError(f"`margins` names {unknown[0]!r}, which is none of {', '.join(sorted(known))}")
 
+    def named_as(self, names: Iterable[PointName]) -> dict[PointName, BaselinePoint]:
+        """Return the points by their names; a point that lacks `asked_of` takes it from the same point in `names`."""
+        full = {name._replace(asked_of=""): name for name in names}
+        return {full.get(point.name, point.name): point for point in self.points}
+
 
 def make_baseline(
     info: SweepInfo,
@@ -107,7 +114,7 @@ def make_baseline(
             f"{missing[0]!r}: a baseline holds all of a sweep; run it again, which runs what is missing."
         )
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
-    kept = {} if before is None else {point.name: point.margins for point in before.points}
+    kept = {} if before is None else before.named_as(points)
     found = []
     for name, values in figures(comparison, plan, records).items():
         seeds = sorted(values[primary_figure(points[name])])
@@ -118,8 +125,9 @@ def make_baseline(
             for figure, by_seed in values.items()
             if by_seed.keys() >= set(seeds) and not is_latency(figure)
         }
-        margins = {figure: margin for figure, margin in kept.get(name, {}).items() if figure in listed}
-        found.append(BaselinePoint(*name, seeds=tuple(seeds), values=listed, margins=margins))
+        own = kept[name].margins if name in kept else {}
+        margins = {figure: margin for figure, margin in own.items() if figure in listed}
+        found.append(BaselinePoint(**name._asdict(), seeds=tuple(seeds), values=listed, margins=margins))
     pairs = [(points[each.name], figure) for each in found for figure in each.values]
     margins = {figure: point.metric.margin for point, figure in pairs if is_primary(figure, point.metric)}
     for figure in (figure for _, figure in pairs if figure not in margins):

@@ -21,6 +21,8 @@ class PointName(NamedTuple):
     line: str
     sparsity: float
     """As `Point.asked_sparsity`."""
+    asked_of: str
+    """What the sparsity is a fraction of, as `Point.asked_of`; empty in a baseline that does not say it."""
     round: int
 
     @property
@@ -67,7 +69,7 @@ def figures(
 
 def name_of(point: Point) -> PointName:
     """Return what a point is called."""
-    return PointName(point.model, point.data, point.line, point.asked_sparsity, point.round)
+    return PointName(point.model, point.data, point.line, point.asked_sparsity, point.asked_of, point.round)
 
 
 def primary_figure(point: Point) -> str:

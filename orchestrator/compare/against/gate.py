@@ -42,7 +42,7 @@ def verdicts(
         OrchestratorError: the sweep has no point of the baseline, or another metric at one
     """
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
-    held = {point.name: point for point in baseline.points}
+    held = baseline.named_as(points)
     if not held.keys() & points.keys() and not comparison.failures:
         there = ", ".join(dict.fromkeys(f"{name.line} of {name.panel}" for name in points)) or "none"
         raise OrchestratorError(
@@ -115,14 +115,18 @@ def _metric_of(figure: str, margin: float, metrics: Collection[Metric]) -> Metri
 
 
 def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan: Plan) -> dict[PointName, str]:
-    """Return each point of the baseline whose line the sweep does not have -> a sentence that names its lines."""
+    """Return each point of the baseline whose line the sweep does not have -> a sentence that says what it has."""
     absent = [name for name in held if name not in points]
     planned = _planned_lines(plan) if absent else {}
-    return {
-        name: f"the sweep has no line {name.line!r} of {name.panel}; it has {_listed(planned)}"
-        for name in absent
-        if name.line not in planned.get(name.panel, ())
-    }
+    asked = {(name.panel, name.line): name.asked_of for name in points}
+    found = {}
+    for name in absent:
+        line, now = f"line {name.line!r} of {name.panel}", asked.get((name.panel, name.line), "")
+        if name.line not in planned.get(name.panel, ()):
+            found[name] = f"the sweep has no {line}; it has {_listed(planned)}"
+        elif now and name.asked_of and now != name.asked_of:
+            found[name] = f"the sparsity of {line} is a fraction of {now}, and in the baseline of {name.asked_of}"
+    return found
 
 
 def _planned_lines(plan: Plan) -> dict[str, list[str]]:

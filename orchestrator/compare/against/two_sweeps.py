@@ -71,7 +71,7 @@ class PairedPoint:
     """A point that both sweeps have."""
 
     name: PointName
-    """In the second sweep, with the first's name of the line where that is another."""
+    """In the second sweep, with what the first has for line and `asked_of` before it where that is another."""
     same_stages: bool
     """Whether the stages of all seeds have the same keys in both: nothing differs that could change a bit."""
     only: tuple[tuple[int, ...], tuple[int, ...]]
@@ -142,8 +142,10 @@ def _paired(
 ) -> PairedPoint:
     seeds = [seed for seed in one.seeds if seed in other.seeds]
     keys = [dict(zip(point.seeds, point.stages, strict=True)) for point in (one, other)]
-    line = other.line if one.line == other.line else f"{one.line} | {other.line}"
-    name = name_of(other)._replace(line=line)
+    name = name_of(other)._replace(
+        line=other.line if one.line == other.line else f"{one.line} | {other.line}",
+        asked_of=other.asked_of if one.asked_of == other.asked_of else f"{one.asked_of} | {other.asked_of}",
+    )
     margin = min(one.metric.margin, other.metric.margin)
     differences = []
     for figure in (figure for figure in before if figure in now):

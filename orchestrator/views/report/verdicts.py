@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from orchestrator.compare.against.figures import is_latency, is_size, is_speedup
 from orchestrator.compare.against.gate import counted
 from orchestrator.compare.against.verdicts import Verdict
+from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
 from orchestrator.views.report.columns import difference
@@ -61,7 +62,8 @@ def title_of(verdict: Verdict) -> str:
     name = verdict.point
     if name is None:
         return f"trial {verdict.figure}"
-    at = "" if name.round == 0 else f" at {percent(name.sparsity)}%"
+    of = "" if name.asked_of in ("", WEIGHTS) else f" of {name.asked_of}"
+    at = "" if name.round == 0 else f" at {percent(name.sparsity)}%{of}"
     return f"{name.line}{at}, {verdict.figure}"
 
 

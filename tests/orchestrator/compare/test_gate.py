@@ -214,6 +214,42 @@ def test_a_line_that_is_gone_fails_and_the_lines_there_are_told() -> None:
     assert re.search(r"; parameters/remaining: baseline 5,126, limit \+2.0%, seeds 0, 1, 2$", messages[1])
 
 
+def asking(budget: str) -> Swept:
+    """Return a sweep whose sparsities are fractions of what a whole network takes."""
+    found = compared()
+    points = tuple(replace(point, unit="group", budget=budget) for point in found.comparison.points)
+    return found._replace(comparison=replace(found.comparison, points=points))
+
+
+def test_points_asked_for_fractions_of_unlike_things_are_told_apart() -> None:
+    held = baseline_of(asking("MACs"))
+
+    assert statuses(judged(held, asking("MACs"))) == ["pass", "pass"]
+    found = judged(held, asking("parameters"))
+    assert statuses(found) == ["pass", "fail"]
+    assert {each.reason for each in found if each.status == "fail"} == {
+        "the sparsity of line 'l1_unstructured' of cnn on digits is a fraction of parameters (unit=group), and in the "
+        "baseline of MACs (unit=group)"
+    }
+    assert "fail: l1_unstructured at 50.00% of MACs (unit=group), test/accuracy: the sparsity" in "\n".join(
+        gate_table(found)
+    )
+
+
+@pytest.mark.parametrize("budget", ["weights", "MACs"])
+def test_a_baseline_that_does_not_say_of_what_its_sparsities_are_is_read_as_before(budget: str) -> None:
+    data = json.loads(text_of(made(asking(budget))))
+    for point in data["points"]:
+        del point["asked_of"]
+        point["margins"] = {"test/accuracy": 0.07}
+    before = read_baseline(json.dumps(data).encode())
+
+    assert statuses(judged(before, asking(budget))) == ["pass", "pass"]
+    again = made(asking(budget), before)
+    assert [point.margins for point in again.points] == [{"test/accuracy": 0.07}] * 2
+    assert [point.name for point in again.points] == [point.name for point in made(asking(budget)).points]
+
+
 def test_a_size_may_grow_by_its_margin() -> None:
     held = baseline_of(compared())
 
