@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.compare.against.baseline import SPEED_MARGIN
 from orchestrator.compare.against.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
+from orchestrator.compare.against.verdicts import LATENCY, SPEEDUP
 from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL
@@ -100,8 +102,8 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
     yield from _asked(found)
     yield (
         "Test figures of the models selected on validation; change: second less first, paired by seed; of speed-ups "
-        "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: a "
-        "loss of the margin is ruled out (one-sided 97.5% limit); open: it is not."
+        "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: "
+        f"{' or '.join(_margins(found))} is ruled out (one-sided 97.5% limit); open: it is not."
     )
     yield from two_seeds_note(each.verdict.change for point in found.points for each in point.differences)
     yield from _many(found)
@@ -126,6 +128,15 @@ def _asked(found: TwoSweeps) -> Iterator[str]:
             yield f"asked: of {first}; sparsity: what that came to, of the prunable weights."
         elif (first, second) in reached:
             yield "asked: of weights; where unlike sparsities were reached, both are told and sizes have no verdict."
+
+
+def _margins(found: TwoSweeps) -> Iterator[str]:
+    """Yield the losses that are ruled out of what is no worse, each once."""
+    verdicts = [each.verdict for point in found.points for each in point.differences]
+    metrics = dict.fromkeys(each.metric for each in verdicts if each.metric not in (None, SPARSITY, SPEEDUP, LATENCY))
+    yield from (metric.loss for metric in metrics if metric is not None)
+    if any(each.metric in (SPEEDUP, LATENCY) for each in verdicts):
+        yield f"a loss of {SPEED_MARGIN:.0%} of a speed-up or a latency"
 
 
 def _many(found: TwoSweeps) -> Iterator[str]:

@@ -460,6 +460,20 @@ def test_the_command_pairs_two_and_merges_on_request(run: Run) -> None:
     assert "Largest matching sparsity of lamp" in out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "loss"),
+    [
+        ([], "a loss of 1.00 points of accuracy or more"),
+        (["--margin", "0.003"], "a loss of 0.30 points of accuracy or more"),
+        (["--margin", "0"], "any loss of accuracy"),
+    ],
+)
+def test_the_margin_that_was_used_is_told(run: Run, arguments: list[str], loss: str) -> None:
+    _, out, _ = run("old", "new", *arguments)
+
+    assert f"no worse: {loss} is ruled out (one-sided 97.5% limit); open: it is not." in out
+
+
 def test_of_a_sweep_in_which_nothing_has_finished_the_status_says_so(run: Run) -> None:
     Store("store").save_sweep("cut-4", manifest(sweep_info("cut-4"), make_plan(("l2",), (0.25,), (7,), 1)))
 
