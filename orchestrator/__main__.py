@@ -2,7 +2,7 @@
 
 `compare`, `export`, `gate`, `sync` and `store` as first argument call those commands instead.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
-130 interrupted.
+130 interrupted, 141 the reader of its output has left.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import traceback
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import secrets_in, without
 from orchestrator.execution import interrupts
-from orchestrator.views.terminal.streams import say, show_what_can_be_shown
+from orchestrator.views.terminal.streams import ended_quietly, say, show_what_can_be_shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,7 +41,20 @@ COMMANDS = {
 def main() -> None:
     """Run the command line."""
     if sys.argv[1:] and sys.argv[1] in COMMANDS:  # before the working directory can shadow a package
-        sys.exit(import_module(COMMANDS[sys.argv[1]]).main(sys.argv[2:]))
+        run_command(sys.argv.pop(1))
+    with ended_quietly():
+        _run_sweep()
+
+
+def run_command(name: str) -> NoReturn:
+    """Run a command of COMMANDS with the arguments of this process, and end the process."""
+    with interrupts.leaving_on_interrupt():
+        command = import_module(COMMANDS[name]).main
+    with interrupts.ending_on_interrupt(), ended_quietly():
+        sys.exit(command())
+
+
+def _run_sweep() -> None:
     interrupts.leave_when_interrupted()
     show_what_can_be_shown()
     import hydra  # now that Ctrl-C ends what follows without a traceback
@@ -72,9 +85,8 @@ def main() -> None:
             sys.exit(_say("\n".join(map(str, launch.BEHIND)), launch.BEHIND[0].exit_status))
     except OrchestratorError as error:
         sys.exit(_say(str(error), error.exit_status))
-    except BrokenPipeError:  # who read our output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         from orchestrator.config.refusals.settings import explain_command, is_refusal
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which an interrupt would end with a traceback
+    from orchestrator.__main__ import run_command
+
+    run_command("gate")
+
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,7 +92,3 @@ def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, option
         content = junit(found, options.allow_undecided, f"gate of {sweep.info.name} against {options.baseline}")
         replace_named("--junit", Path(options.junit), content)
     return 0 if passes(found, options.allow_undecided) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which an interrupt would end with a traceback
+    from orchestrator.__main__ import run_command
+
+    run_command("compare")
+
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -177,13 +181,9 @@ def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
 
 
 def _print(sweep: SavedSweep, comparison: Comparison) -> None:
-    from rich.console import Console
+    from orchestrator.views.terminal.console import Console
 
     console = Console(highlight=False)
     tables.print_comparison(comparison, console)
     tables.print_audit(audit(sweep.plan, sweep.records, comparison), console)
     tables.print_forecast(sweep.info, sweep.plan, sweep.records, console)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -21,13 +23,15 @@ SIGNALS = (signal.SIGINT, *SENT_TO_ALL)
 STOPPING = "Stopping at the next batch. Once more to leave at once."
 FINISHING = "All is done but the report, which is being written. Once more to leave at once."
 LEAVING = "Interrupted; what finished is kept: the same command runs the rest."
+INTERRUPTED = "Interrupted."
+"""What a command says that trains nothing."""
 SPARED: set[int] = set()
 """Processes that clear up after this one, and so must outlive it by a moment."""
 
 
-def leave(_signum: int = 0, _frame: FrameType | None = None) -> NoReturn:
+def leave(_signum: int = 0, _frame: FrameType | None = None, *, saying: str = LEAVING) -> NoReturn:
     """End this process and all that it has started, now."""
-    _say(LEAVING)
+    _say(saying)
     _kill_descendants()
     os._exit(EXIT_INTERRUPTED)
 
@@ -37,6 +41,38 @@ def leave_when_interrupted() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
+
+
+@contextmanager
+def leaving_on_interrupt() -> Iterator[None]:
+    """Leave at once on Ctrl-C, as during imports, where a KeyboardInterrupt would print a traceback or be swallowed."""
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, partial(leave, saying=INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def ending_on_interrupt() -> Iterator[None]:
+    """End the process on Ctrl-C without a traceback, once all that is open has been closed."""
+    told = sys.unraisablehook
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        """Leave where the interrupt came in a callback, which would swallow it."""
+        if isinstance(found.exc_value, KeyboardInterrupt):
+            leave(saying=INTERRUPTED)
+        told(found)
+
+    sys.unraisablehook = unraisable
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave(saying=INTERRUPTED)
+    finally:
+        sys.unraisablehook = told
 
 
 class Interruptible:

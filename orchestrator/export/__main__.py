@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+if __name__ == "__main__":  # before the imports below, which an interrupt would end with a traceback
+    from orchestrator.__main__ import run_command
+
+    run_command("export")
+
 from collections.abc import Sequence
 from functools import cache
 
@@ -91,7 +95,3 @@ def _parser() -> CommandParser:
     )
     add_store(parser)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

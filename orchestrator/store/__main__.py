@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below, which an interrupt would end with a traceback
+    from orchestrator.__main__ import run_command
+
+    run_command("store")
+
 import argparse
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import get_args
@@ -188,7 +192,3 @@ def _summary(pruned: Pruned) -> str:
 
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from orchestrator.config import submission
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.schema import ConfigError
@@ -43,6 +41,7 @@ from orchestrator.sweep.past import earlier_forecast, estimated
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
 from orchestrator.views.report.figures import drawing
+from orchestrator.views.terminal.console import Console
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.streams import say
 

@@ -18,6 +18,9 @@ HEAD = """\
 Each says the same with `--help`. Installed, `pruning-orchestrator` is `python -m orchestrator`, and its first argument
 may be the name of another command, as in `pruning-orchestrator compare`.
 
+All commands end with status 130 when they are interrupted, and with 141 (128 + SIGPIPE) when the reader of their output
+has left, as in `... | head -1`; a sweep stops then, and the same command goes on.
+
 ## python -m orchestrator
 
     python -m orchestrator [SETTING ...] [-m] [--config-dir DIR]
@@ -39,6 +42,7 @@ Plan and run a trial, or a sweep. A setting is `KEY=VALUE` or `GROUP=OPTION`, of
 | 2 | the configuration was refused, and nothing ran |
 | 3 | MLflow does not hold all of the sweep; the last line is the command that completes it |
 | 130 | interrupted; the same command goes on |
+| 141 | the reader of its output has left; the same command goes on |
 
 130 goes before 2, 2 before 1, 1 before 3.
 

@@ -60,7 +60,7 @@ class Progress:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if console is None:
-            from rich.console import Console
+            from orchestrator.views.terminal.console import Console
 
             console = Console(highlight=False)
         self._plan = plan

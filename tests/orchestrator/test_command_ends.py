@@ -1,0 +1,131 @@
+"""How every command ends when it is interrupted, or when the reader of its output has left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from factories import make_plan, make_records, sweep_info
+
+from orchestrator.__main__ import COMMANDS
+from orchestrator.store.saved_sweep import manifest
+from orchestrator.store.store import Store
+
+TRIAL = ("cluster=inline", "tracking=none", "model=mlp", "train.epochs=1", "finetune.epochs=1")
+EXPORT = ("orchestrator.export", "mine", "--to", "torch", "--output", "out")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose store has a sweep."""
+    folder = tmp_path_factory.mktemp("commands")
+    plan, store = make_plan(("l1_unstructured",), (0.5,), (0, 1)), Store(str(folder / "store"))
+    for record in make_records(plan).values():
+        store.commit(replace(record, files={}), {})
+    store.save_sweep("mine", manifest(sweep_info("mine"), plan))
+    return folder
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+
+
+def unread(folder: Path, arguments: Sequence[str], **more: str) -> tuple[int, str]:
+    """Run a command whose output nobody reads; return its exit status and what it said of errors."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=folder,
+            env=environment(**more),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("orchestrator", "--cfg", "job"),
+        ("orchestrator", "dry_run=true"),
+        ("orchestrator", "-m", "dry_run=true", "seed=0,1"),
+        ("orchestrator.compare", "mine"),
+        ("orchestrator", "compare", "mine", "mine"),
+        ("orchestrator.gate", "base.json", "--write-baseline"),
+        ("orchestrator.store", "show", "mine"),
+        ("orchestrator.sync", "--list"),
+    ],
+)
+def test_a_command_whose_output_nobody_reads_ends_quietly(
+    folder: Path, arguments: Sequence[str], unbuffered: str
+) -> None:
+    assert unread(folder, arguments, PYTHONUNBUFFERED=unbuffered) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [("orchestrator", "--help"), ("orchestrator.export", "--help")])
+def test_help_that_nobody_reads_ends_quietly(folder: Path, arguments: Sequence[str]) -> None:
+    assert unread(folder, arguments, PYTHONUNBUFFERED="") == (141, "")
+
+
+def test_a_trial_whose_output_nobody_reads_ends_quietly_and_the_same_command_goes_on(folder: Path) -> None:
+    assert unread(folder, ("orchestrator", *TRIAL)) == (141, "")
+    again = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *TRIAL], cwd=folder, env=environment(), capture_output=True, timeout=120
+    )
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("orchestrator",), EXPORT, *((f"orchestrator.{name}",) for name in COMMANDS if name != "export")]
+)
+def test_an_interrupt_during_imports_ends_without_a_traceback(folder: Path, arguments: Sequence[str]) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stderr is not None
+    with command:
+        for line in command.stderr:
+            if line.endswith((" orchestrator.core.specs\n", " hydra.types\n")):
+                command.send_signal(signal.SIGINT)
+                break
+        told = command.stderr.read()
+
+    assert command.returncode == 130
+    assert "Traceback" not in told
+    assert told.rstrip().endswith(("Interrupted.", "the same command runs the rest."))
+
+
+def test_an_interrupt_that_a_callback_would_swallow_ends_the_process() -> None:
+    code = """
+from orchestrator.execution.interrupts import ending_on_interrupt
+
+class Closing:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+with ending_on_interrupt():
+    Closing()
+    print("goes on")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\nInterrupted.\n")
