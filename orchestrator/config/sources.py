@@ -94,10 +94,16 @@ def unreadable(where: str, node: Any) -> Iterator[str]:
             )
 
 
-def module_digest(name: str) -> str:
-    """Return the SHA-256 of the file that importing the module `name` would read now; empty where there is none."""
+def module_file(name: str) -> Path | None:
+    """Return the file that importing the module `name` would read now; None where there is none."""
     module = _find(name)
-    return "" if module is None or module.path is None else digest(_source(module.path))
+    return None if module is None else module.path
+
+
+def module_digest(name: str) -> str:
+    """Return the SHA-256 of that file; empty where there is none."""
+    path = module_file(name)
+    return "" if path is None else digest(_source(path))
 
 
 @cache

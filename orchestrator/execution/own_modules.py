@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from orchestrator.config import sources
+from orchestrator.core.canonical import digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import StageSpec
+
+RUN_AGAIN = "run the same command again; all nodes of a cluster need the same sources."
+SKIPPED = sources.INSTALLED | {"__pycache__"}
+LOOKED_IN = 2000
+"""At most so many folders are searched for the place to which a module was moved."""
 
 _known: dict[str, str] = {}
 """Dotted path -> digest of its file when this process was about to import it, or first heard of it."""
@@ -21,8 +30,12 @@ class ProcessOutdated(SourceChanged):
     """The file is as planned, and this process has imported an older one: a fresh process can do the work."""
 
 
-def hold_planned(specs: Iterable[StageSpec]) -> None:
+def hold_planned(specs: Iterable[StageSpec], remedy: str | None = RUN_AGAIN) -> None:
     """Raise unless this process has, or will import, each own module as the stages' fingerprints name it.
+
+    Args:
+        specs: of the stages
+        remedy: what to do where a file is another one; None: bring the planned one back
 
     Raises:
         ProcessOutdated: an older version was imported here
@@ -33,21 +46,80 @@ def hold_planned(specs: Iterable[StageSpec]) -> None:
         return
     sources.look_again()
     found = {name: sources.module_digest(name) for name in planned}
-    for name, digest in found.items():
+    for name, source in found.items():
         if name not in sys.modules or name not in _known:
-            _known[name] = digest
-    for name, digest in planned.items():
-        if found[name] != digest and _known[name] != digest:
-            raise SourceChanged(
-                f"the source of `{name}` is not what the sweep was planned with: it was edited since, or this node "
-                "has another version; run the same command again."
-            )
-    for name, digest in planned.items():
-        if _known[name] != digest:
+            _known[name] = source
+    for name, source in planned.items():
+        if found[name] != source and _known[name] != source:
+            changed, back = _change(name, source)
+            raise SourceChanged(f"`{name}` is not what the sweep was planned with: {changed}; {remedy or back}")
+    for name, source in planned.items():
+        if _known[name] != source:
             raise ProcessOutdated(
                 f"`{name}` was edited after this process had imported it, and cluster=inline works in this process; "
                 "start the command anew."
             )
+
+
+def _change(name: str, source: str) -> tuple[str, str]:
+    """Return what has become of a module, and what brings it back.
+
+    Args:
+        name: dotted path of the module
+        source: digest of its source when the sweep was planned
+    """
+    here, path = sources.module_file(name), _moved_to(name, source)
+    found = f"Python imports {here} in its place" if here else f"Python finds no module of that name from {Path.cwd()}"
+    if path is not None:
+        folder = _folder_above(path, name)
+        back = f"start Python in {folder}, or add that folder to PYTHONPATH." if folder else "move it back."
+        return f"it was moved to {path}, and {found}", back
+    if here is None:
+        return f"it is missing, and {found}", "start Python where it lies, or add its folder to PYTHONPATH."
+    return f"it was edited since, and Python imports it from {here}", "put its source back, or run the sweep again."
+
+
+def _moved_to(name: str, source: str) -> Path | None:
+    """Return a file near the working directory or on the path that has the source which a module had."""
+    if source == digest(b""):
+        return None  # any package may have an empty file
+    there = sources.module_file(name)
+    folders = dict.fromkeys((Path.cwd(), *(Path(entry).absolute() for entry in sys.path if _may_be_own(entry))))
+    files = (path for folder in folders for path in _python_files(folder))
+    return next((path for path in files if path != there and digest(path.read_bytes()) == source), None)
+
+
+def _may_be_own(entry: str) -> bool:
+    path = Path(entry).resolve()
+    return path.is_dir() and not (
+        sources.INSTALLED & set(path.parts) or any(path.is_relative_to(folder) for folder in sources.STANDARD)
+    )
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Yield the Python files below a folder, the nearest first, but for hidden folders and installed packages."""
+    pending = deque([folder])
+    for _ in range(LOOKED_IN):
+        if not pending:
+            return
+        with suppress(OSError):
+            found = sorted(pending.popleft().iterdir())
+            yield from (path for path in found if path.suffix == ".py" and path.is_file())
+            pending += (
+                path
+                for path in found
+                if path.is_dir()
+                and not path.is_symlink()
+                and not path.name.startswith(".")
+                and path.name not in SKIPPED
+            )
+
+
+def _folder_above(path: Path, name: str) -> Path | None:
+    """Return the folder from which `path` is imported as `name`, None where it has another name."""
+    parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
+    wanted = tuple(name.split("."))
+    return Path(*parts[: -len(wanted)]) if parts[-len(wanted) :] == wanted else None
 
 
 def modules_of(specs: Iterable[StageSpec]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
     own = _own_code(dense, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
-        hold_planned(chain)
+        hold_planned(chain, remedy=None)
     if WEIGHTS not in record.files:
         raise ExportError(
             f"`--trial` (={choice.trial.name!r}) has no weights in the store any more; run the sweep again."
