@@ -14,11 +14,12 @@ from torch import nn
 
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.metrics import Metric
 from orchestrator.export import choosing
 from orchestrator.export.formats.format import ExportError
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept, kept
-from orchestrator.export.leaving import chosen_formats, leave, size, writable
+from orchestrator.export.leaving import Written, chosen_formats, leave, size, writable
 from orchestrator.export.readme import readme
 from orchestrator.export.shrinking import shrunk
 from orchestrator.planning.in_words import readable
@@ -48,10 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return network, shrunk(network.model, network.inputs()[0])
 
         if options.best is None:
-            choice = choosing.named(options.trial, sweep.plan, sweep.records)
+            choice, points = choosing.named(options.trial, sweep.plan, sweep.records), []
         else:
             comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
             points = choosing.meeting(options.best, comparison, sweep.plan, sweep.records)
+        for chosen in formats:  # once the names are right, and before any network is built
+            chosen.check_packages()
+        if points:
             stage = choosing.fewest(points, lambda stage: size(found(stage)[1]), sweep.records)
             choice = choosing.ending_with(stage, sweep.plan)
         network, smaller = found(choice.stage)
@@ -63,13 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
         return 2
     say(f"{choice.trial.name}: {readable(size(network.model))} -> {readable(size(smaller))}")
-    metric, figure = network.record.primary, f"val/{network.record.primary.name}"
     for each in written:
-        told = f"  {each.format.name:<11} {readable(each.bytes):>9}, outputs within {each.difference:.1e} of the masked"
-        value = each.achieved.get(figure)
-        say(told if value is None else f"{told}, {metric.title} on validation {metric.said(value)}")
+        say(f"  {_told(each, network.record.primary)}")
     say(f"  {folder / 'README.md'} says what it is, and how to load it")
     return 0
+
+
+def _told(written: Written, metric: Metric) -> str:
+    """Say how large a format is, how near its outputs are, and what it achieves where these are others."""
+    size, difference = readable(written.bytes), f"outputs within {written.difference:.1e} of the masked"
+    value = written.achieved.get(f"val/{metric.name}")
+    achieved = "" if value is None else f", {metric.title} on validation {metric.said(value)}"
+    return f"{written.format.name:<11} {size:>9}, {difference}{achieved}"
 
 
 def _parser() -> CommandParser:

@@ -51,11 +51,10 @@ def writable(output: str) -> Path:
 
 
 def chosen_formats(names: Sequence[str]) -> list[Format]:
-    """Return the formats of these names, each once; raise ExportError where one is unknown or lacks a package."""
+    """Return the formats of these names, each once; raise ExportError where one is unknown."""
     for name in names:
         if name not in FORMATS:
             raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}.")
-        FORMATS[name].check_packages()
     return [FORMATS[name] for name in dict.fromkeys(names)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.catalogue.formats import FORMATS
 from orchestrator.config.rules import key
@@ -10,7 +12,6 @@ from pruning.catalogue.rules import Rule, at_least, is_int, whole
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats that a network is deployed in and measured."""
-NEEDED = "; ".join(f"{name} needs {', '.join(FORMATS[name].packages)}" for name in MEASURED if FORMATS[name].packages)
 
 
 @dataclass
@@ -21,11 +22,6 @@ class Deploy:
         [],
         Rule(lambda given: all(name in MEASURED for name in given), f"hold formats among {', '.join(MEASURED)}"),
         Rule(lambda given: len(set(given)) == len(given), "name each format once"),
-        Rule(
-            lambda given: not any(FORMATS[name].missing_packages() for name in given),
-            f"hold formats whose packages are installed ({NEEDED}); install the extra `export`, as by "
-            "pip install 'pruning-orchestrator[export]'",
-        ),
     )
     """What the last network of each trial, and the dense one, is deployed as and measured in."""
     batch_sizes: list[int] = key(
@@ -42,3 +38,14 @@ class Deploy:
     """How long each measurement takes."""
     blocks: int = key(16, whole(2, ": of so many independent parts a measurement is made"))
     """A measurement is made in so many parts, whose spread gives its interval."""
+
+    @staticmethod
+    def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield which packages of the formats are not installed."""
+        formats = values.get("formats", ())
+        missing = {name: FORMATS[name].missing_packages() for name in formats}
+        if lacking := [f"{name} lacks {', '.join(found)}" for name, found in missing.items() if found]:
+            yield (
+                f"`{where}.formats` (={formats}) must have its packages installed: {'; '.join(lacking)}; install the "
+                "extra `export`, as by pip install 'pruning-orchestrator[export]'."
+            )

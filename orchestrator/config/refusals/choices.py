@@ -36,6 +36,21 @@ def of_a_choice(key: str, value: str, text: str) -> str:
     return ""
 
 
+def as_chosen(reason: str, settings: Collection[str]) -> str:
+    """Return a reason that names the choice which was typed, `deploy` (=onnx), and not the key that holds its name.
+
+    Args:
+        reason: as in "`deploy.formats` (=['onnx']) must ..."
+        settings: what was typed
+    """
+    head = re.match(r"`(?P<key>(?P<group>\w+)\.\w+)` \(=(?:\['(?P<only>\w+)'\]|(?P<value>\w+))\) ", reason)
+    if head is None:
+        return reason
+    group, choice = head["group"], head["only"] or head["value"]
+    chosen = f"{group}={choice}" in settings and not any(each.startswith(f"{head['key']}=") for each in settings)
+    return f"`{group}` (={choice}) {reason[head.end() :]}" if chosen else reason
+
+
 def of_a_file_not_read(error: BaseException) -> str:
     """Say why Hydra could not read a file to its end, where it met no mistake that it knows; empty for all else."""
     read = [

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from orchestrator.__main__ import main as orchestrate
 from orchestrator.export.__main__ import main as export
+from orchestrator.export.formats import format
 from orchestrator.export.formats.format import Run
 from orchestrator.export.formats.table import FORMATS
 from orchestrator.store import saved_sweep
@@ -92,6 +93,19 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
     assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>100", *out)
     there = refusal(capsys, "--trial", "sparsity=0.75", "--to", "torch", "--output", "store")
     assert "`--output` (='store') is there already, and not empty; name another folder." in there
+
+
+def test_names_are_looked_at_before_packages(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(format, "find_spec", lambda name: None if name == "onnxscript" else name)
+    onnx = ("--to", "onnx", "--output", "out")
+
+    assert "`SWEEP` (='nosuch') is not there" in refusal(capsys, "nosuch", *onnx)
+    assert "`--trial` (='nosuch') is not in the sweep" in refusal(capsys, "--trial", "nosuch", *onnx)
+    lacking = "the format onnx needs onnxscript; install the extra `export`, as by pip install"
+    assert refusal(capsys, "--trial", "sparsity=0.75", *onnx).startswith(lacking)
+    assert refusal(capsys, "--best", "val/accuracy>=0", *onnx).startswith(lacking)
 
 
 def test_an_export_with_other_outputs_leaves_nothing(

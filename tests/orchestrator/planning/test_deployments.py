@@ -86,10 +86,17 @@ def test_what_cannot_be_deployed_is_refused(override: str, message: str) -> None
 
 
 def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "find_spec", lambda name: None)
+    monkeypatch.setattr(rows, "find_spec", lambda name: None if name == "onnxscript" else name)
 
-    with pytest.raises(schema.ConfigError, match=r"whose packages are installed \(onnx needs onnx, .* extra `export`"):
-        planned(("deploy.formats=[shrink, onnx]",))
+    def refused(*overrides: str) -> str:
+        with pytest.raises(schema.ConfigError) as error:
+            planned(overrides)
+        return str(error.value)
+
+    lacks = "must have its packages installed: onnx lacks onnxscript; install the extra `export`, as by pip install"
+    assert f"`deploy` (=onnx) {lacks} " in refused("deploy=onnx")
+    assert f"`deploy.formats` (=['shrink', 'onnx']) {lacks} " in refused("deploy.formats=[shrink, onnx]")
+    assert f"`deploy.formats` (=['onnx']) {lacks} " in refused("deploy=onnx", "deploy.formats=[onnx]")
     assert planned(("deploy.formats=[shrink, torch]",)).stages
 
 
