@@ -119,18 +119,30 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
             if not is_refusal(following):
                 raise
             error = following
-    given = {
-        _key_of(each): REMOVED
-        if each.startswith("~")
-        else each.partition("=")[2].replace("\\{", "{").replace("\\}", "}")
-        for each in reversed(settings)  # in which Hydra escapes the braces of an axis
-    }
+    given = {_key_of(each): _value_of(each) for each in settings}
     known = compose([]) if tree is None else tree
     if len(refused) > 1 and "Ambiguous" in str(
         refused[0][1]
     ):  # as Hydra says, too, where it cannot read that -m is meant
         del refused[0]
-    return "\n".join(dict.fromkeys(_sentence(key, each, given, known, groups) for key, each in refused))
+    told = (
+        _sentence(key, each, given | _refused_value(key, _said(each), settings), known, groups) for key, each in refused
+    )
+    return "\n".join(dict.fromkeys(told))
+
+
+def _refused_value(key: str, said: str, settings: Sequence[str]) -> dict[str, str]:
+    """Return key -> the value that an error is about, where a key is typed several times and the error quotes one."""
+    typed = [each for each in settings if _key_of(each) == key]
+    quoted = [each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)]
+    added = [each for each in typed if "already at" in said and re.match(r"\+(?!\+)", each)]
+    about = next(iter((*added, *quoted)), None)
+    return {} if about is None else {key: _value_of(about)}
+
+
+def _value_of(setting: str) -> str:
+    """Return the value of a setting, without the escapes that Hydra puts before the braces of an axis."""
+    return REMOVED if setting.startswith("~") else setting.partition("=")[2].replace("\\{", "{").replace("\\}", "}")
 
 
 def _key_of(setting: str) -> str:
