@@ -159,7 +159,8 @@ class LocalBackend:
         """Return where a file lies and its size; what is no regular file counts as missing."""
         info = os.lstat(full := self._full(path))
         if not stat.S_ISREG(info.st_mode):
-            raise FileNotFoundError(errno.ENOENT, "no regular file", path)
+            what = "a link, and links are not followed" if stat.S_ISLNK(info.st_mode) else "no regular file"
+            raise FileNotFoundError(errno.ENOENT, f"it is {what}", path)
         return full, info.st_size
 
     @contextmanager

@@ -223,14 +223,17 @@ class Store:
         """Return what `save_sweep` was given.
 
         Raises:
-            StoreError: there is no such sweep (the message names those there are), or its file is damaged
+            StoreError: there is no such sweep (the message names those there are), its file is damaged or a link
         """
         try:
             with self.reading_sweep(name):
                 return unseal(self.backend.read(_sweep_path(name)))
-        except FileNotFoundError:
-            known = ", ".join(self.sweeps()) or "none"
-            raise StoreError(f"{self._name} holds no sweep {name!r}; it holds: {known}") from None
+        except FileNotFoundError as error:
+            known = self.sweeps()
+            if name in known and error.strerror:
+                why = f"{_sweep_path(name)} cannot be read: {error.strerror}; put the file itself there, or remove it"
+                raise StoreError(f"{self._name}: {why}") from None
+            raise StoreError(f"{self._name} holds no sweep {name!r}; it holds: {', '.join(known) or 'none'}") from None
 
     @contextmanager
     def reading_sweep(self, name: str) -> Iterator[None]:

@@ -246,6 +246,31 @@ def test_a_link_is_named_with_what_to_do(store: Store, outside: Path) -> None:
     assert "quarantine is a link, and a store holds none; remove it" in damage
 
 
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda path, other: path.symlink_to(other), "a link, and links are not followed"),
+        (lambda path, other: path.symlink_to(other / "none"), "a link, and links are not followed"),
+        (lambda path, _: os.mkfifo(path), "no regular file"),
+    ],
+)
+def test_a_sweep_whose_file_is_none_is_told_apart_from_one_that_is_not_there(
+    store: Store, outside: Path, make: Callable[[Path, Path], None], what: str
+) -> None:
+    file = Path(store.uri, "sweeps", "mine.json")
+    file.rename(outside / "mine.json")
+    make(file, outside / "mine.json")
+
+    with pytest.raises(StoreError) as refused:
+        saved_sweep.load(store, "mine")
+    assert str(refused.value) == (
+        f"`store.uri` (={store.uri}): sweeps/mine.json cannot be read: it is {what}; put the file itself there, or "
+        "remove it"
+    )
+    with pytest.raises(StoreError, match="holds no sweep 'other'; it holds: mine"):
+        saved_sweep.load(store, "other")
+
+
 def test_what_is_in_no_plan_is_not_read_as_a_sweep(store: Store) -> None:
     Path(store.uri, "sweeps", "\x1b[2J.json").write_text("{}")
 
