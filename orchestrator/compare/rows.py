@@ -127,11 +127,12 @@ def _names(metric: str) -> tuple[str, str]:
 def statuses(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, TrialStatus]:
     """Return trial -> what became of it."""
     return {
-        trial.name: _status(keys, plan, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
+        trial.name: status(keys, plan, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
     }
 
 
-def _status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str]) -> TrialStatus:
+def status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str]) -> TrialStatus:
+    """Return what became of a trial that takes the stages `keys`."""
     missing = [key for key in keys if key not in records]
     if not missing:
         return "finished"
@@ -142,9 +143,10 @@ def _status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping
 
 def reasons(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, str]:
     """Return trial -> why it failed, of those that did."""
-    found = {}
-    for trial, keys in zip(plan.trials, plan.work, strict=True):
-        key = next((key for key in keys if key not in records and key in failures), None)
-        if key is not None:
-            found[trial.name] = failures[key]
-    return found
+    each = {trial.name: reason(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)}
+    return {name: found for name, found in each.items() if found is not None}
+
+
+def reason(keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
+    """Return why a trial that takes the stages `keys` failed, None where it did not."""
+    return next((failures[key] for key in keys if key not in records and key in failures), None)

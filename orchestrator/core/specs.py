@@ -185,9 +185,12 @@ class Plan:
 
     @cached_property
     def work(self) -> tuple[tuple[Key, ...], ...]:
-        """Of each trial all that it takes: what it is compared with, its chain, its measurements, their inputs."""
-        ends = ((trial.dense, *trial.stages, *trial.measured) for trial in self.trials)
-        return tuple(tuple(self._with_inputs(dict.fromkeys(keys))) for keys in ends)
+        """What each trial takes, as `work_of`."""
+        return tuple(map(self.work_of, self.trials))
+
+    def work_of(self, trial: TrialSpec) -> tuple[Key, ...]:
+        """Return all that a trial takes: what it is compared with, its chain, its measurements, their inputs."""
+        return tuple(self._with_inputs(dict.fromkeys((trial.dense, *trial.stages, *trial.measured))))
 
     def _with_inputs(self, keys: Iterable[Key]) -> dict[Key, None]:
         """Return the keys with those of all inputs, inputs first."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.compare.rows import reason, status
 from orchestrator.compare.settings import settings_of_each
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
@@ -37,13 +38,13 @@ class TrialResults:
     @property
     def status(self) -> str:
         """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are wanting)."""
-        return self._sweep.comparison().trials[self._spec.name]
+        sweep = self._sweep
+        return status(sweep.plan.work_of(self._spec), sweep.plan, sweep.records, sweep.saved.failures)
 
     @property
     def failure(self) -> str | None:
         """Why it failed."""
-        reason = self._sweep.comparison().failures.get(self._spec.name)
-        return None if reason is None else shown(reason)
+        return reason(self._sweep.plan.work_of(self._spec), self._sweep.records, self._sweep.saved.failures)
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 import orchestrator
 from orchestrator.__main__ import main as orchestrate
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS
@@ -245,6 +246,18 @@ def test_own_code_builds_a_network_only_if_it_may(tmp_path: Path, monkeypatch: p
 
 
 FIGURES = ("tradeoff", "pareto", "fine_tuning", "curves", "densities", "layers")
+
+
+def test_what_became_of_a_trial_takes_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, left = PLAN.trials[0].stages[-1], PLAN.trials[1].stages[-1]
+    records = {key: record for key, record in RECORDS.items() if key not in (end, left)}
+    sweep = SweepResults(Store("nowhere"), SavedSweep(sweep_info(), PLAN, records, {end: "loss is \x1bnan"}))
+    whole = compare_trials(PLAN, records, {end: "loss is nan"}).trials
+    monkeypatch.setattr("orchestrator.results.sweep.compare_trials", lambda *_: pytest.fail("all were compared"))
+
+    assert [trial.status for trial in sweep.trials] == list(whole.values())
+    assert [trial.failure for trial in sweep.trials[:2]] == [r"loss is \x1bnan", None]
+    assert repr(sweep.trials[1]) == f"<trial {PLAN.trials[1].name!r}: unfinished>"
 
 
 @pytest.mark.parametrize("name", FIGURES)
