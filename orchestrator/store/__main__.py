@@ -19,6 +19,7 @@ from orchestrator.planning.in_words import first_few, readable
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as, named_as
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
+from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Keep, Store
 from orchestrator.sweep.saved_sweeps import (
     CommandParser,
@@ -27,6 +28,7 @@ from orchestrator.sweep.saved_sweeps import (
     list_store,
     open_store,
 )
+from orchestrator.views.terminal.figures import checkpointed
 from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 
 
@@ -68,17 +70,26 @@ def _show(store: Store, options: argparse.Namespace) -> int:
         ended = max(record.started + record.seconds for record in records.values())
         say(f"  trained  {_time(begun)} to {_time(ended)} on {', '.join(sorted({r.host for r in records.values()}))}")
     say("  with     " + ", ".join(f"{name} {version}" for name, version in sweep.info.environment.items()))
-    lacking: dict[str, list[str]] = {}
-    for trial, keys in zip(plan.trials, plan.work, strict=True):
-        missing = [key for key in keys if key not in records]
-        if missing:
-            trained = not any(KINDS[plan.stages[key].kind].trains for key in missing)
-            told = [sweep.failures[key] for key in missing if key in sweep.failures]
-            reason = told[0] if told else "trained, not measured" if trained else "not run"
-            lacking.setdefault(reason, []).append(trial.name)
-    for reason, names in lacking.items():
+    for reason, names in _missing(store, sweep).items():
         say(f"  missing  {first_few(names)}: {reason}")
     return 0
+
+
+def _missing(store: Store, sweep: SavedSweep) -> dict[str, list[str]]:
+    """Return why trials have not finished -> their names."""
+    plan, found = sweep.plan, dict[str, list[str]]()
+    begun = {
+        key: checkpointed(plan.stages[key], step, store.checkpoints.curve(key))
+        for key, step in store.checkpoints.steps(plan.stages.keys() - sweep.records.keys()).items()
+    }
+    for trial, keys in zip(plan.trials, plan.work, strict=True):
+        missing = [key for key in keys if key not in sweep.records]
+        if missing:
+            trained = not any(KINDS[plan.stages[key].kind].trains for key in missing)
+            told = [each[key] for each in (sweep.failures, begun) for key in missing if key in each]
+            reason = told[0] if told else "trained, not measured" if trained else "not run"
+            found.setdefault(reason, []).append(trial.name)
+    return found
 
 
 def _held(store: Store, keys: Collection[str]) -> dict[str, int]:

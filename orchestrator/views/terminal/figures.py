@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import BUSY, CurvePoint, StageRecord
@@ -58,12 +58,31 @@ def validated(record: StageRecord) -> str:
 
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
     """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
+    done = share(spec, point.step, point.epoch)
+    told = f"step {point.step}" if done is None else f"{done:.0%}"
+    value = point.metrics.get(f"val/{metric.name}")
+    return told if value is None else f"{told}, validation {metric.title} {metric.said(value)}"
+
+
+def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str:
+    """How far the checkpoint of a stage is, as in `round 2 is at step 120 (34%)`.
+
+    Args:
+        step: that of the checkpoint
+        curve: which the checkpoint holds
+    """
+    epoch = step * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
+    done = share(spec, step, epoch)
+    return f"{KINDS[spec.kind].named(spec.typed)} is at step {step}{'' if done is None else f' ({done:.0%})'}"
+
+
+def share(spec: StageSpec, step: int, epoch: float | None) -> float | None:
+    """Return the part of a stage's training that is done at a step; None where its length is not known."""
     training, until = spec.training_config, spec.typed.until
     steps = training.get("steps") if until is None else until if isinstance(until, int) else None
     epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")
     since = spec.typed.restart.rates
     steps = steps and steps - (since if isinstance(since, int) else 0)
-    share = point.step / steps if steps else point.epoch / epochs if epochs else None
-    told = f"step {point.step}" if share is None else f"{min(share, 1):.0%}"
-    value = point.metrics.get(f"val/{metric.name}")
-    return told if value is None else f"{told}, validation {metric.title} {metric.said(value)}"
+    if steps:
+        return float(min(step / steps, 1))
+    return min(epoch / epochs, 1) if epochs and epoch is not None else None

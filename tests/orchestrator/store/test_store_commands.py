@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,8 +206,26 @@ def test_an_interrupted_sweep_is_shown_in_a_few_lines_and_with_its_checkpoints(c
 
     (size,) = re.findall(r"size +([\d.]+ kB), 0 B of it weights, \1 checkpoints\n", shown)
     assert f" {size} " in listed, "the same as in the list"
-    assert "missing  t0; t1; t2; t4; t5; and 1 more: not run\n" in shown
+    assert "missing  t1; t2; t4; t5; t6: not run\n" in shown
+    assert "missing  t0: dense training is at step 3\n" in shown
     assert "missing  t3: its data went away\n" in shown
+
+
+def test_how_far_a_checkpoint_is_is_told_of_the_trials_that_wait_for_it(command: Command, store: Store) -> None:
+    plan = make_plan(["l1_unstructured"], [0.5, 0.9], [0])  # 12 epochs, then 4 a round
+    dense, first = plan.trials[0].stages[:2]
+    store.save_sweep("cut", manifest(sweep_info("cut"), plan))
+    curve = [{"step": 50, "epoch": 2.0, "time": 0.0, "metrics": {}}]
+    store.checkpoints.save(dense, 75, {"curve": curve}, FILES[WEIGHTS])
+    names = "; ".join(trial.name for trial in plan.trials)
+    assert f"missing  {names}: dense training is at step 75 (25%)\n" in command("show", "cut")[1]
+
+    store.commit(replace(make_records(plan)[dense], files={}), {})
+    store.checkpoints.drop(dense)
+    store.checkpoints.save(first, 75, {"curve": curve}, FILES[WEIGHTS])
+    shown = command("show", "cut")[1]
+    assert f"missing  {plan.trials[0].name}: round 1 is at step 75 (75%)\n" in shown
+    assert f"missing  {plan.trials[1].name}: not run\n" in shown
 
 
 def test_deleting_takes_what_no_other_sweep_needs(
