@@ -24,7 +24,7 @@ from orchestrator.core.stage_kinds import KINDS
 Sample = tuple[Row, Row]
 """A row, and that of its own dense network."""
 _MEANS = (
-    *("sparsity", "compression", "speedup"),
+    *("sparsity", "compression", "macs", "macs_remaining"),
     *("total_steps", "total_cost", "total_seconds", "own_steps", "own_seconds"),
 )
 """Of a point's rows."""
@@ -136,6 +136,7 @@ def _point(
     befores = [row.val_before for row in rows if row.val_before is not None]
     reached = [row.chosen.reached for row in rows if row.chosen.reached is not None]
     means: dict[str, Any] = {name: mean([getattr(row, name) for row in rows]) for name in _MEANS}
+    speedups = [row.speedup for row in rows if row.speedup is not None]
     first, metric = rows[0], records[rows[0].stage].primary
     return Point(
         model=first.model,
@@ -153,6 +154,7 @@ def _point(
         val=estimate([row.val for row in rows]),
         val_before=estimate(befores),
         difference=paired_difference(values, reference),
+        speedup=mean(speedups) if len(speedups) == len(rows) else None,
         further=further(stages, records),
         harmed=harmed(stages, records),
         deployed=deployed(stages, measured or {}),

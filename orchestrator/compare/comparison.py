@@ -51,8 +51,8 @@ class Row(NamedTuple):  # of which there are tens of thousands
     """All parameters / parameters left."""
     macs: int
     macs_remaining: float
-    speedup: float
-    """Theoretical: multiply-accumulates of the dense network / those left."""
+    speedup: float | None
+    """As `StageRecord.macs_speedup`."""
     steps: int
     seconds: float
     total_steps: int
@@ -101,7 +101,11 @@ class Point:
     difference: Estimate | None
     """`test` less that of the trial's own dense network, paired by seed."""
     compression: float
-    speedup: float
+    macs: float
+    """Multiply-accumulates of the dense network; 0 where none are counted."""
+    macs_remaining: float
+    speedup: float | None
+    """As `StageRecord.macs_speedup`; None where it is None at a seed."""
     total_steps: float
     total_cost: float
     total_seconds: float
@@ -127,6 +131,13 @@ class Point:
     def line_key(self) -> LineKey:
         """Model, data set and line."""
         return self.model, self.data, self.line
+
+    @property
+    def macs_left(self) -> float | None:
+        """The fraction of the dense network's multiply-accumulates that is left; None where none are counted."""
+        if not self.macs:
+            return None
+        return self.macs_remaining / self.macs if self.speedup is None else 1 / self.speedup
 
     @property
     def asked_sparsity(self) -> float:

@@ -92,7 +92,7 @@ def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
         compression=record.parameters / max(1, remaining),
         macs=record.macs,
         macs_remaining=record.macs_remaining,
-        speedup=record.macs / record.macs_remaining if record.macs_remaining > 0 else math.inf,
+        speedup=record.macs_speedup,
         steps=record.steps,
         seconds=chain[-1].seconds,
         total_steps=sum([each.record.steps for each in chain]),

@@ -189,6 +189,11 @@ class StageRecord:
         return self.parameters - round(self.sparsity * self.prunable_parameters)
 
     @property
+    def macs_speedup(self) -> float | None:
+        """Theoretical: multiply-accumulates of the dense network / those left; None where none are left or counted."""
+        return self.macs / self.macs_remaining if self.macs_remaining > 0 else None
+
+    @property
     def figures(self) -> dict[str, float]:
         """Everything of the stage that is one number, by the names that views show."""
         found: dict[str, float | None] = {
@@ -200,7 +205,7 @@ class StageRecord:
             "parameters/remaining": self.remaining_parameters,
             "parameters/compression": self.parameters / max(1, self.remaining_parameters),
             "macs/remaining": self.macs_remaining,
-            "macs/speedup": self.macs / self.macs_remaining if self.macs_remaining > 0 else None,
+            "macs/speedup": self.macs_speedup,
             "seconds": self.seconds,
             "steps": self.steps,
         }

@@ -129,7 +129,10 @@ def fewest(points: Sequence[Point], size: Callable[[str], float], records: Mappi
     best = [best_validated(point, records) for point in points]
     if len(points) == 1:
         return best[0]
-    weighed = _measured(points) or [(size(stage), -point.speedup) for point, stage in zip(points, best, strict=True)]
+    weighed = _measured(points) or [
+        (size(stage), 1.0 if point.macs_left is None else point.macs_left)
+        for point, stage in zip(points, best, strict=True)
+    ]
     return min(zip(weighed, best, strict=True), key=operator.itemgetter(0))[1]
 
 

@@ -24,7 +24,7 @@ def operating_points(comparison: Comparison) -> Answer:
 
 def both_measures(points: Sequence[Point], deploys: bool) -> Answer:
     """Hold points to both; where trials are deployed, the ends of lines also to a speed-up that was measured."""
-    lacking = [_at(point) for point in points if not (point.compression >= 1 and point.speedup > 0)]
+    lacking = [_at(point) for point in points if not (point.compression >= 1 and point.macs_left is not None)]
     if deploys:
         lacking += [f"{_at(point)} was not measured" for point in points if point.final and not point.deployed]
         return held(points, lacking, "both are given for every point, and measured where a trial ends")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,8 @@ class Column:
         return self.name.format(metric=metric.heading)
 
 
+NO_MACS = "0 left: none remain, at one seed or all; –: none are counted"
+"""What the MACs of a point are where they are no ratio."""
 COST = Column(
     "cost",
     lambda p: f"{p.total_cost:,.0f}",
@@ -66,7 +67,7 @@ COLUMNS = (
         hint="the same on the validation split",
     ),
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
-    Column("MACs", lambda p: ratio(p.speedup), 6, "multiply-accumulates, dense / remaining: a theoretical speed-up"),
+    Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
     Column("seeds", lambda p: str(len(p.seeds)), 5),
     Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
     COST,
@@ -177,7 +178,14 @@ def asked(point: Point) -> str:
 
 def ratio(value: float) -> str:
     """24.6 -> 24.6x."""
-    return f"{value:.1f}x" if math.isfinite(value) else "inf"
+    return f"{value:.1f}x"
+
+
+def macs(point: Point) -> str:
+    """Dense / remaining, or which of the two is 0."""
+    if point.speedup is not None:
+        return ratio(point.speedup)
+    return "0 left" if point.macs else "–"
 
 
 def spread(estimate: Estimate | None, metric: Metric) -> str:

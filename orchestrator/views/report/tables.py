@@ -18,6 +18,7 @@ from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report.columns import (
     COLUMNS,
     COST,
+    NO_MACS,
     Column,
     measured_columns,
     names_of_further,
@@ -124,11 +125,12 @@ def notes(comparison: Comparison) -> Iterator[str]:
     best = f" *: the best mean {rivals}." if any(point.best for point in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
     steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
+    odd = f" {NO_MACS}." if any(point.speedup is None for point in comparison.points) else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
     sparsity = " sparsity: what was reached, of the prunable weights, for what was asked." if reached else ""
     yield (
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "
-        f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{steps}"
+        f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{steps}"
     )
     yield match_note(comparison)
     yield from two_seeds_note(point.test for point in (*comparison.dense, *comparison.operating_points))

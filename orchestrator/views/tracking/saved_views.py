@@ -47,7 +47,14 @@ def saved_views(
 def _state(parent: str, axes: Sequence[str], metric: Metric, *, means: bool) -> dict[str, Any]:
     params = [f"params.`{name}`" for name in (_points(axes) if means else axes)[:MOST_AXES]]
     grouping = [{"mode": "param", "groupByData": name} for name in _points(axes)]
-    shown = (f"test/{metric.name}", f"val/{metric.name}", "sparsity/overall", COMPRESSION, "macs/speedup")
+    shown = (
+        f"test/{metric.name}",
+        f"val/{metric.name}",
+        "sparsity/overall",
+        COMPRESSION,
+        "macs/remaining",
+        "macs/speedup",
+    )
     x, y = ({"key": name, "type": "METRIC"} for name in (COMPRESSION, f"test/{metric.name}"))
     return {
         "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",

@@ -45,7 +45,11 @@ def against_size(comparison: Comparison, of: str) -> tuple[Plot, ...]:
     plots = []
     for panel in comparison.panels:
         places = {
-            line: [(100 / _times(point, of), _test(point)) for point in points if point.test is not None]
+            line: [
+                (100 * left, _test(point))
+                for point in points
+                if point.test is not None and (left := _left(point, of)) is not None
+            ]
             for line, points in lines_of(comparison, panel).items()
         }
         plots.append(_with_front(comparison, panel, title(panel), places, [100.0]))
@@ -126,8 +130,8 @@ def _with_front(
     return Plot(name, metric, series)
 
 
-def _times(point: Point, of: str) -> float:
-    return point.compression if of == "parameters" else point.speedup
+def _left(point: Point, of: str) -> float | None:
+    return 1 / point.compression if of == "parameters" else point.macs_left
 
 
 def _test(point: Point) -> float:

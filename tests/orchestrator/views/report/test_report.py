@@ -18,18 +18,22 @@ import numpy as np
 import pytest
 from browser import MISSING, browser
 from factories import SIZES, config, make_plan, make_records, plan_of, sweep_info
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.console import Console
 from store_cases import Content
 
 from orchestrator.compare.__main__ import main as compare_main
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.core.file_names import NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.results.sweep import SweepResults
 from orchestrator.store.__main__ import main as store_main
-from orchestrator.store.saved_sweep import load, manifest
+from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.sync import main as sync_main
+from orchestrator.views.report import tables
 from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.figures.overlap import overlap_of
 from orchestrator.views.report.files import kept, report, write
@@ -626,3 +630,38 @@ print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & se
         [sys.executable, "-c", code, str(tmp_path / "sweep")], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split("\n")[0] == "True set()"
+
+
+@pytest.mark.parametrize(("total", "cell"), [(120_000, "0 left"), (0, "–")])
+def test_multiply_accumulates_of_0_are_told_and_are_no_infinite_speedup(total: int, cell: str) -> None:
+    """None are left of a network that is pruned whole; none are counted of one whose operations are not known."""
+    changed = {
+        key: dataclasses.replace(record, macs=total, macs_remaining=0.0)
+        for key, record in RECORDS.items()
+        if record.round or not total
+    }
+    records = RECORDS | changed
+    found = compare_trials(PLAN, records)
+    sweep = SweepResults(Store("nowhere"), SavedSweep(sweep_info(), PLAN, records, {}))
+    files = report(sweep_info(), PLAN, records, found)
+
+    lines = [line for line in tables.text_table(found) if re.match(r" +\d\d\.\d\d ", line)]
+    assert [f" {cell} " in line for line in lines] == [True] * 4
+    assert "0 left: none remain, at one seed or all; –: none are counted." in next(tables.notes(found))
+    assert f"<td>{cell}</td>" in files["comparison/report.html"].decode().replace("\xa0", " ")
+    assert f"| {cell} |" in files[NOTE_FILE].decode()
+    for name in ("trials", "summary"):
+        rows = list(csv.DictReader(io.StringIO(files[f"comparison/{name}.csv"].decode())))
+        pruned = [row for row in rows if row["round"] != "0"]
+        assert {(row["speedup"], float(row["macs"]), float(row["macs_remaining"])) for row in pruned} == {
+            ("", float(total), 0.0)
+        }
+    for by in ("point", "trial", "round"):
+        frame = sweep.frame(by=by)  # type: ignore[arg-type]
+        assert frame["speedup"][frame["round"] > 0].isna().all()
+    assert not re.search(
+        r"\binf\b", "".join(content.decode() for name, content in files.items() if "figures" not in name)
+    )
+    figure = Figure()
+    sweep.plot.pareto("macs", ax=figure.add_subplot())
+    figure.draw_without_rendering()
