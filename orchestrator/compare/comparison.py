@@ -52,7 +52,7 @@ class Row(NamedTuple):  # of which there are tens of thousands
     macs: int
     macs_remaining: float
     speedup: float | None
-    """As `StageRecord.macs_speedup`."""
+    """Theoretical speed-up, see `StageRecord.macs_speedup`."""
     steps: int
     seconds: float
     total_steps: int
@@ -105,7 +105,7 @@ class Point:
     """Multiply-accumulates of the dense network; 0 where none are counted."""
     macs_remaining: float
     speedup: float | None
-    """As `StageRecord.macs_speedup`; None where it is None at a seed."""
+    """Mean theoretical speed-up, see `StageRecord.macs_speedup`; None if it is None at a seed."""
     total_steps: float
     total_cost: float
     total_seconds: float
@@ -134,7 +134,7 @@ class Point:
 
     @property
     def macs_left(self) -> float | None:
-        """The fraction of the dense network's multiply-accumulates that is left; None where none are counted."""
+        """Fraction of the dense network's multiply-accumulates that is left; None if none are counted."""
         if not self.macs:
             return None
         return self.macs_remaining / self.macs if self.speedup is None else 1 / self.speedup

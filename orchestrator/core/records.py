@@ -190,7 +190,7 @@ class StageRecord:
 
     @property
     def macs_speedup(self) -> float | None:
-        """Theoretical: multiply-accumulates of the dense network / those left; None where none are left or counted."""
+        """Theoretical speed-up: multiply-accumulates of the dense network / those left; None if none are left."""
         return self.macs / self.macs_remaining if self.macs_remaining > 0 else None
 
     @property

@@ -185,7 +185,7 @@ class Plan:
 
     @cached_property
     def work(self) -> tuple[tuple[Key, ...], ...]:
-        """What each trial takes, as `work_of`."""
+        """Stages that each trial takes, as `work_of`."""
         return tuple(map(self.work_of, self.trials))
 
     def work_of(self, trial: TrialSpec) -> tuple[Key, ...]:

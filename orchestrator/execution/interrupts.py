@@ -24,7 +24,7 @@ STOPPING = "Stopping at the next batch. Once more to leave at once."
 FINISHING = "All is done but the report, which is being written. Once more to leave at once."
 LEAVING = "Interrupted; what finished is kept: the same command runs the rest."
 INTERRUPTED = "Interrupted."
-"""What a command says that trains nothing."""
+"""Last words of a command that trains nothing."""
 SPARED: set[int] = set()
 """Processes that clear up after this one, and so must outlive it by a moment."""
 

@@ -15,6 +15,7 @@ from orchestrator.core.specs import StageSpec
 
 RUN_AGAIN = "run the same command again; all nodes of a cluster need the same sources."
 SKIPPED = sources.INSTALLED | {"__pycache__"}
+"""Names of folders in which no moved module is searched."""
 LOOKED_IN = 2000
 """At most so many folders are searched for the place to which a module was moved."""
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_an_interrupt_during_imports_ends_without_a_traceback(folder: Path, argu
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # which is ignored below `nohup ... &`
     )
     assert command.stderr is not None
     with command:

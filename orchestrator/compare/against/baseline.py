@@ -45,7 +45,7 @@ class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     line: str
     sparsity: Fraction
     asked_of: str = ""
-    """As in `PointName`; baselines of earlier releases lack it."""
+    """Quantity that the sparsity is a fraction of; empty in baselines of earlier releases."""
     round: Count
     seeds: Annotated[tuple[Count, ...], Meta(min_length=1)]
     values: Mapping[str, tuple[Number, ...]]

@@ -22,7 +22,7 @@ class PointName(NamedTuple):
     sparsity: float
     """As `Point.asked_sparsity`."""
     asked_of: str
-    """What the sparsity is a fraction of, as `Point.asked_of`; empty in a baseline that does not say it."""
+    """Quantity that the sparsity is a fraction of, as `Point.asked_of`; empty in a baseline that does not say it."""
     round: int
 
     @property
@@ -32,7 +32,7 @@ class PointName(NamedTuple):
 
 
 def panel_name(model: str, data: str) -> str:
-    """Return what a panel of a comparison is called: mlp on digits."""
+    """Return the name of a panel of a comparison: mlp on digits."""
     return f"{model} on {data}"
 
 
@@ -78,7 +78,7 @@ def primary_figure(point: Point) -> str:
 
 
 def is_primary(figure: str, metric: Metric) -> bool:
-    """Say whether a figure is a primary metric, of a point or of it in a format that changes outputs."""
+    """Say whether a figure is a value of a primary metric, of a network or of it in a format that changes outputs."""
     primary = f"test/{metric.name}"
     return figure == primary or (figure.startswith("deploy/") and figure.endswith(f"/{primary}"))
 

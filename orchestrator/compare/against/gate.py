@@ -115,7 +115,7 @@ def _metric_of(figure: str, margin: float, metrics: Collection[Metric]) -> Metri
 
 
 def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan: Plan) -> dict[PointName, str]:
-    """Return each point of the baseline whose line the sweep does not have -> a sentence that says what it has."""
+    """Map each point of the baseline whose line the sweep lacks to a sentence that names the lines there are."""
     absent = [name for name in held if name not in points]
     planned = _planned_lines(plan) if absent else {}
     asked = {(name.panel, name.line): name.asked_of for name in points}
@@ -130,7 +130,7 @@ def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan
 
 
 def _planned_lines(plan: Plan) -> dict[str, list[str]]:
-    """Return panel -> labels of its dense networks and lines, finished or not."""
+    """Map each panel to the labels of its dense networks and lines, finished or not."""
     found: dict[str, dict[str, None]] = {}
     for position in positions(plan):
         found.setdefault(panel_name(*position.panel), {}).update({position.dense_label: None, position.line: None})

@@ -40,7 +40,7 @@ class Difference:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Those that both have."""
+        """Seeds that both sweeps have."""
         return self.verdict.seeds
 
     @property
@@ -71,7 +71,7 @@ class PairedPoint:
     """A point that both sweeps have."""
 
     name: PointName
-    """In the second sweep, with what the first has for line and `asked_of` before it where that is another."""
+    """Name in the second sweep; a line or `asked_of` that differs has that of the first sweep before it."""
     same_stages: bool
     """Whether the stages of all seeds have the same keys in both: nothing differs that could change a bit."""
     only: tuple[tuple[int, ...], tuple[int, ...]]

@@ -35,14 +35,14 @@ class Verdict:
     metric: Metric | None = None
     """How the values are written, of a speed-up or a latency their change; None: of a size, or of what is lacking."""
     baseline: float | None = None
-    """The mean over the seeds that both have, as `now`; over its own where they have none in common."""
+    """Mean over the seeds that both have, as `now`; over its own seeds if they have none in common."""
     now: float | None = None
     change: Estimate | None = None
     """`now` less `baseline`, paired by seed; as a fraction of a speed-up or a latency their ratio less 1, of a size the
     largest growth of a seed; None where they cannot be compared."""
     margin: float = 0.0
     seeds: tuple[int, ...] = ()
-    """Those that the sweep is held to."""
+    """Seeds that the sweep is held to."""
 
 
 def judge(

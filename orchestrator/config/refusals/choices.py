@@ -37,7 +37,7 @@ def of_a_choice(key: str, value: str, text: str) -> str:
 
 
 def as_chosen(reason: str, settings: Collection[str]) -> str:
-    """Return a reason that names the choice which was typed, `deploy` (=onnx), and not the key that holds its name.
+    """Name the choice that was typed, `deploy` (=onnx), in place of the key that holds the name of the choice.
 
     Args:
         reason: as in "`deploy.formats` (=['onnx']) must ..."

@@ -132,7 +132,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
 
 
 def _refused_value(key: str, said: str, settings: Sequence[str]) -> dict[str, str]:
-    """Return key -> the value that an error is about, where a key is typed several times and the error quotes one."""
+    """Map a key to the value that an error quotes; empty if the error quotes none of the values that were typed."""
     typed = [each for each in settings if _key_of(each) == key]
     quoted = [each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)]
     added = [each for each in typed if "already at" in said and re.match(r"\+(?!\+)", each)]

@@ -31,7 +31,7 @@ class Column:
 
 
 NO_MACS = "0 left: none remain, at one seed or all; –: none are counted"
-"""What the MACs of a point are where they are no ratio."""
+"""Cells of the MACs where there is no ratio."""
 COST = Column(
     "cost",
     lambda p: f"{p.total_cost:,.0f}",
@@ -182,7 +182,7 @@ def ratio(value: float) -> str:
 
 
 def macs(point: Point) -> str:
-    """Dense / remaining, or which of the two is 0."""
+    """Return the cell of the MACs: dense / remaining, or which of the two is 0."""
     if point.speedup is not None:
         return ratio(point.speedup)
     return "0 left" if point.macs else "–"

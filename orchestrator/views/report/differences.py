@@ -131,7 +131,7 @@ def _asked(found: TwoSweeps) -> Iterator[str]:
 
 
 def _margins(found: TwoSweeps) -> Iterator[str]:
-    """Yield the losses that are ruled out of what is no worse, each once."""
+    """Yield the losses that the verdict `no worse` rules out, each once."""
     verdicts = [each.verdict for point in found.points for each in point.differences]
     metrics = dict.fromkeys(each.metric for each in verdicts if each.metric not in (None, SPARSITY, SPEEDUP, LATENCY))
     yield from (metric.loss for metric in metrics if metric is not None)
