@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.config import sources
-from orchestrator.core.canonical import digest
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.plain_data import digest
 from orchestrator.core.specs import StageSpec
 
 RUN_AGAIN = "run the same command again; all nodes of a cluster need the same sources."

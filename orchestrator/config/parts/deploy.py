@@ -43,7 +43,7 @@ class Deploy:
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
         """Yield which packages of the formats are not installed."""
         formats = values.get("formats", ())
-        missing = {name: FORMATS[name].missing_packages() for name in formats}
+        missing = {name: FORMATS[name].missing_packages() for name in formats if name in FORMATS}
         if lacking := [f"{name} lacks {', '.join(found)}" for name, found in missing.items() if found]:
             yield (
                 f"`{where}.formats` (={formats}) must have its packages installed: {'; '.join(lacking)}; install the "
