@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pruning.selection.groups import Groups, Layout
-from pruning.selection.smallest import prune_smallest_
+from pruning.selection.smallest import best_of_pools, prune_smallest_
 
 
 def select(
@@ -48,9 +48,4 @@ def _by_pool(layout: Layout, scores: Tensor, alive: Tensor, count: int) -> Tenso
     """Keep the `count` best survivors of each pool, all pools at once."""
     if bool((scores.isnan() & alive).any()):
         raise ValueError(f"Pruning {layout.name}: its scores hold NaN where an entry is unpruned; mend the tensor.")
-    scores, alive = scores.view(-1, layout.pool), alive.view(-1, layout.pool)
-    # By score, then the dead before the living: both sorts keep the order of the indices.
-    order = scores.sort(dim=1, stable=True).indices
-    order = order.gather(1, alive.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices)
-    best = torch.zeros_like(alive).scatter_(1, order[:, layout.pool - count :], True)
-    return (best & alive).view(-1)
+    return best_of_pools(scores.view(-1, layout.pool), alive.view(-1, layout.pool), count).view(-1)

@@ -203,7 +203,7 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
 def smallest_on_device(
     masks: Sequence[Tensor], scores: Sequence[Tensor], count: Count, magnitude: bool, names: Sequence[str]
 ) -> None:
-    """Do the same on a device other than the CPU."""
+    """Do the same on a device other than the CPU, by sorting."""
     keys = torch.cat([score.reshape(-1) for score in scores])
     keys = keys.abs() if magnitude else keys
     alive = torch.cat([mask.detach().reshape(-1) for mask in masks]) != 0
@@ -216,11 +216,22 @@ def smallest_on_device(
         raise ValueError(f"`{bad[0]}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries.")
     if count == 0:
         return
-    last = math.inf if keys.is_floating_point() else torch.iinfo(keys.dtype).max
-    # `kthvalue` is refused on CUDA under deterministic algorithms; a sort never is.
-    threshold = keys.masked_fill(~alive, last).sort().values[count - 1]
-    drop = alive & (keys < threshold)
-    ties = alive & (keys == threshold)
-    drop |= ties & (ties.cumsum(0) <= count - drop.sum())
+    drop = ~best_of_pools(keys[None], alive[None], survivors - count)[0]
     for mask, part in zip(masks, torch.split(drop, [mask.numel() for mask in masks]), strict=True):
         mask.detach().masked_fill_(part.view(mask.shape), 0)
+
+
+def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
+    """Return which entries are among the `count` best survivors of their pool; of equal scores the higher indices are.
+
+    Args:
+        scores: (pools, entries), without NaN where an entry is alive; on any device.
+        alive: (pools, entries), bool.
+        count: of each pool; one in which fewer survive keeps these.
+    """
+    # By score, then the dead before the living: both sorts keep the order of the indices. `kthvalue` is refused on CUDA
+    # under deterministic algorithms, a sort never is.
+    order = scores.sort(dim=1, stable=True).indices
+    order = order.gather(1, alive.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices)
+    best = torch.zeros_like(alive).scatter_(1, order[:, alive.shape[1] - count :], True)
+    return best & alive
