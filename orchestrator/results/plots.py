@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
+from orchestrator.compare.comparison import Comparison
 from orchestrator.results.refusals import ResultsError, no_choice, not_there
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
 from orchestrator.views.report.figures import axes as drawn
 from orchestrator.views.report.figures import by_method, figure_data, measured
 from orchestrator.views.report.figures.overlap import overlap_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from orchestrator.results.sweep import SweepResults
 
 Against = Literal["sparsity", "compression", "cost"]
 Size = Literal["parameters", "macs", "latency", "bytes"]
@@ -35,8 +36,8 @@ class Plots:
     `panel`: its title, or how that begins.
     """
 
-    def __init__(self, sweep: SweepResults) -> None:
-        self._sweep = sweep
+    def __init__(self, store: Store, saved: SavedSweep, comparison: Comparison) -> None:
+        self._store, self._saved, self._comparison = store, saved, comparison
 
     def tradeoff(self, against: Against = "sparsity", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on test, with its 95% interval over seeds, and dense as a line with a band.
@@ -47,7 +48,7 @@ class Plots:
             ax: axes to draw in
         """
         _check("against", against, get_args(Against))
-        comparison = self._sweep.comparison()
+        comparison = self._comparison
         plots = figure_data.cost(comparison) if against == "cost" else figure_data.tradeoff(comparison, against)
         draw = drawn.cost if against == "cost" else lambda axes, plot: drawn.tradeoff(axes, plot, against)
         return _drawn(draw, _chosen(plots, panel, "a finished round, and for `cost` two methods"), ax)
@@ -63,38 +64,38 @@ class Plots:
         """
         _check("against", against, get_args(Size))
         needs = "what `deploy` measures" if against in ("latency", "bytes") else "a finished round"
-        chosen = _chosen(measured.against(self._sweep.comparison(), against), panel, needs)
+        chosen = _chosen(measured.against(self._comparison, against), panel, needs)
         return _drawn(lambda axes, plot: drawn.deployed(axes, plot, measured.LABELS[against]), chosen, ax)
 
     def fine_tuning(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation against sparsity, before and after fine-tuning."""
         return _drawn(
             drawn.fine_tuning,
-            _chosen(figure_data.fine_tuning(self._sweep.comparison()), panel, "a finished round"),
+            _chosen(figure_data.fine_tuning(self._comparison), panel, "a finished round"),
             ax,
         )
 
     def curves(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the primary metric on validation while each method's sparsest networks train, a mark at each round."""
-        sweep = self._sweep
-        plots = figure_data.curves(sweep.plan, sweep.records, sweep.comparison())
+        plots = figure_data.curves(self._saved.plan, self._saved.records, self._comparison)
         return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
 
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw what each method keeps of each layer, at the sparsity that most were asked for."""
-        profiles = by_method.densities(self._sweep.records, self._sweep.comparison(), least=1)
+        profiles = by_method.densities(self._saved.records, self._comparison, least=1)
         return _drawn(drawn.densities, _chosen(profiles, panel, "a finished trial"), ax)
 
     def layers(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw the sparsity of each layer at each operating point as a heat map."""
-        matrices = figure_data.layer_sparsity(self._sweep.records, self._sweep.comparison())
+        matrices = figure_data.layer_sparsity(self._saved.records, self._comparison)
         chosen = _chosen(matrices, panel, "a finished trial")
         return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "sparsity"), chosen, ax)
 
     def overlap(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw of the entries that two methods keep the fraction that both keep; in brackets that by chance."""
-        sweep = self._sweep
-        chosen = _chosen(overlap_of(sweep.records, sweep.comparison(), sweep.read), panel, "masks of two methods")
+        chosen = _chosen(
+            overlap_of(self._saved.records, self._comparison, self._store.read), panel, "masks of two methods"
+        )
         return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "kept by both"), chosen, ax)
 
 

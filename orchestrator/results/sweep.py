@@ -93,7 +93,7 @@ class SweepResults:
     @cached_property
     def trials(self) -> tuple[TrialResults, ...]:
         """The trials, in their order."""
-        return tuple(TrialResults(self, trial) for trial in self.plan.trials)
+        return tuple(TrialResults(self.store, self.saved, trial) for trial in self.plan.trials)
 
     def trial(self, name: str) -> TrialResults:
         """Return the trial that is called so, or the only one whose name begins so.
@@ -150,7 +150,7 @@ class SweepResults:
         """The figures, each in matplotlib axes: `sweep.plot.tradeoff(ax=ax)`."""
         from orchestrator.results.plots import Plots
 
-        return Plots(self)
+        return Plots(self.store, self.saved, self.comparison())
 
     def read(self, key: str, name: str) -> bytes:
         """Return a file of a finished stage, its digest checked."""

@@ -15,20 +15,21 @@ from orchestrator.core.specs import TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.results import frames
 from orchestrator.results.refusals import ResultsError
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Tensor, nn
 
-    from orchestrator.results.sweep import SweepResults
     from pruning import MaskSet
 
 
 class TrialResults:
     """What came of one trial. A `round` counts from 1, 0 is the dense network, and None the last round of the trial."""
 
-    def __init__(self, sweep: SweepResults, spec: TrialSpec) -> None:
-        self._sweep, self._spec = sweep, spec
+    def __init__(self, store: Store, saved: SavedSweep, spec: TrialSpec) -> None:
+        self._store, self._saved, self._spec = store, saved, spec
         self.name = shown(spec.name)
 
     def __repr__(self) -> str:
@@ -38,13 +39,13 @@ class TrialResults:
     @property
     def status(self) -> str:
         """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are wanting)."""
-        sweep = self._sweep
-        return status(sweep.plan.work_of(self._spec), sweep.plan, sweep.records, sweep.saved.failures)
+        saved = self._saved
+        return status(saved.plan.work_of(self._spec), saved.plan, saved.records, saved.failures)
 
     @property
     def failure(self) -> str | None:
         """Why it failed."""
-        return reason(self._sweep.plan.work_of(self._spec), self._sweep.records, self._sweep.saved.failures)
+        return reason(self._saved.plan.work_of(self._spec), self._saved.records, self._saved.failures)
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -60,7 +61,7 @@ class TrialResults:
     @property
     def rounds(self) -> tuple[int, ...]:
         """The rounds that are finished, 0 for the dense network."""
-        return tuple(number for number, key in self._stages.items() if key in self._sweep.records)
+        return tuple(number for number, key in self._stages.items() if key in self._saved.records)
 
     def record(self, round: int | None = None) -> StageRecord:
         """Return what the stage of a round says of itself: all figures, sparsities by tensor, the curve, the times.
@@ -75,13 +76,13 @@ class TrialResults:
                 f"`round` (={number!r}) must be one of {', '.join(map(str, stages))}, the rounds of trial "
                 f"{self.name!r}, or None for the last."
             )
-        if stages[number] not in self._sweep.records:
+        if stages[number] not in self._saved.records:
             done = ", ".join(map(str, self.rounds)) or "none"
             raise ResultsError(
                 f"round {number} of trial {self.name!r} is not finished, of its rounds are {done}; pass one of these, "
                 "or run the sweep again."
             )
-        return self._sweep.records[stages[number]]
+        return self._saved.records[stages[number]]
 
     def masks(self, round: int | None = None) -> MaskSet:
         """Return the masks of a round, 1 for what is kept; of the dense network there are none.
@@ -99,14 +100,14 @@ class TrialResults:
         if not KINDS[record.kind].prunes:
             return MaskSet({})
         try:
-            found = masks_of(record, self._sweep.read(record.key, MASKS))
+            found = masks_of(record, self._store.read(record.key, MASKS))
         except ValueError as error:
             raise ResultsError(shown(f"the masks of trial {self.name!r} cannot be read: {error}")) from None
         return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
 
     def history(self) -> DataFrame:
         """Return the training curves of its finished stages, a line for each point, as `sweep.frame(by="step")`."""
-        return frames.by_step([self._spec], self._sweep.records, {}).drop(columns="trial")
+        return frames.by_step([self._spec], self._saved.records, {}).drop(columns="trial")
 
     def weights(self, round: int | None = None) -> Mapping[str, Tensor]:
         """Return parameters and buffers by name, as the round left them: pruned entries are zero.
@@ -119,7 +120,7 @@ class TrialResults:
         from safetensors.torch import load_file
 
         record = self._with_weights(round)
-        path = self._sweep.store.fetch(record.key, WEIGHTS)
+        path = self._store.fetch(record.key, WEIGHTS)
         try:
             found: dict[str, Tensor] = load_file(path)
         except SafetensorError as error:
@@ -143,7 +144,7 @@ class TrialResults:
         from orchestrator.export.kept import kept
 
         key = self._with_weights(round).key
-        return kept(self._sweep.store, self._sweep.saved, Choice(key, self._spec), run_own_code=run_own_code).model
+        return kept(self._store, self._saved, Choice(key, self._spec), run_own_code=run_own_code).model
 
     def _with_weights(self, round: int | None) -> StageRecord:
         record = self.record(round)
@@ -157,6 +158,6 @@ class TrialResults:
     @cached_property
     def _stages(self) -> Mapping[int, str]:
         """Round -> the key of its stage."""
-        stages = self._sweep.plan.stages
+        stages = self._saved.plan.stages
         keys = [self._spec.dense, *self._spec.stages]
         return {stages[key].round: key for key in keys if KINDS[stages[key].kind].reads_test}

@@ -398,7 +398,7 @@ def test_one_trial_and_a_metric_that_is_no_fraction() -> None:
 def test_masks_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = synthetic()
     for content in (b"no masks", MaskSet({"fc1.weight": torch.ones(3)}).to_bytes()):
-        monkeypatch.setattr(sweep, "read", lambda *_, content=content: content)
+        monkeypatch.setattr(Store, "read", lambda *_, content=content: content)
         assert "the masks of trial 'random_unstructured sparsity=0.5 seed=0' cannot be read" in refusal(
             sweep.trials[0].masks
         )
