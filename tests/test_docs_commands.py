@@ -152,7 +152,7 @@ def test_every_script_that_is_shown_is_there_with_its_options() -> None:
         name, *given = words(re.split(r"[\])]", text)[0])
         path = ROOT / name.rstrip(".,:;)")
         if path.is_file() and path.name != "run":
-            inside = [path, *(ROOT / "scripts" / each for each in re.findall(r"\w+\.py", path.read_text()))]
+            inside = [path, *(ROOT / "scripts" / each for each in re.findall(r"\w+/\w+\.py", path.read_text()))]
             code = "".join(each.read_text() for each in [*inside, ROOT / "tests" / "conftest.py"] if each.is_file())
             wrong += [
                 f"{page}: {text}: {flag}"

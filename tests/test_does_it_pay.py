@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import does_it_pay as tool
-from scripts import does_it_pay_page as its_page
-from scripts.sparse_runtimes import RUNTIMES, Layer, absent, pruned
+from scripts.pages import does_it_pay as tool
+from scripts.pages import does_it_pay_page as its_page
+from scripts.pages.sparse_runtimes import RUNTIMES, Layer, absent, pruned
 
 ROOT = Path(__file__).parent.parent
 LINEAR, CONV = Layer(16, 8, 3), Layer(4, 8, 2, kernel=3, size=5)

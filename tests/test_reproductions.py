@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts import reproductions as tool
+from scripts.pages import reproductions as tool
 
 ROOT = Path(__file__).parent.parent
 PROTOCOLS = tool.protocols()

@@ -22,7 +22,7 @@ NOLOAD = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:Depre
 
 @pytest.mark.slow
 def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "bench_sweep.py"), "--trials", "20", "--cpus", "2"]
+    command = [sys.executable, str(ROOT / "scripts" / "benchmarks" / "bench_sweep.py"), "--trials", "20", "--cpus", "2"]
     command += ["--shortest", "0.01", "--longest", "0.01", "--json", "found.json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
 

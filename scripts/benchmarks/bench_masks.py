@@ -1,6 +1,6 @@
 """Benchmark the pruning engine against torch.nn.utils.prune: ratios in one process, one thread, medians, interleaved.
 
-    python scripts/bench_masks.py [--quick] [--only WORD] [--json FILE]
+    python scripts/benchmarks/bench_masks.py [--quick] [--only WORD] [--json FILE]
 
 Each row runs torch's way and ours in turns, on modules made outside of the clock, and compares the medians of the
 processor time, which other processes disturb less than the time on the wall. Bars hold for 10M parameters unless a
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -33,7 +33,7 @@ import pruning
 from pruning import MaskSet
 from pruning.selection.random_subset import prune_random_
 from pruning.selection.smallest import prune_smallest_
-from scripts.ratios import Action, Case, Row, as_json, faster, interleaved, shown
+from scripts.benchmarks.ratios import Action, Case, Row, as_json, faster, interleaved, shown
 
 AMOUNT = 0.9
 SHAPES = {"10M": (4000, 2500), "1M": (1000, 1000), "235k": (300, 784), "30k": (100, 300)}

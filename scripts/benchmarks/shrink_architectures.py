@@ -1,6 +1,6 @@
 """Hold `pruning.shrink` to Torch-Pruning on networks of timm, with random weights.
 
-    python scripts/shrink_architectures.py [NAME ...] [--amount 0.5]
+    python scripts/benchmarks/shrink_architectures.py [NAME ...] [--amount 0.5]
 
 Torch-Pruning names the groups of channels that go together; half of each are set to zero, and a row says how many of
 the parameters that it removes for them `shrink` removes, and how far outputs are apart. Groups that a LayerNorm or a
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import nn

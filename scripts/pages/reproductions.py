@@ -36,7 +36,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from orchestrator.__main__ import CONF
 from orchestrator.compare.compare_trials import compare_trials
@@ -48,9 +48,9 @@ from orchestrator.planning.plan import make_plan
 from orchestrator.store.store import Store
 from orchestrator.training.environment import environment
 from orchestrator.views.report.plain_files import rows_csv
-from scripts import reproductions_page
+from scripts.pages import reproductions_page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reproductions"
 SCALES = ("default", "full")
 KEPT = (

@@ -26,17 +26,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
 from orchestrator.compare.statistics import ratio
 from orchestrator.training.environment import processor
 from pruning.measure.latency import compare_latency
-from scripts import does_it_pay_page
-from scripts.sparse_runtimes import RUNTIMES, Layer, Runtime, absent, pruned
+from scripts.pages import does_it_pay_page
+from scripts.pages.sparse_runtimes import RUNTIMES, Layer, Runtime, absent, pruned
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECORD, PAGE, FIGURE = (ROOT / "docs" / f"does-it-pay.{ending}" for ending in ("json", "md", "svg"))
 LAYERS = (
     *(Layer(256, 256, 1), Layer(1024, 1024, 1), Layer(1024, 1024, 64), Layer(4096, 1024, 1)),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what a user waits for before the first trial trains, against a bare start of torch and Ray.
 
-    python scripts/bench_startup.py [--repeats 5] [--json FILE]
+    python scripts/benchmarks/bench_startup.py [--repeats 5] [--json FILE]
 
 In turns, so that what else the machine does hits both alike: `python -c "import torch, ray; ray.init()"`, and a sweep
 on a Ray of its own in an empty directory with MLflow on SQLite, until its first training step is done. Medians, in

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Race lottery tickets by the orchestrator against a plain script that finds the same ones.
 
-    python scripts/bench_imp.py                               # digits, three seeds, ten levels of 300 steps
-    python scripts/bench_imp.py --steps 2000 --data mnist --root ROOT
+    python scripts/benchmarks/bench_imp.py                      # digits, three seeds, ten levels of 300 steps
+    python scripts/benchmarks/bench_imp.py --steps 2000 --data mnist --root ROOT
 
 Both train LeNet-300-100 with Adam from the same initialisations over the same batches, take the smallest 20% of each
 layer at each level and go back to the initialisation; masks must be equal, or nothing is reported. Times are of whole
@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from orchestrator.core.file_names import MASKS
 from orchestrator.core.specs import Plan
 from orchestrator.store.store import Store
 from pruning import MaskSet
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 Masks = dict[int, list[dict[str, torch.Tensor]]]
 """By seed and level."""
 

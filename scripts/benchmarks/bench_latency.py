@@ -1,6 +1,7 @@
 """Whether the interval of a measured speed-up holds what it promises, on two equal networks and on a planted slowdown.
 
-    python scripts/bench_latency.py [--measurements 1000] [--seconds 1.5] [--planted 100] [--blocks 16] [--json FILE]
+    python scripts/benchmarks/bench_latency.py [--measurements 1000] [--seconds 1.5] [--planted 100]
+                                                [--blocks 16] [--json FILE]
 
 A small ResNet is measured against itself: the 95% interval should cover 1 in 93 to 97.5% of the measurements. Then
 against itself with a pause of 5% of its own time: that slowdown should be found, the interval below 1, in 95 of 100.
@@ -17,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor, nn

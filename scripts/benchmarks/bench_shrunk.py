@@ -1,6 +1,6 @@
 """Measure whether a shrunk network is as fast as the same architecture built at the sizes that are left.
 
-    python scripts/bench_shrunk.py [--seconds 3] [--blocks 16] [--processor-time] [--json FILE]
+    python scripts/benchmarks/bench_shrunk.py [--seconds 3] [--blocks 16] [--processor-time] [--json FILE]
 
 ResNet-20 with half of every dependency group, an MLP 784-1000-1000-10 with a quarter of its units, and a small vision
 transformer with half of its heads and of its MLPs, are pruned, shrunk, and timed in turns with networks that
@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import torch.nn.functional as F

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measure what a sweep costs beside its training, and race it against what else one would use.
 
-    python scripts/bench_sweep.py                      # 100 and 1,000 trials of 0.1 to 1 s on 8 declared CPUs
-    python scripts/bench_sweep.py --trials 1000 --shortest 1
-    python scripts/bench_sweep.py --trials 10000 --shortest 0.01 --longest 0.05 --json sweep.json
-    python scripts/bench_sweep.py --peers              # eight trials by us, by hand, by joblib and by Ray Tune
+    python scripts/benchmarks/bench_sweep.py            # 100 and 1,000 trials of 0.1 to 1 s on 8 declared CPUs
+    python scripts/benchmarks/bench_sweep.py --trials 1000 --shortest 1
+    python scripts/benchmarks/bench_sweep.py --trials 10000 --shortest 0.01 --longest 0.05 --json sweep.json
+    python scripts/benchmarks/bench_sweep.py --peers    # eight trials by us, by hand, by joblib and by Ray Tune
 
 Without --peers trials sleep, so that all else is overhead; they are planned, shown and logged to MLflow on SQLite as
 real ones are. efficiency = ideal time / time, ideal = max(work / CPUs, longest trial), both from when workers have
@@ -28,7 +28,7 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rich.console import Console
 
@@ -42,7 +42,7 @@ from orchestrator.sweep.environment import environment
 from orchestrator.views.report.files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess
-from scripts.sleeping import MeasuredWriter, NoStore, make_sleeping_plan, masks
+from scripts.benchmarks.sleeping import MeasuredWriter, NoStore, make_sleeping_plan, masks
 
 LEAST_EFFICIENCY, MOST_MS, MOST_MB = 0.9, 15, 1500
 
@@ -76,7 +76,7 @@ def measure(trials: int, given: argparse.Namespace) -> Measurement:
     plan = make_sleeping_plan(trials, given.shortest, given.longest)
     planned = time.perf_counter()
     store = NoStore(b"" if given.executor_only else masks())
-    info = SweepInfo("sleep", plan.trials[0].config, "python scripts/bench_sweep.py", environment())
+    info = SweepInfo("sleep", plan.trials[0].config, "python scripts/benchmarks/bench_sweep.py", environment())
     seconds = [sum(plan.stages[key].location["seconds"] for key in trial.stages) for trial in plan.trials]
     ideal = max(sum(seconds) / given.cpus, max(seconds))
     with ExitStack() as stack:
@@ -85,7 +85,7 @@ def measure(trials: int, given: argparse.Namespace) -> Measurement:
         terminal = Console(file=StringIO(), force_terminal=not given.executor_only, width=120, highlight=False)
         progress = Progress(plan, {}, console=terminal)
         cluster, logs = Cluster(num_cpus=given.cpus), folder / "logs"
-        with RayExecutor(cluster, NoStore(), work="scripts.sleeping:sleep", logs=logs) as executor, progress:
+        with RayExecutor(cluster, NoStore(), work="scripts.benchmarks.sleeping:sleep", logs=logs) as executor, progress:
             started = time.perf_counter()
             _warm_up(executor, given.cpus)
             clock, used = time.perf_counter(), time.process_time()

@@ -1,6 +1,6 @@
 """Measure what scores cost, as ratios to passes of the same network over the same examples; one process, one thread.
 
-    python scripts/bench_scores.py [--seconds 0.7] [--only WORD] [--json FILE]
+    python scripts/benchmarks/bench_scores.py [--seconds 0.7] [--only WORD] [--json FILE]
 
 Each row runs the plain pass and the score in turns for about `--seconds`, and takes the median ratio of neighbours in
 processor time, which other processes disturb less than the time on the wall. A pass is a plain loop over the batches:
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch import Tensor, nn

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Kill the worker of long stages at random moments, and hold what comes of them to the same stages undisturbed.
 
-    python scripts/soak_checkpoints.py                                        # 30 kills of stages of a minute
-    python scripts/soak_checkpoints.py --seconds 600 --kills 100 --variant "masked round"
+    python scripts/benchmarks/soak_checkpoints.py          # 30 kills of stages of a minute
+    python scripts/benchmarks/soak_checkpoints.py --seconds 600 --kills 100 --variant "masked round"
 
 Each attempt must go on from its last checkpoint; a kill may cost the interval between two, one checkpoint and one
 batch; weights, masks, curve and record must be bit-equal in the end. Checkpoints come as often as they are asked for,
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "faults"))
 
 from kills import VARIANTS, disturbed, each, stages, undisturbed  # type: ignore[import-not-found]
 
