@@ -35,7 +35,8 @@ from pruning.scores.fisher_matrix import fisher_matrix as _fisher_matrix
 
 fisher_matrix: Callable[..., FisherMatrix] = public_call(_fisher_matrix)
 
-__all__ = ["SCORES", "FisherMatrix", "fisher_matrix", *SCORES]
+__all__ = ["SCORES", "FisherMatrix", "fisher_matrix"]
+__all__ += list(SCORES)
 
 
 def __getattr__(name: str) -> Call:
