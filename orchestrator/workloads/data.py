@@ -205,7 +205,7 @@ def _split(key: str, value: Any, workers: int, collate: Callable[[list[Any]], An
         images, labels = (each if isinstance(each, Tensor) else torch.tensor(np.asarray(each)) for each in value)
         if len(images) != len(labels):
             raise DataError(
-                f"`data`: the {key} split has {len(images)} inputs but {len(labels)} labels; give one label an input."
+                f"`data`: the {key} split has {len(images)} inputs but {len(labels)} labels; give each input one label."
             )
         return TensorSplit(images, labels if labels.is_floating_point() else labels.long())
     reads = isinstance(value, Dataset) or (hasattr(value, "__getitem__") and not isinstance(value, Mapping | Sequence))

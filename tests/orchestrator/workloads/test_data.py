@@ -209,7 +209,7 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("four", {}, ["data._target_", "not a tuple of 4"]),
         ("one split", {}, ["(Tensor, Tensor)", "(train, test)", "pair (inputs, labels)", "did you return one split?"]),
         ("no test", {}, ["data._target_", "a dict of ['train']"]),
-        ("unequal", {}, ["train split", "20 inputs but 5 labels"]),
+        ("unequal", {}, ["train split", "20 inputs but 5 labels", "give each input one label"]),
         ("loader", {}, ["train split", "DataLoader", "Dataset"]),
         ("stream", {}, ["data.steps_per_epoch", "=null", "stream to train on"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
