@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.config.cluster import Cluster
 from orchestrator.execution.embedded_ray import address_of
+from orchestrator.planning.hardware import lacks_gpu
 
 Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""
@@ -123,7 +124,15 @@ def refusal(wanted: Resources, nodes: Sequence[Resources]) -> str | None:
 
 
 def beyond_this_machine(cluster: Cluster) -> str | None:
-    """Return why a Ray of the sweep's own, on this machine, can never run a trial, as far as CPUs tell; else None."""
+    """Return why this machine can never run a trial, None if it can or another machine may.
+
+    A Ray of the sweep's own is checked for CPUs, a sweep in this process for a GPU.
+    """
+    if cluster.kind == "inline" and cluster.gpus_per_trial and (reason := lacks_gpu()):
+        return (
+            f"`cluster.gpus_per_trial` (={cluster.gpus_per_trial:g}) needs a GPU of this machine where cluster=inline, "
+            f"and {reason}; pass cluster.gpus_per_trial=0 to train on the CPU, or run it where a GPU can be seen."
+        )
     if cluster.kind == "inline" or cluster.autoscaling or not address_of(cluster).own:
         return None
     return refusal({"CPU": cluster.cpus_per_trial}, [{"CPU": float(cluster.num_cpus or os.cpu_count() or 1)}])

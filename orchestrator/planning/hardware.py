@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+DEVICE_FILES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""Patterns of the files by which Linux shows a GPU: NVIDIA's, one of a Jetson, one under WSL, AMD's."""
 
 
 @cache
@@ -29,3 +35,13 @@ def gpu_models() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(name.strip() for name in told.splitlines() if name.strip())
+
+
+def lacks_gpu(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return why this process certainly has no GPU, None if it may have one: only torch knows whether it can use it."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES (={visible!r}) hides all GPUs"
+    if any(glob.glob(pattern) for pattern in DEVICE_FILES) or gpu_models():
+        return None
+    return "this machine has none"

@@ -55,6 +55,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     stage: _Rehearsal | None = None
     unmatched: tuple[tuple[str, str], ...] = ()
     try:
+        _hold_device(order.device)
         stage = _Rehearsal(dense, order)
         unmatched = stage.fits()
         stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
@@ -65,6 +66,15 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     except (Exception, SystemExit) as error:
         raise Misfit(_sentence(dense, spec, stage, error)) from error
     yield Passed(unmatched, () if stage is None else stage.figures)
+
+
+def _hold_device(device: str) -> None:
+    """Raise `Misfit` for a GPU that is there and that torch cannot use."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise Misfit(
+            f"`cluster.gpus_per_trial` must be 0 where torch can use no GPU, and torch {torch.__version__} finds none "
+            "here; pass cluster.gpus_per_trial=0, or install the build of torch for this machine's GPU and driver."
+        )
 
 
 class _Rehearsal(Stage):

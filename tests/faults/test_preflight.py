@@ -225,6 +225,22 @@ def test_a_dry_run_tries_what_is_the_users_own(run: Run, tried: list[int]) -> No
     assert tried == [2, 2, 0]
 
 
+def test_a_gpu_that_is_not_here_is_refused_by_a_dry_run_and_one_that_torch_cannot_use_before_training(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["cluster.gpus_per_trial=1", "model=mlp", "data=digits"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("orchestrator.execution.placement.lacks_gpu", lambda: "this machine has none")
+    with pytest.raises(ConfigError, match=r"^`cluster.gpus_per_trial` \(=1\) needs a GPU of this machine"):
+        run([*asked, "dry_run=true"])
+    monkeypatch.setattr("orchestrator.execution.placement.lacks_gpu", lambda: None)
+    with pytest.raises(ConfigError) as caught:
+        run(asked)
+
+    assert "`cluster.gpus_per_trial` must be 0 where torch can use no GPU" in str(caught.value)
+    assert "`model`" not in str(caught.value)
+
+
 def test_a_pattern_must_name_a_parameter_of_some_network(run: Run) -> None:
     pattern = "prune.exclude=['fc2*']"
     with pytest.raises(ConfigError, match=r"`prune.exclude` \(='fc2\*'\) matches no parameter"):

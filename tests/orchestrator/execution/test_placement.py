@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from orchestrator.execution.placement import (
     request,
     slots,
 )
+from orchestrator.planning import hardware
 
 SMALL = {"CPU": 4.0, "memory": 8e9}
 BIG = {"CPU": 16.0, "GPU": 2.0, "memory": 64e9, "accelerator_type:A100": 1.0}
@@ -35,6 +37,28 @@ def test_more_cpus_than_this_machine_has_are_refused_without_ray(monkeypatch: py
     assert not any(beyond_this_machine(Cluster(**{"cpus_per_trial": 3, "num_cpus": 2, **each})) for each in elsewhere)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert beyond_this_machine(Cluster(cpus_per_trial=3, num_cpus=2)) is None
+
+
+def test_a_sweep_in_this_process_is_refused_a_gpu_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(hardware, "DEVICE_FILES", (str(tmp_path / "nvidia[0-9]*"),))
+    monkeypatch.setattr(hardware, "gpu_models", lambda: ())
+    asked = Cluster(kind="inline", gpus_per_trial=1)
+    said = beyond_this_machine(asked)
+
+    assert said is not None
+    assert said.startswith("`cluster.gpus_per_trial` (=1) needs a GPU of this machine where cluster=inline, and this ")
+    assert "pass cluster.gpus_per_trial=0" in said
+    assert beyond_this_machine(Cluster(kind="inline")) is None
+    (tmp_path / "nvidiactl").touch()
+    assert beyond_this_machine(asked) is not None
+    (tmp_path / "nvidia0").touch()
+    assert beyond_this_machine(asked) is None
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert f"CUDA_VISIBLE_DEVICES (={hidden!r}) hides all GPUs" in str(beyond_this_machine(asked))
 
 
 def test_a_request_names_only_what_is_asked() -> None:
