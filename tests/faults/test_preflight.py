@@ -61,6 +61,8 @@ class Words(nn.Module):
         self.embedding, self.head = nn.Embedding(20, width), nn.Linear(6 * width, outputs)
     def forward(self, tokens): return self.head(self.embedding(tokens).flatten(1))
 def leaves(**_): raise SystemExit('no weights here')
+def odd(model, batches, loss):
+    raise KeyError('fc9')
 class Half(pruning.BasePruningMethod):
     PRUNING_TYPE = 'unstructured'
     def __init__(self, amount, flavour, **_):
@@ -182,6 +184,10 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
             ["train.penalty=1e-4"],
             "`train.penalty` (=0.0001) must be 0 for a network without trained scales of BatchNorm, which it is put "
             "on; pass train.penalty=0 finetune.penalty=0, or another model.",
+        ),
+        (
+            ["method=magnitude", "score={_target_: their_words.odd,kind: null}"],
+            "\n  `score._target_` (=their_words.odd) failed with KeyError: 'fc9'; mend the function, or change its arg",
         ),
         ([*half("sweet"), "method._target_=their_words.leaves"], "must be a class derived from pruning.BasePruningMet"),
     ],
