@@ -24,7 +24,7 @@ from orchestrator.execution.own_modules import hold_planned
 T = TypeVar("T")
 DEFAULT_WORK: Work | str = "orchestrator.execution.segment:run_segment"
 """Named, not imported: the driver needs no torch."""
-PREFLIGHT: Preflight | str = "orchestrator.training.preflight:run_preflight"
+PREFLIGHT: Preflight | str = "orchestrator.training.preflight.rehearsal:run_preflight"
 
 TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
 """Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""

@@ -20,7 +20,8 @@ from orchestrator.core.specs import Job
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.training import loop, preflight
+from orchestrator.training import loop
+from orchestrator.training.preflight import rehearsal
 
 THEIRS = """
 import torch
@@ -47,6 +48,15 @@ def shifted(**_):
 def blocks(block, **_):
     tokens = torch.arange(block).expand(30, block)
     return {"train": (tokens, tokens), "test": (tokens, tokens), "classes": block}
+def narrow(**_):
+    train, (tokens, labels) = words()
+    return train, (tokens[:, :5], labels)
+class Unreadable(torch.utils.data.Dataset):
+    def __len__(self): return 10
+    def __getitem__(self, index): raise OSError('no such image')
+def unreadable(**_):
+    train, _ = words()
+    return {"train": train, "test": Unreadable(), "classes": 2}
 class Positions(nn.Module):
     def __init__(self, **_):
         super().__init__()
@@ -146,7 +156,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     assert "seed=0" in text
     assert "`model._target_` (=their_words.Words) could not be created: TypeError: too deep" in text
     assert 'their_words.py", line' in text, "where in their code"
-    assert max(steps) <= preflight.FEW
+    assert max(steps) <= rehearsal.FEW
     assert len(steps) <= 5
 
 
@@ -166,8 +176,18 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         ),
         (
             ["data._target_=their_words.shifted"],
-            "`data` (=their_words.shifted) has the label 7 in its shifted split, and `model` (=their_words.Words) has "
-            "2 outputs, for the classes from 0 to 1; give it more `classes`, or leave these examples out.",
+            "`data` (=their_words.shifted) has the label 7 in its shifted test split, and `model` (=their_words.Words) "
+            "has 2 outputs, for the classes from 0 to 1; give it more `classes`, or leave these examples out.",
+        ),
+        (
+            ["data._target_=their_words.narrow"],
+            "\n  `data` (=their_words.narrow) gives inputs (8, 5) int64 and labels (8,) int64 in its test split, and "
+            "inputs (8, 6) int64 and labels (8,) int64 in its train split: RuntimeError: mat1 and mat2 shapes cannot "
+            "be multiplied (8x20 and 24x2); give all splits examples of one shape and dtype, or a `model` that takes",
+        ),
+        (
+            ["data._target_=their_words.unreadable"],
+            "\n  `data`: the first examples of the test split cannot be read: OSError: no such image; mend what `data`",
         ),
         (
             ["model._target_=their_words.leaves"],
@@ -259,7 +279,7 @@ def test_what_may_pass_by_itself_is_left_to_the_trials(run: Run, monkeypatch: py
     def away(*_: object) -> None:
         raise ConnectionError("the hub is away")
 
-    monkeypatch.setattr(preflight._Rehearsal, "fits", away)
+    monkeypatch.setattr(rehearsal._Rehearsal, "fits", away)
 
     assert run([]).status == "finished"
 

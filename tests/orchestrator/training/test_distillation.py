@@ -17,7 +17,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, TEACHER, Plan, StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.store.store import Store
-from orchestrator.training.preflight import run_preflight
+from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling

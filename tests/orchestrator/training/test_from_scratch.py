@@ -22,7 +22,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import loop
-from orchestrator.training.preflight import run_preflight
+from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state.from_scratch import ControlError, small_of
 from orchestrator.workloads import data
 from orchestrator.workloads.tasks.classification import Classification

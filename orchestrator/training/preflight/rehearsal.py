@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -26,11 +25,11 @@ from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
 from orchestrator.training.networks import initialised
 from orchestrator.training.scoring.ranking import Round
+from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
 from orchestrator.training.stages import Stage
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads import models
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
-from orchestrator.workloads.tasks.batch import kind
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
@@ -38,10 +37,6 @@ from pruning import MaskSet
 
 FEW = 8
 """Examples at most that are tried of each split."""
-
-
-class Misfit(OrchestratorError):
-    """A stage that cannot run as it is configured."""
 
 
 def run_preflight(order: WorkOrder) -> Iterator[Passed]:
@@ -64,7 +59,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     except OrchestratorError:
         raise
     except (Exception, SystemExit) as error:
-        raise Misfit(_sentence(dense, spec, stage, error)) from error
+        raise misfit(dense, spec, None if stage is None else stage.tried, error) from error
     yield Passed(unmatched, () if stage is None else stage.figures)
 
 
@@ -88,10 +83,13 @@ class _Rehearsal(Stage):
         super().__init__(spec, initialised(dense, spec, order), order)
         self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
         self._dense, whole = dense, self._data
-        splits = {"train": whole.train, "val": whole.val, "test": whole.test, **whole.tests}
+        tests = {f"{name} test": split for name, split in whole.tests.items()}
+        splits = {"train": whole.train, "val": whole.val, "test": whole.test, **tests}
         self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
-        tests = {name: _Few(split) for name, split in whole.tests.items()}
-        self._data = replace(whole, train=_Few(whole.train), val=_Few(whole.val), test=_Few(whole.test), tests=tests)
+        self._few = {name: _Few(split, name, self._reads) for name, split in splits.items()}
+        train, val, test, *further = self._few.values()
+        self._data = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
+        self._read = "train"
 
     def fits(self) -> tuple[tuple[str, str], ...]:
         """Raise for a count that all rounds together cannot take; return the patterns of `prune` that match nothing."""
@@ -113,22 +111,16 @@ class _Rehearsal(Stage):
         return unmatched
 
     @property
-    def classes(self) -> int:
-        """The number of classes of the data."""
-        return self._data.classes
-
-    @property
-    def positions(self) -> float:
-        """The most tokens that a network of transformers takes, as far as its configuration says so."""
+    def tried(self) -> Tried:
+        """What the stage has before it now."""
         config = getattr(self._model, "config", None)
-        return getattr(config, "max_position_embeddings", None) or math.inf
+        positions = getattr(config, "max_position_embeddings", None) or math.inf
+        read = self._read
+        batch, train = (next(iter(self._few[name].batches(FEW, device=self._device))) for name in (read, "train"))
+        return Tried(read, batch, train, self._data.classes, positions)
 
-    def batch(self) -> str:
-        """Describe a batch as a step sees it."""
-        batch = next(iter(self._data.train.batches(FEW, device=self._device)))
-        if isinstance(batch, list | tuple) and len(batch) == 2:
-            return f"inputs {kind(batch[0])} and labels {kind(batch[1])}"
-        return kind(batch)
+    def _reads(self, name: str) -> None:
+        self._read = name
 
     def _fit(self, *args: Any, **options: Any) -> loop.FitResult:
         try:
@@ -167,8 +159,8 @@ class _Rehearsal(Stage):
             known = self._task.known(labels)
             if known is not None and (largest := int(labels.where(known, 0).max())) >= outputs:
                 raise Misfit(
-                    f"`data` (={_name(self._dense.typed.data)}) has the label {largest} in its {name} split, and "
-                    f"`model` (={_name(self._dense.typed.model)}) has {outputs} outputs, for the classes from 0 to "
+                    f"`data` (={named(self._dense, 'data')}) has the label {largest} in its {name} split, and "
+                    f"`model` (={named(self._dense, 'model')}) has {outputs} outputs, for the classes from 0 to "
                     f"{outputs - 1}; give it more `classes`, or leave these examples out."
                 )
 
@@ -192,63 +184,41 @@ class _Few:
     """A split of which only the first few examples are read; its lengths are the true ones."""
 
     split: Split
+    name: str
+    told: Callable[[str], object]
+    """Called with the name when examples are read."""
 
     def __len__(self) -> int:
         return len(self.split)
 
     def batches(self, batch_size: int, *, device: torch.device, **order: Any) -> Batches:
         whole = self.split.batches(batch_size, device=device, **order)
-        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), whole)
+        return _OneBatch(self.split.batches(min(batch_size, FEW), device=device), whole, self)
 
 
 @dataclass(frozen=True)
 class _OneBatch:
     batches: Batches
     whole: Batches
+    of: _Few
 
     def __len__(self) -> int:
         return len(self.whole)
 
     def __iter__(self) -> Iterator[Batch]:
-        yield next(iter(self.batches))
+        self.of.told(self.of.name)
+        try:
+            batch = next(iter(self.batches))
+        except OrchestratorError:
+            raise
+        except Exception as error:
+            said = " ".join(str(error).split()) or "no more is said"
+            raise Misfit(
+                f"`data`: the first examples of the {self.of.name} split cannot be read: {type(error).__name__}: "
+                f"{said.rstrip('.')}; mend what `data` names."
+            ) from error
+        yield batch
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         del number, start
         return iter(self)
-
-
-def _sentence(dense: StageSpec, spec: StageSpec, stage: _Rehearsal | None, error: BaseException) -> str:
-    """Say that a stage failed in a place that has no sentence of its own: in the user's code, or between two parts."""
-    said = " ".join(str(error).split()) or "no more is said"
-    model, data = (_name(part) for part in (dense.typed.model, dense.typed.data))
-    train = spec.training
-    step = "could not be made"
-    if stage is not None:
-        step = f"could not run on a batch of {stage.batch()}"
-    said = f"{type(error).__name__}: {said.rstrip('.')}"
-    if stage is not None and (label := re.search(r"Target (-?\d+) is out of bounds", said)):
-        said = f"the network gives fewer outputs than the {stage.classes} classes of the data"
-        if label[1].startswith("-"):
-            said = f"a label is {label[1]}, and classes count from 0"
-    if stage is not None and re.search(r"\bdouble\b|must have the same dtype|type \(.*should be the same", said, re.I):
-        batch = stage.batch()
-        if odd := re.search(r"\b(float64|float16|bfloat16|uint8|int(8|16|32))\b", batch.partition(" and labels")[0]):
-            return (
-                f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with {odd[1]}; return float32."
-            )
-    block = dense.typed.data.get("block")
-    if stage is not None and isinstance(error, IndexError) and isinstance(block, int) and block > stage.positions:
-        ours = dense.typed.model.get("kind") == "huggingface"
-        more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "a `model` of more"
-        return (
-            f"`data.block` (={block}) must be at most the {stage.positions} positions that `model` (={model}) tells "
-            f"apart; pass data.block={stage.positions}, or {more}."
-        )
-    return (
-        f"`model` (={model}) with `data` (={data}) and `{train}` {step}: {said}; "
-        f"change `model`, `data`, `prune` or `{train}` until they fit."
-    )
-
-
-def _name(node: Any) -> str:
-    return str(node.get("kind") or node.get("_target_"))
