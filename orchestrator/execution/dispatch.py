@@ -181,7 +181,7 @@ class Dispatcher:
             failure = replace(failure, message=f"{failure.message} ({counts})")
         events += self._fail_below(attempt, failure)
         if failure.fatal or self._cluster.on_error == "stop":
-            why = "no trial could do better" if failure.fatal else "on_error=stop"
+            why = "no trial could do better" if failure.fatal else "cluster.on_error=stop"
             events += self.stop(Failure(f"the sweep stopped ({why}): {failure.message}"))
         return events
 

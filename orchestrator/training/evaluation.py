@@ -34,8 +34,13 @@ def evaluate(
         return measured(task, task.measure(model, split.batches(batch_size, device=device)))
 
 
-def monitored(task: Task, name: str | None) -> Metric:
+def monitored(task: Task, name: str | None, where: str) -> Metric:
     """Return the metric that says what best means: of this name, the primary one where it is None.
+
+    Args:
+        task: what measures.
+        name: `monitor` of a training.
+        where: the training's place in the configuration, for errors.
 
     Raises:
         TaskError: the task measures no such thing
@@ -43,7 +48,7 @@ def monitored(task: Task, name: str | None) -> Metric:
     known = {metric.name: metric for metric in (*task.metrics, Metric("loss", "", "lower", margin=0.0))}
     if name is not None and name not in known:
         raise TaskError(
-            f"`train.monitor` (={name}) must be one of {', '.join(known)}, which the task measures; pass null for "
+            f"`{where}.monitor` (={name}) must be one of {', '.join(known)}, which the task measures; pass null for "
             f"{task.metrics[0].name}."
         )
     return known[name or task.metrics[0].name]

@@ -63,6 +63,7 @@ def fit(
     *,
     seed: int,
     device: torch.device,
+    where: str = "train",
     on_optimizer: Callable[[Optimizer], None] | None = None,
     cancelled: Callable[[], bool] = never,
     on_point: Callable[[CurvePoint], object] = lambda _: None,
@@ -81,6 +82,7 @@ def fit(
     Args:
         task: with the loss of this training.
         config: a plain `orchestrator.config.parts.training.Train`; absent keys have their defaults.
+        where: the node's place in the configuration, for errors: `train` or `finetune`.
         on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
         cancelled: asked before each batch.
         on_point: told each point as it comes.
@@ -96,12 +98,12 @@ def fit(
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
-    for sentence in violations("train", Train, {**vars(Train()), **config}):
+    for sentence in violations(where, Train, {**vars(Train()), **config}):
         raise TrainingError(sentence)
     settings = Train(**config)
     model.to(device)
     with seeded(derive(seed, "training"), device):
-        run = _Run(model, data, task, settings, seed, device)
+        run = _Run(model, data, task, settings, seed, device, where)
         run.since = run.at(since)
         if on_optimizer is not None:
             on_optimizer(run.optimizer)
@@ -120,11 +122,11 @@ class _Run(Resumable):
     """One training: the optimizer's state, where it is, and the best weights so far."""
 
     def __init__(
-        self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device
+        self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device, where: str
     ) -> None:
-        self.scaler = scaler_of(config.precision, device)
+        self.scaler = scaler_of(config.precision, device, where)
         self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
-        self.monitor = monitored(task, config.monitor)
+        self.where, self.monitor = where, monitored(task, config.monitor, where)
         batches = data.train.batches(
             config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
         )
@@ -133,13 +135,13 @@ class _Run(Resumable):
         self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
         if not self.epoch_length and (config.steps or config.epochs):
             raise TrainingError(
-                f"`train.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
+                f"`{where}.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
                 "training split, while drop_last is true; pass a smaller one."
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = optimizer_of(config, self.parameters)
-        self.gradients = Gradients(config, model, self.parameters)
-        self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length)
+        self.optimizer = optimizer_of(config, self.parameters, where)
+        self.gradients = Gradients(config, model, self.parameters, where)
+        self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length, where)
         # No method of this object: it would hold itself, and the processes of its loader, until the collector runs.
         loss_of = partial(task.loss, model)
         self.loss_of = torch.compile(loss_of) if config.compile else loss_of
@@ -217,8 +219,8 @@ class _Run(Resumable):
                 raise
             said = str(error).strip().splitlines()[0]
             raise TrainingError(
-                f"`train.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; pass "
-                "train.compile=false finetune.compile=false."
+                f"`{self.where}.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; "
+                "pass train.compile=false finetune.compile=false."
             ) from error
 
     def _schedule(self, interval: str) -> None:
@@ -239,7 +241,7 @@ class _Run(Resumable):
             precision=config.precision,
         ).figures
         if not math.isfinite(found["loss"]):
-            raise _diverged("validation", self.step, found["loss"])
+            raise self._diverged("validation", self.step, found["loss"])
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(found["loss"])
         self.losses.clear()
@@ -257,16 +259,22 @@ class _Run(Resumable):
         values = torch.stack(self.losses).double().tolist()
         for index, value in enumerate(values):
             if not math.isfinite(value):
-                raise _diverged("training", self.step - len(values) + 1 + index, value)
+                raise self._diverged("training", self.step - len(values) + 1 + index, value)
         return math.fsum(values) / len(values)
+
+    def _diverged(self, which: str, step: int, loss: float) -> Diverged:
+        return Diverged(
+            f"the {which} loss is {loss} at step {step}: training diverged; lower `{self.where}.optimizer.lr`, or clip "
+            f"gradients with `{self.where}.clip_norm=1.0`."
+        )
 
     def _keep(self, point: CurvePoint) -> bool:
         """Remember the weights if they are a new best; tell whether they are."""
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
             raise TrainingError(
-                f"`train.monitor` (={self.monitor.name}) must be finite on the validation split, and is not at step "
-                f"{point.step}, though the loss is; pass train.monitor=loss finetune.monitor=loss."
+                f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, and is not at "
+                f"step {point.step}, though the loss is; pass train.monitor=loss finetune.monitor=loss."
             )
         improved = value > self.best
         if improved:
@@ -289,10 +297,3 @@ class _Run(Resumable):
             for tensor, best in zip(self._state(), self.best_state, strict=True):
                 tensor.copy_(best)
         restore_extra_state(self.model, self.best_extra)
-
-
-def _diverged(which: str, step: int, loss: float) -> Diverged:
-    return Diverged(
-        f"the {which} loss is {loss} at step {step}: training diverged; lower `optimizer.lr`, or clip gradients with "
-        "`clip_norm=1.0`."
-    )

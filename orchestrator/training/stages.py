@@ -254,7 +254,7 @@ class Stage:
         }
         if self._config.get("_target_") is None:
             places: dict[str, Any] = {"since": self._spec.typed.restart.rates or 0, "until": until}
-            return loop.fit(self._model, self._data, self._taught(), self._config, **places, **shared)
+            return loop.fit(self._model, self._data, self._taught(), self._config, where=where, **places, **shared)
         if until == 0:
             return loop.FitResult((), 0, 0)
         measured = partial(self._measured, self._data.val)

@@ -31,34 +31,35 @@ class TrainingError(OrchestratorError):
     repeats = True
 
 
-def scaler_of(precision: str, device: torch.device) -> GradScaler:
+def scaler_of(precision: str, device: torch.device, where: str) -> GradScaler:
     """Create what scales the losses of fp16; raise `TrainingError` for a precision that a device has not."""
     if precision == "fp16" and device.type != "cuda":
         raise TrainingError(
-            f"`train.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
+            f"`{where}.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
             "cluster.gpus_per_trial=1."
         )
     return GradScaler(device.type, enabled=precision == "fp16")
 
 
-def optimizer_of(config: Train, parameters: Sequence[nn.Parameter]) -> Optimizer:
+def optimizer_of(config: Train, parameters: Sequence[nn.Parameter], where: str) -> Optimizer:
     """Create the optimizer; raise `TrainingError` for one that computes gradients itself."""
-    optimizer: Optimizer = create("train.optimizer", config.optimizer, parameters)
+    optimizer: Optimizer = create(f"{where}.optimizer", config.optimizer, parameters)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TrainingError(
-            f"`train.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
+            f"`{where}.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
             "a trial are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
         )
     return optimizer
 
 
-def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length: int) -> LRScheduler | None:
+def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length: int, where: str) -> LRScheduler | None:
     """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps.
 
     Args:
         length: of the training, in optimizer steps.
         epoch_length: the same of an epoch.
+        where: the training's place in the configuration, for errors.
     """
     if config.scheduler is None:
         return None
@@ -68,7 +69,7 @@ def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length:
     node = {
         key: max(length, 1) if key in lengths and value is None else value for key, value in config.scheduler.items()
     }
-    scheduler: LRScheduler = create("train.scheduler", node, optimizer)
+    scheduler: LRScheduler = create(f"{where}.scheduler", node, optimizer)
     return scheduler
 
 
@@ -107,7 +108,7 @@ class Gradients:
         TrainingError: there is a penalty, and no BatchNorm whose scales are trained.
     """
 
-    def __init__(self, config: Train, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, config: Train, model: nn.Module, parameters: Sequence[nn.Parameter], where: str) -> None:
         self._parameters, self._clip_norm, self._penalty = parameters, config.clip_norm, config.penalty
         self._scales: dict[nn.Parameter, nn.Module] = {}
         if config.penalty:
@@ -115,8 +116,8 @@ class Gradients:
             self._scales = {scale: module for scale, module in held.items() if scale.requires_grad}
             if not self._scales:
                 raise TrainingError(
-                    f"`train.penalty` (={config.penalty}) must be 0 for a network without trained scales of BatchNorm, "
-                    "which it is put on; pass train.penalty=0 finetune.penalty=0, or another model."
+                    f"`{where}.penalty` (={config.penalty}) must be 0 for a network without trained scales of "
+                    "BatchNorm, which it is put on; pass train.penalty=0 finetune.penalty=0, or another model."
                 )
 
     def finish(self, scaler: GradScaler, optimizer: Optimizer) -> None:

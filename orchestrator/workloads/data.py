@@ -237,8 +237,8 @@ def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
     if not 0 < size < len(train):
         raise DataError(
-            f"`data.val_size` (={size}, from val_fraction={fraction}) must lie between 1 and {len(train) - 1}, one "
-            "less than the training split has; pass another."
+            f"`data.val_size` (={size}, from data.val_fraction={fraction}) must lie between 1 and {len(train) - 1}, "
+            "one less than the training split has; pass another."
         )
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     if isinstance(train, TensorSplit) and train.in_order:

@@ -171,11 +171,12 @@ class _Rehearsal(Stage):
     def _hold_monitor(self) -> None:
         """Raise for a metric to choose by that the task has and these data do not give."""
         config = Train(**self._config)
-        name = monitored(self._task, config.monitor).name
+        where = self._spec.training
+        name = monitored(self._task, config.monitor, where).name
         if (config.select == "best" or config.patience) and name not in self._measured(self._data.val).figures:
             raise Misfit(
-                f"`train.monitor` (={config.monitor}) must be measured on `data`, which gives no {name}; pass null for "
-                f"{self._task.metrics[0].name}."
+                f"`{where}.monitor` (={config.monitor}) must be measured on `data`, which gives no {name}; pass null "
+                f"for {self._task.metrics[0].name}."
             )
 
 

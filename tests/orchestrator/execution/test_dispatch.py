@@ -96,7 +96,7 @@ def test_a_sweep_that_stops_itself_says_so_of_what_was_running() -> None:
     told = [*dispatcher.take(broken, BROKEN), *dispatcher.ended(running)]
     assert summary(told, plan) == ["failed a-0 1", "killed c-0 1", "killed b-0 1"]
     assert {event.failure.message for event in told[1:] if event.failure} == {
-        "the sweep stopped (on_error=stop): ValueError: boom"
+        "the sweep stopped (cluster.on_error=stop): ValueError: boom"
     }
 
 

@@ -240,7 +240,9 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
     order = torch.randperm(TRAIN, generator=torch.Generator().manual_seed(derive(4, "order"))).tolist()
     step = order.index(17) // 8 + 1
 
-    with pytest.raises(loop.Diverged, match=rf"training loss is nan at step {step}: .*`optimizer\.lr`") as caught:
+    with pytest.raises(
+        loop.Diverged, match=rf"training loss is nan at step {step}: .*`train\.optimizer\.lr`"
+    ) as caught:
         fit(nn.Linear(4, 3), seed=4, data=Data(broken, data.val, data.test, (4,), 3))
 
     assert isinstance(caught.value, OrchestratorError)
@@ -249,6 +251,12 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
 def test_a_validation_loss_that_is_not_finite_is_refused_too() -> None:
     with pytest.raises(loop.Diverged, match="validation loss is nan at step 1"):
         fit(nn.Linear(4, 3), lr=float("inf"), epochs=None, steps=1)
+
+
+def test_a_training_of_finetune_names_its_own_keys() -> None:
+    config = settings(lr=float("inf"), epochs=None, steps=1)
+    with pytest.raises(loop.Diverged, match=r"lower `finetune\.optimizer\.lr`, or clip .*`finetune\.clip_norm=1\.0`"):
+        loop.fit(nn.Linear(4, 3), problem(), CLASSES, config, seed=0, device=CPU, where="finetune")
 
 
 def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def test_it_is_added_to_gradients_that_are_scaled_no_more(clip: float | None) ->
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 
     scaler.scale(nn.functional.cross_entropy(model(data[0]), data[1])).backward()
-    Gradients(Train(penalty=LAMBDA, clip_norm=clip), model, list(model.parameters())).finish(scaler, optimizer)
+    gradients = Gradients(Train(penalty=LAMBDA, clip_norm=clip), model, list(model.parameters()), "train")
+    gradients.finish(scaler, optimizer)
     scaler.step(optimizer)
 
     for name, expected in stepped(LAMBDA, clip).items():
