@@ -87,7 +87,7 @@ MODELS: Mapping[str, Model] = named(
         ),
         Model(
             "gpt",
-            "orchestrator.workloads.gpt:gpt",
+            "orchestrator.workloads.networks.gpt:gpt",
             "A small GPT for blocks of tokens, as of `data=text`: 0.8 million parameters with some hundred tokens; its "
             "head is apart from its embedding.",
             (
@@ -113,7 +113,7 @@ MODELS: Mapping[str, Model] = named(
         ),
         Model(
             "huggingface",
-            "orchestrator.workloads.libraries:huggingface",
+            "orchestrator.workloads.networks.libraries:huggingface",
             "The network that the config.json of a directory describes, built by transformers with random weights; "
             "`weights` gives it others.",
             (
@@ -138,7 +138,7 @@ MODELS: Mapping[str, Model] = named(
         ),
         Model(
             "timm",
-            "orchestrator.workloads.libraries:timm",
+            "orchestrator.workloads.networks.libraries:timm",
             "A network that timm names, with random weights, for the images and classes of the data; `weights` gives "
             "it others.",
             (

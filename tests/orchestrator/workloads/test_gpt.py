@@ -12,7 +12,7 @@ from torch import nn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.stage_fields import Prune
 from orchestrator.workloads import models
-from orchestrator.workloads.gpt import gpt
+from orchestrator.workloads.networks.gpt import gpt
 
 PRUNE = Prune(("Linear",))
 
