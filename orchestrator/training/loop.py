@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from orchestrator.config.parts.training import Train
 from orchestrator.config.rules import violations
 from orchestrator.core.errors import Cancelled as Cancelled
-from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
@@ -27,19 +26,15 @@ from orchestrator.training.evaluation import autocast, evaluate, monitored
 from orchestrator.training.state.resuming import Keep, Resumable
 from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
 from orchestrator.training.steps import Averages, Gradients, Steps, TrainingError, optimizer_of, scaler_of, scheduler_of
+from orchestrator.training.steps import Diverged as Diverged
 from orchestrator.workloads.data import Data
+from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.task import Task
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
 """Steps after which losses are looked at in any case: looking waits for the device."""
-
-
-class Diverged(OrchestratorError):
-    """The loss is not finite any more."""
-
-    repeats = True
 
 
 @dataclass(frozen=True)
@@ -263,9 +258,14 @@ class _Run(Resumable):
         return math.fsum(values) / len(values)
 
     def _diverged(self, which: str, step: int, loss: float) -> Diverged:
+        """Return what to raise for a loss that is not finite; raise `DataError` where that is the data's fault."""
+        said = f"the {which} loss is {loss} at step {step}"
+        if which == "validation":
+            require_finite({"val": self.data.val}, self.config.eval_batch_size, self.device, said)
+        self.steps.require_finite(step, said)
         return Diverged(
-            f"the {which} loss is {loss} at step {step}: training diverged; lower `{self.where}.optimizer.lr`, or clip "
-            f"gradients with `{self.where}.clip_norm=1.0`."
+            f"{said}: training diverged; lower `{self.where}.optimizer.lr`, or clip gradients with "
+            f"`{self.where}.clip_norm=1.0`."
         )
 
     def _keep(self, point: CurvePoint) -> bool:

@@ -31,6 +31,7 @@ from orchestrator.training.state.train_state import (
 )
 from orchestrator.training.steps import TrainingError
 from orchestrator.workloads.data import Data
+from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure, given
 from orchestrator.workloads.tasks.task import Measured, Task
@@ -131,7 +132,7 @@ class Context:
         values = {str(name): float(value) for name, value in metrics.items()}
         for name, value in values.items():
             if not abs(value) <= LARGEST:
-                raise Diverged(f"{name} is {value} at step {step}: training diverged; lower the learning rate.")
+                raise Diverged(f"{name} is {value} at step {step}: training diverged; lower its learning rate.")
         point = CurvePoint(step, float(len(self.curve) + 1 if epoch is None else epoch), time.time(), values)
         self.curve.append(point)
         self._on_point(point)
@@ -220,6 +221,17 @@ def run_own_loop(
         Unfit: the checkpoint that it would go on from is of another training.
         OrchestratorError: the function cannot be imported or raised, or it left a network that cannot be used.
     """
+    try:
+        return _run(where, config, model, task, data, context)
+    except Diverged as error:
+        size, said = Train(**config).eval_batch_size, str(error).partition(":")[0]
+        require_finite({"train": data.train, "val": data.val}, size, context.device, said)
+        raise
+
+
+def _run(
+    where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
+) -> FitResult:
     function, before = _function(where, config), _form(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)

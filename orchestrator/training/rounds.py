@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -52,12 +53,18 @@ def sizes(chosen: Sequence[Prunable], asked: Round) -> dict[str, int]:
     return {"all prunable parameters": sum(found.values())} if asked.choices.scope.kind == "global" else dict(found)
 
 
-def hold_finite(metrics: Mapping[str, float]) -> None:
-    """Raise `LawBroken` for a network whose loss after pruning is not a number: nothing can be compared with it."""
+def hold_finite(metrics: Mapping[str, float], where: str, blame: Callable[[str], None]) -> None:
+    """Raise `LawBroken` for a network whose loss after pruning is not finite: nothing can be compared with it.
+
+    Args: its `metrics` before training; `where` the configuration says how it is trained; `blame`, which raises an
+    error that begins with its argument where the data are at fault.
+    """
     if not math.isfinite(metrics["loss"]):
+        said = f"the loss of the pruned network is {metrics['loss']} before any fine-tuning"
+        blame(said)
         raise Overflow(
-            f"the loss of the pruned network is {metrics['loss']} before any fine-tuning: its activations overflow; "
-            "use `finetune.precision=fp32`, or a method that leaves the layers balanced."
+            f"{said}: its activations overflow; use `{where}.precision=fp32`, or a method that leaves the layers "
+            "balanced."
         )
 
 

@@ -37,7 +37,8 @@ from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
 from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
 from orchestrator.training.steps import TrainingError, kept_gradients
-from orchestrator.workloads import data, models
+from orchestrator.workloads import models
+from orchestrator.workloads.inspection import first, require_finite
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.tasks import table
 from orchestrator.workloads.tasks.batch import arguments, moved
@@ -214,7 +215,8 @@ class Stage:
             return masks, {}, scoring
         self._restart(masks)
         before = self._measured(self._data.val).figures
-        rounds.hold_finite(before)
+        blame = partial(require_finite, {"val": self._data.val}, self._config["eval_batch_size"], self._device)
+        rounds.hold_finite(before, self._spec.training, blame)
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
 
     def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
@@ -290,6 +292,6 @@ class Stage:
         return evaluate(self._model, split, self._task, device=self._device, **sizes)
 
     def _macs(self) -> Macs:
-        example = moved(data.first(self._data.train), self._device)  # a real one: tokens are integers
+        example = moved(first(self._data.train), self._device)  # a real one: tokens are integers
         given, named = arguments(self._model, example, labels=False)
         return macs(self._model, named or given, self._network.masks)

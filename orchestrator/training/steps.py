@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, Literal, cast
 
@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.config.parts.training import Train
-from orchestrator.core.errors import OrchestratorError
-from orchestrator.workloads.splits import Batch, Batches
+from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.workloads.inspection import spoilt
+from orchestrator.workloads.splits import Batch, Batches, index_of
 from orchestrator.workloads.targets import create
 from pruning.scores.network import batch_norms
 
@@ -27,6 +28,12 @@ ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW
 
 class TrainingError(OrchestratorError):
     """A training that its configuration, device or data does not allow."""
+
+    repeats = True
+
+
+class Diverged(OrchestratorError):
+    """The loss is not finite any more."""
 
     repeats = True
 
@@ -95,6 +102,19 @@ class Steps:
             while together := list(islice(batches, self.accumulate)):
                 yield together
             start = 0
+
+    def require_finite(self, step: int, said: str) -> None:
+        """Raise `DataError`, which begins with `said`, for an example with NaN or an infinity that a step has read.
+
+        The step before is searched too: its gradients may have spoilt the weights.
+        """
+        for before in range(step - 1, max(step - 3, -1), -1):
+            epoch, start = divmod(before, len(self))
+            first = start * self.accumulate
+            for number, batch in enumerate(islice(self.batches.epoch(epoch, first), self.accumulate), first):
+                if found := spoilt(batch):
+                    index = index_of(self.batches, epoch, number, found.index or 0)
+                    raise DataError(f"{said}: {replace(found, index=index).refusal('train')}")
 
 
 class Gradients:

@@ -247,25 +247,6 @@ def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]
     return train.subset(rest), train.subset(val)
 
 
-def first(split: Split) -> Any:
-    """Return a batch of the first example of `split` alone, as it is stored; generators are restored."""
-    if isinstance(split, TensorSplit):
-        return split.take(torch.tensor([0]))
-    with seeded(0):  # a Dataset may augment
-        if not isinstance(split, LoaderSplit | StreamSplit):
-            return next(iter(split.batches(1, device=torch.device("cpu"))))
-        item = split.example()
-        if split.collate is not None:
-            return split.first()
-        parts = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
-        if next(tensors(item), None) is None or (isinstance(item, list | tuple) and not isinstance(item[0], Tensor)):
-            raise DataError(
-                "`data`: an item of the training Dataset must be a pair (input tensor, label), or a dict or an object "
-                f"with tensors, not ({', '.join(parts)}); add a transform such as torchvision.transforms.ToTensor()."
-            )
-        return split.first()
-
-
 def _shape(split: Split) -> tuple[int, ...]:
     """Return the shape of the input of one example: of several, of the first."""
     return tuple(next(tensors(first(split))).shape[1:])

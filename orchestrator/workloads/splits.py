@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.workloads.tasks.batch import moved
+from orchestrator.workloads.tasks.batch import moved, transformed
 
 Batch = Any
 """What a Dataset's examples are collated to, on the device; of a split held in memory (inputs, labels)."""
@@ -179,6 +179,14 @@ def _length(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
+def index_of(batches: Batches, epoch: int, number: int, row: int) -> int | None:
+    """Return the index in its split of a row of batch `number` of an epoch; None where examples have no index."""
+    reads = batches.reads if isinstance(batches, _LoaderBatches) else batches
+    if isinstance(reads, _TensorBatches | _Reads):
+        return int(reads.orders.of(epoch)[number * reads.size + row])
+    return None
+
+
 class _Orders:
     """The order of the examples in each epoch: permutations drawn from a generator one after another, or as stored."""
 
@@ -286,12 +294,3 @@ class _Seeded(Dataset[Any]):
             else:
                 found = [self.dataset[index] for index in read.indices]
             return [transformed(example, self.transform) for example in found]
-
-
-def transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
-    """Return `example` with `transform` done to it: to the inputs of a pair, to all of another."""
-    if transform is None:
-        return example
-    if isinstance(example, list | tuple):
-        return (transform(example[0]), *example[1:])
-    return transform(example)

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive, seeded
-from orchestrator.workloads.splits import Batch, Batches, transformed
-from orchestrator.workloads.tasks.batch import moved
+from orchestrator.workloads.splits import Batch, Batches
+from orchestrator.workloads.tasks.batch import moved, transformed
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ THEIRS = """
 import torch
 from torch import nn
 import pruning
+from orchestrator.core.metrics import Metric
 def words(**_):
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 20, (120, 6), generator=draw)
@@ -57,6 +58,29 @@ class Unreadable(torch.utils.data.Dataset):
 def unreadable(**_):
     train, _ = words()
     return {"train": train, "test": Unreadable(), "classes": 2}
+def holes(place, value, **_):
+    draw = torch.Generator().manual_seed(0)
+    parts, (split, part) = ("train", "val", "test"), place.split()
+    pairs = {n: (torch.rand(40, 4, generator=draw), torch.rand(40, 1, generator=draw)) for n in parts}
+    pairs[split][part == "labels"][30, 0] = float(value)
+    return {**pairs, "classes": 1}
+class Listed(torch.utils.data.Dataset):
+    def __init__(self, inputs, labels): self.inputs, self.labels = inputs, labels
+    def __len__(self): return len(self.inputs)
+    def __getitem__(self, index): return self.inputs[index], self.labels[index]
+def listed(value, **_):
+    found = holes("test inputs", 0.0)
+    found["test"][0][3] = float(value)
+    return {**found, "test": Listed(*found["test"])}
+class Known:
+    metrics = (Metric("off_by", "", "lower", margin=0.1),)
+    def loss(self, model, batch):
+        known = batch[1].isfinite()
+        return (model(batch[0])[known] - batch[1][known]).abs().mean()
+    def size(self, batch): return len(batch[1])
+    def measure(self, model, batches):
+        losses = [float(self.loss(model, batch)) for batch in batches]
+        return {"loss": sum(losses) / len(losses), "off_by": sum(losses) / len(losses)}
 class Positions(nn.Module):
     def __init__(self, **_):
         super().__init__()
@@ -221,6 +245,49 @@ def test_a_misfit_is_told_once_and_before_a_report_is_announced(
     assert str(caught.value).count("\n  `") == 1
     assert said in str(caught.value)
     assert capsys.readouterr().out == "Importing torch, then trying what is new on a few examples.\n"
+
+
+def holes(place: str, value: str, target: str = "holes") -> list[str]:
+    data = [f"data._target_=their_words.{target}", f"+data.place='{place}'", f"+data.value='{value}'"]
+    return [*data, "data.val_fraction=null", "model=mlp", "model.hidden=[4]", "task=regression"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            holes("train inputs", "nan"),
+            "(=their_words.holes) must give finite numbers, and the inputs of example 30 (counted ",
+        ),
+        (
+            holes("val inputs", "inf"),
+            "the inputs of example 30 (counted from 0) of its val split hold inf; replace such val",
+        ),
+        (
+            holes("test inputs", "-inf"),
+            "the inputs of example 30 (counted from 0) of its test split hold -inf; replace such",
+        ),
+        (holes("train labels", "nan"), "the labels of example 30 (counted from 0) of its train split hold nan; rep"),
+        (holes("", "nan", "listed"), "the inputs of example 3 (counted from 0) of its test split hold nan; replace"),
+        (
+            [*holes("train inputs", "nan"), "method=snip", "schedule=at_start"],
+            "the inputs of example 30 (counted from 0)",
+        ),
+    ],
+)
+def test_numbers_that_are_not_finite_are_told_before_anything_trains(run: Run, line: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(line)
+
+    assert str(caught.value).count("\n  `data._target_`") == 1
+    assert said in str(caught.value)
+    assert "lr" not in str(caught.value)
+
+
+def test_labels_that_a_task_of_one_s_own_leaves_out_may_be_nan(run: Run) -> None:
+    line = [*holes("train labels", "nan")[:-1], "task={_target_: their_words.Known,kind: null}"]
+
+    assert run(line).status == "finished"
 
 
 def test_a_store_that_cannot_be_is_refused_with_the_status_of_a_refusal(run: Run) -> None:

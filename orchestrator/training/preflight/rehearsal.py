@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.config.parts.training import Train
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
@@ -29,14 +30,20 @@ from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
 from orchestrator.training.stages import Stage
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads import models
+from orchestrator.workloads.inspection import spoilt_in
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
+from orchestrator.workloads.targets import given
+from orchestrator.workloads.tasks.batch import moved
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
+from pruning.measure.macs import in_mode
 
 FEW = 8
 """Examples at most that are tried of each split."""
+CHUNK = 256
+"""Examples held in memory that are searched at a time."""
 
 
 def run_preflight(order: WorkOrder) -> Iterator[Passed]:
@@ -52,6 +59,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     try:
         _hold_device(order.device)
         stage = _Rehearsal(dense, order)
+        stage.require_finite()
         unmatched = stage.fits()
         stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
     except (loop.Diverged, rounds.Overflow):  # of an untrained network, or after one step: the training may still go on
@@ -109,6 +117,33 @@ class _Rehearsal(Stage):
                 "pass a smaller count, a float for a fraction, or leave them out with `prune.exclude`."
             )
         return unmatched
+
+    def require_finite(self) -> None:
+        """Raise `DataError` where the user's own data hold NaN or an infinity in an example that spoils the loss.
+
+        All examples that are held in memory are searched, and of a split that is read one by one the first few.
+        """
+        node = self._dense.fields["data"]
+        for name, few in self._few.items() if node.get("_target_") else ():
+            split, size = self._held.get(name, few), CHUNK if name in self._held else FEW
+            found = spoilt_in(split.batches(size, device=torch.device("cpu")), size)
+            if found is not None and self._spoils(split, found.index or 0):
+                raise DataError(found.refusal(name, given("data", node)))
+
+    def _spoils(self, split: Split, index: int) -> bool:
+        """Whether a batch with this example has a loss, or a gradient, that is not finite."""
+        if isinstance(split, TensorSplit):
+            batch = split.take(torch.arange(index, min(index + FEW, len(split))))
+        else:
+            batch = next(iter(split.batches(FEW, device=self._device)))
+        try:
+            with seeded(0, self._device), in_mode(self._model, training=False):
+                loss = self._task.loss(self._model, moved(batch, self._device))
+                weights = [each for each in self._model.parameters() if each.requires_grad]
+                found = [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
+        except Exception:  # whatever does not fit is told as the stage runs
+            return False
+        return not all(bool(each.isfinite().all()) for each in found if each is not None)
 
     @property
     def tried(self) -> Tried:

@@ -23,7 +23,8 @@ from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.training.scoring.examples import ScoringData, count
-from orchestrator.workloads.data import Data, first
+from orchestrator.workloads.data import Data
+from orchestrator.workloads.inspection import first
 from orchestrator.workloads.models import Prunable
 from orchestrator.workloads.targets import TargetError, failure, given
 from orchestrator.workloads.tasks.batch import arguments

@@ -39,6 +39,15 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch.to(device) if hasattr(batch, "to") else batch
 
 
+def transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
+    """Return `example` with `transform` done to it: to the inputs of a pair, to all of another."""
+    if transform is None:
+        return example
+    if isinstance(example, list | tuple):
+        return (transform(example[0]), *example[1:])
+    return transform(example)
+
+
 def size(batch: Any) -> int:
     """Return how many examples `batch` holds: the length of its first tensor."""
     first = next(tensors(batch), None)

@@ -322,7 +322,7 @@ def test_the_laws_are_held() -> None:
     with pytest.raises(LawBroken, match=r"is not the requested 0\.5"):
         rounds.hold_laws(chosen, Round.of({"method": RANDOM, "target": 0.5}), parent, masks, weights)
     with pytest.raises(LawBroken, match="is nan"):
-        rounds.hold_finite({"loss": float("nan")})
+        rounds.hold_finite({"loss": float("nan")}, "finetune", str)
 
 
 def test_the_plain_state_is_that_of_a_network_never_pruned() -> None:

@@ -30,7 +30,7 @@ from training_cases import (
 )
 
 from orchestrator.config.groups import schema_of
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop
 from orchestrator.training.evaluation import evaluate
@@ -241,7 +241,7 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
     step = order.index(17) // 8 + 1
 
     with pytest.raises(
-        loop.Diverged, match=rf"training loss is nan at step {step}: .*`train\.optimizer\.lr`"
+        DataError, match=rf"training loss is nan at step {step}: .* the inputs of example 17 "
     ) as caught:
         fit(nn.Linear(4, 3), seed=4, data=Data(broken, data.val, data.test, (4,), 3))
 
