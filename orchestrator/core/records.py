@@ -18,7 +18,7 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
 RECORD_VERSION = 3
-"""Raised whenever a record's fields change: a store refuses the versions it does not know."""
+"""Raised when records of before cannot be read any more: a store refuses the versions it does not know."""
 
 
 BUSY = 0.5
@@ -115,6 +115,8 @@ class StageRecord:
     """Unix seconds."""
     started_from: str = ""
     """`weights_digest` of the stage whose network this one went on from, empty where there is none."""
+    data_digest: str = ""
+    """Digest of the examples of a data set of the user's own; empty for a built-in one, and in older records."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What is no figure: `measured`, by split what the task counts, such as the `hits` of each class; of a round
     `dead_tensors`, the names of those without an entry left, `rounding`, by how much whole entries or channels may
@@ -139,7 +141,7 @@ class StageRecord:
     version: int = RECORD_VERSION
 
     CIRCUMSTANCES: ClassVar = (
-        *("measurements", "warnings", "started", "device", "host", "attempt", "environment", "files"),
+        *("measurements", "warnings", "started", "device", "host", "attempt", "environment", "files", "data_digest"),
     )
 
     @property

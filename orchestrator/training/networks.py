@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from orchestrator.core.errors import StageMissing
+from orchestrator.core.errors import DataError, StageMissing
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.training.environment import deciding
 from orchestrator.workloads import data, models
+from orchestrator.workloads.targets import given
 from orchestrator.workloads.weights import initialise, load_state
 from pruning import MaskSet
 
@@ -45,8 +48,30 @@ def redrawn(network: Network, spec: StageSpec, order: WorkOrder) -> nn.Module:
 
 def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` with random weights."""
-    loaded = data.load({**dense.typed.data, **spec.location.get("data", {})}, dense.fields.get("sources"))
+    loaded = data.load(data_node(dense, spec), dense.fields.get("sources"))
+    _require_same(loaded, dense, spec, order)
     return Network(_random(dense, spec, order, loaded, "0/init"), MaskSet({}), loaded)
+
+
+def data_node(dense: StageSpec, spec: StageSpec) -> dict[str, Any]:
+    """Return what the data set of a stage is loaded by: its fields, and where its files lie."""
+    return {**dense.typed.data, **spec.location.get("data", {})}
+
+
+def _require_same(loaded: data.Data, dense: StageSpec, spec: StageSpec, order: WorkOrder) -> None:
+    """Raise `DataError` where stages that `spec` goes on from had other data than are loaded here.
+
+    Another processor, or another release, may compute other bits of the same data: such records are not compared.
+    """
+    keys = (*spec.inputs.values(), *spec.starts_from) if loaded.digest else ()
+    here = deciding(order.device)
+    for key, record in order.store.finished(keys).items():
+        known = {name: record.environment.get(name) for name in here}
+        if record.data_digest not in ("", loaded.digest) and known == here:
+            raise DataError(
+                f"{given('data', dense.fields['data'])} gives other data here than {record.kind} stage {key[:12]} had, "
+                "from which this one goes on; seed what it draws, and name the files that it reads in `data.depends`."
+            )
 
 
 def _random(dense: StageSpec, spec: StageSpec, order: WorkOrder, loaded: data.Data, purpose: str) -> nn.Module:

@@ -79,6 +79,7 @@ def _performed(
         order.store.checkpoints,
         spec.key,
         started_from=start.digest,
+        data=start.data.digest,
         minutes=spec.location.get(spec.training, {}).get("checkpoint_minutes", 0),
         grace=order.grace,
         environment=environment(),
@@ -108,8 +109,7 @@ class Stage:
     ) -> None:
         torch.set_num_threads(order.threads)
         self._spec, self._network, self._order = spec, network, order
-        self._model, self._data = network.model, network.data
-        self._device = torch.device(order.device)
+        self._model, self._data, self._device = network.model, network.data, torch.device(order.device)
         training = spec.training
         self._config = spec.training_config
         task = table.build(spec.typed.task)
@@ -151,6 +151,7 @@ class Stage:
             best_step=done.fit.best_step,
             started=started - earlier,
             started_from=network.digest,
+            data_digest=network.data.digest,
             details={**done.details, "measured": {split: dict(found.details) for split, found in final.items()}},
             measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
             warnings=(

@@ -23,11 +23,12 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from orchestrator.catalogue.data import DATA
 from orchestrator.config.groups import violations_of
 from orchestrator.core.errors import DataError
-from orchestrator.core.plain_data import canonical_json
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.seeding import seeded
+from orchestrator.workloads.inspection import digests_of, first
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streams import StreamSplit
-from orchestrator.workloads.targets import create, given
+from orchestrator.workloads.targets import create, given, returned_function
 from orchestrator.workloads.tasks.batch import tensors
 
 NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch")
@@ -57,6 +58,19 @@ class Data:
     """Or outputs, where labels are numbers."""
     tests: Mapping[str, Split] = field(default_factory=dict)
     """Further test sets, read as often as `test`."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Split -> digest of its examples, of a set of the user's own: what is built in is pinned by its key."""
+
+    @property
+    def digest(self) -> str:
+        """What tells the set from that of another load; empty for what is built in."""
+        return digest(canonical_json(self.digests)) if self.digests else ""
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """All splits, by what messages call them."""
+        tests = {f"{name} test": split for name, split in self.tests.items()}
+        return {"train": self.train, "val": self.val, "test": self.test, **tests}
 
 
 def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) -> Data:
@@ -72,9 +86,8 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
     Raises:
         OrchestratorError: the target fails, returns something else than splits, or a split is empty.
     """
-    found = _load(
-        canonical_json({key: value for key, value in config.items() if key != "name"}), canonical_json(sources)
-    )
+    named = {key: value for key, value in config.items() if key != "name"}
+    found = _load(canonical_json(named), canonical_json(sources))
     splits = [split for split in (found.train, found.val, found.test) if isinstance(split, TensorSplit)]
     for other in _asked_last:
         if not any(other is split for split in splits):
@@ -85,7 +98,16 @@ def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) ->
 
 @lru_cache(maxsize=4)
 def _load(node: str, _sources: str) -> Data:
-    config = json.loads(node)
+    return load_anew(json.loads(node))
+
+
+def load_anew(config: Mapping[str, Any]) -> Data:
+    """Return the data set `config` describes, of which nothing is kept or shared."""
+    found = _read(config)
+    return replace(found, digests=digests_of(found.splits)) if config.get("_target_") else found
+
+
+def _read(config: Mapping[str, Any]) -> Data:
     for sentence in violations_of("data", config):
         raise DataError(sentence)
     seed = int(config.get("split_seed", 0))
@@ -96,7 +118,7 @@ def _load(node: str, _sources: str) -> Data:
         return returned
     named = _named(returned, config)
     workers = int(config.get("num_workers", 0))
-    collate = _function("collate", "a list of examples", named, config)
+    collate = returned_function("collate", "a list of examples", named, config)
     given_splits = {key: named[key] for key in ("train", "val", "test") if named.get(key) is not None}
     splits = {key: _split(key, value, workers, collate) for key, value in given_splits.items()}
     splits["train"] = _in_steps(splits["train"], named, config)
@@ -145,7 +167,7 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_transform(train: Made, named: Mapping[str, Any], config: Mapping[str, Any], workers: int) -> Made:
     """Return the training split with the transform that it alone gets."""
-    transform = _function("transform", "the inputs of a training example", named, config)
+    transform = returned_function("transform", "the inputs of a training example", named, config)
     return train if transform is None else replace(_loaded(train, workers), transform=transform)
 
 
@@ -170,17 +192,6 @@ def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, 
             f'underscores, as in {{"corrupted": split}}, not {found}.'
         )
     return tests
-
-
-def _function(name: str, what: str, named: Mapping[str, Any], config: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return the function that a target may return as `name`, to be called with `what`."""
-    found = named.get(name)
-    if found is not None and not callable(found):
-        raise DataError(
-            f"{given('data', config)} must return a `{name}` that can be called with {what}, not "
-            f"{type(found).__name__}."
-        )
-    return found
 
 
 def _in_steps(train: Made, named: Mapping[str, Any], config: Mapping[str, Any]) -> Made:

@@ -1,19 +1,26 @@
-"""Examples looked at one by one: the first of a split, and those that hold NaN or an infinity."""
+"""Examples looked at one by one: the first of a split, those that hold NaN or an infinity, and a digest of a few."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from orchestrator.core.errors import DataError
+from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import Batch, LoaderSplit, Split, TensorSplit
 from orchestrator.workloads.streams import StreamSplit
 from orchestrator.workloads.tasks.batch import given_labels, tensors
+from orchestrator.workloads.weights import state_digest
+
+FEW = 8
+"""Examples that are read of a split that is not held in memory."""
+MOST = 2**26
+"""Bytes of the inputs, and of the labels, that are digested of a split that is held in memory."""
 
 
 def first(split: Split) -> Any:
@@ -25,14 +32,14 @@ def first(split: Split) -> Any:
             return next(iter(split.batches(1, device=torch.device("cpu"))))
         item = split.example()
         if split.collate is not None:
-            return split.first()
+            return split.alone(1)[0]
         parts = [type(part).__name__ for part in item] if isinstance(item, list | tuple) else [type(item).__name__]
         if next(tensors(item), None) is None or (isinstance(item, list | tuple) and not isinstance(item[0], Tensor)):
             raise DataError(
                 "`data`: an item of the training Dataset must be a pair (input tensor, label), or a dict or an object "
                 f"with tensors, not ({', '.join(parts)}); add a transform such as torchvision.transforms.ToTensor()."
             )
-        return split.first()
+        return split.alone(1)[0]
 
 
 @dataclass(frozen=True)
@@ -85,3 +92,55 @@ def require_finite(splits: Mapping[str, Split], size: int, device: torch.device,
     for name, split in splits.items():
         if found := spoilt_in(split.batches(size, device=device), size):
             raise DataError(f"{said}: {found.refusal(name)}")
+
+
+def digests_of(splits: Mapping[str, Split]) -> dict[str, str]:
+    """Return name -> SHA-256 of what tells a split from that of another load.
+
+    Tensors held in memory count whole, or, beyond `MOST` bytes, by evenly spaced examples. Of a Dataset it is `FEW`
+    evenly spaced examples, of a stream and of a split of the user's own class the first ones, as a training gets them.
+
+    Raises:
+        DataError: an example cannot be read.
+    """
+    found = {}
+    for name, split in splits.items():
+        try:
+            with seeded(0):  # what a Dataset draws
+                found[name] = state_digest(_sampled(split))
+        except OrchestratorError:
+            raise
+        except Exception as error:
+            raise unreadable(name, error) from error
+    return found
+
+
+def unreadable(split: str, error: BaseException) -> DataError:
+    """Return what to raise for an error that reading examples of a split has raised."""
+    said = " ".join(str(error).split()) or "no more is said"
+    return DataError(
+        f"`data`: examples of the {split} split cannot be read: {type(error).__name__}: {said.rstrip('.')}; mend what "
+        "`data` names."
+    )
+
+
+def _sampled(split: Split) -> dict[str, Tensor]:
+    """Return the tensors of a split that are digested, and its length where it has one."""
+    if isinstance(split, TensorSplit):
+        parts = {"inputs": split.images, "labels": split.labels}
+        return {"length": torch.tensor(len(split)), **{name: _rows(part, split) for name, part in parts.items()}}
+    batches: Iterable[Batch]
+    if isinstance(split, LoaderSplit | StreamSplit):
+        batches = split.alone(FEW)
+    else:
+        batches = islice(split.batches(FEW, device=torch.device("cpu")), 1)
+    held = [tensor for batch in batches for tensor in tensors(batch) if tensor.layout is torch.strided]
+    length = {} if isinstance(split, StreamSplit) else {"length": torch.tensor(len(split))}
+    return length | {str(number): tensor for number, tensor in enumerate(held)}
+
+
+def _rows(part: Tensor, split: TensorSplit) -> Tensor:
+    """Return the inputs or labels of a split, or evenly spaced ones of many."""
+    count = min(len(split), max(FEW, MOST // max(1, part[:1].nbytes)))
+    chosen = torch.arange(count, device=part.device) * len(split) // count
+    return part.index_select(0, chosen if split.rows is None else split.rows.index_select(0, chosen))

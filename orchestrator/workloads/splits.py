@@ -148,9 +148,12 @@ class LoaderSplit:
         """Return the first example as it is stored."""
         return self.dataset[0]
 
-    def first(self) -> Any:
-        """Return a batch of the first example."""
-        return (self.collate or default_collate)([transformed(self.example(), self.transform)])
+    def alone(self, count: int) -> list[Batch]:
+        """Return up to `count` evenly spaced examples, the first one first, each as a batch."""
+        count = min(count, len(self))
+        indices = (number * len(self) // count for number in range(count))
+        examples = (transformed(self.dataset[index], self.transform) for index in indices)
+        return [(self.collate or default_collate)([example]) for example in examples]
 
     def batches(
         self,

@@ -62,9 +62,10 @@ class StreamSplit:
             )
         return replace(self, steps=steps)
 
-    def first(self) -> Any:
-        """Return a batch of the first example."""
-        return (self.collate or default_collate)([transformed(self.example(), self.transform)])
+    def alone(self, count: int) -> list[Batch]:
+        """Return the first `count` examples, each as a batch."""
+        chosen = (transformed(example, self.transform) for example in islice(self.examples(), count))
+        return [(self.collate or default_collate)([example]) for example in chosen]
 
     def batches(
         self,

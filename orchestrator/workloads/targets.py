@@ -9,8 +9,8 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from orchestrator.config.sources import LABELS
-from orchestrator.core.errors import OrchestratorError
 from pruning.catalogue.rows import Row
+from orchestrator.core.errors import DataError, OrchestratorError
 
 NAMING = LABELS | {"kind", "_target_"}
 """Keys of a model, data set or method that are not arguments of what they build."""
@@ -61,3 +61,16 @@ def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
         f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; "
         f"check it and its arguments under `{where}`."
     )
+
+
+def returned_function(
+    name: str, what: str, named: Mapping[str, Any], config: Mapping[str, Any]
+) -> Callable[..., Any] | None:
+    """Return the function that a data target may return as `name`, to be called with `what`."""
+    found = named.get(name)
+    if found is not None and not callable(found):
+        raise DataError(
+            f"{given('data', config)} must return a `{name}` that can be called with {what}, not "
+            f"{type(found).__name__}."
+        )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from orchestrator.training.preflight import rehearsal
 THEIRS = """
 import torch
 from torch import nn
+import numpy as np
 import pruning
 from orchestrator.core.metrics import Metric
 def words(**_):
@@ -81,6 +83,19 @@ class Known:
     def measure(self, model, batches):
         losses = [float(self.loss(model, batch)) for batch in batches]
         return {"loss": sum(losses) / len(losses), "off_by": sum(losses) / len(losses)}
+CALLS = []
+def unseeded(form, seed=None, **_):
+    CALLS.append(form)
+    draw = np.random.default_rng(None if seed is None else int(seed))
+    inputs, labels = draw.normal(size=(60, 4)).astype("float32"), torch.arange(60) % 2
+    fixed = torch.rand(60, 4, generator=torch.Generator().manual_seed(0)), labels
+    if form == "order":
+        chosen = draw.permutation(60)
+        return tuple(part[chosen[:40]] for part in fixed), tuple(part[chosen[40:]] for part in fixed)
+    if form == "tensors": return (fixed[0][:40], labels[:40]), fixed, (inputs, labels)
+    if form == "dataset": return {"train": Listed(torch.tensor(inputs), labels), "test": fixed, "classes": 2}
+    shift = lambda x: x + torch.tensor(draw.normal(size=4)).float()
+    return {"train": fixed, "test": fixed, "transform": shift, "classes": 2}
 class Positions(nn.Module):
     def __init__(self, **_):
         super().__init__()
@@ -211,7 +226,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         ),
         (
             ["data._target_=their_words.unreadable"],
-            "\n  `data`: the first examples of the test split cannot be read: OSError: no such image; mend what `data`",
+            "\n  `data`: examples of the test split cannot be read: OSError: no such image; mend what `data` names.",
         ),
         (
             ["model._target_=their_words.leaves"],
@@ -282,6 +297,49 @@ def test_numbers_that_are_not_finite_are_told_before_anything_trains(run: Run, l
     assert str(caught.value).count("\n  `data._target_`") == 1
     assert said in str(caught.value)
     assert "lr" not in str(caught.value)
+
+
+def drawn(form: str, *more: str) -> list[str]:
+    data = ["data._target_=their_words.unseeded", f"+data.form={form}"]
+    return [*data, "model=mlp", "model.hidden=[4]", *more, *(["data.val_fraction=null"] if form == "tensors" else [])]
+
+
+@pytest.mark.parametrize(
+    ("form", "splits"),
+    [("tensors", "test"), ("order", "train and val and test"), ("dataset", "train and val"), ("transform", "train")],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_data_that_are_drawn_anew_in_each_process_are_refused(run: Run, form: str, splits: str, dry: bool) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(drawn(form, f"dry_run={dry}"), drawn(form, f"dry_run={dry}", "seed=1"))
+
+    assert str(caught.value) == (
+        "2 of 2 trials cannot run; nothing was trained.\n"
+        "  `data._target_` (=their_words.unseeded) must give the same data each time it is called, and gives another "
+        f"{splits} split; seed what it draws, as in numpy.random.default_rng(0), or save the data once and load them "
+        "from a file.\n    in trial; seed=1"
+    )
+
+
+def test_data_that_are_seeded_are_loaded_twice_in_a_process_and_no_more(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "_repeated", set())
+    monkeypatch.delitem(sys.modules, "their_words", raising=False)
+    outcome = run(*(drawn(form, "+data.seed=3") for form in ("tensors", "order", "dataset", "transform")))
+    calls = sys.modules["their_words"].CALLS
+
+    assert outcome.status == "finished"
+    assert {form: calls.count(form) for form in calls} == dict.fromkeys(("tensors", "order", "dataset", "transform"), 2)
+    assert all(record.data_digest for record in outcome.records.values())
+
+
+def test_data_that_fill_the_memory_are_loaded_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "LARGE", 60 * 4 * 4)
+    monkeypatch.delitem(sys.modules, "their_words", raising=False)
+
+    assert run(drawn("tensors")).status == "finished"
+    assert sys.modules["their_words"].CALLS == ["tensors"]
 
 
 def test_labels_that_a_task_of_one_s_own_leaves_out_may_be_nan(run: Run) -> None:

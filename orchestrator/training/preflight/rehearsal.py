@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -24,13 +24,13 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
-from orchestrator.training.networks import initialised
 from orchestrator.training.scoring.ranking import Round
+from orchestrator.training.networks import data_node, initialised
 from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
 from orchestrator.training.stages import Stage
 from orchestrator.training.state.train_state import TrainState
-from orchestrator.workloads import models
-from orchestrator.workloads.inspection import spoilt_in
+from orchestrator.workloads import data, models
+from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.tasks.batch import moved
@@ -40,10 +40,12 @@ from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
-FEW = 8
-"""Examples at most that are tried of each split."""
 CHUNK = 256
 """Examples held in memory that are searched at a time."""
+LARGE = 2**30
+"""Bytes in memory above which a data set is not loaded twice."""
+_repeated: set[str] = set()
+"""Digests of the data sets that a second load has given again."""
 
 
 def run_preflight(order: WorkOrder) -> Iterator[Passed]:
@@ -80,6 +82,29 @@ def _hold_device(device: str) -> None:
         )
 
 
+def _require_repeatable(node: Mapping[str, Any], loaded: data.Data) -> None:
+    """Raise `DataError` for a target that gives other data than it gave before; each set is asked once a process.
+
+    What is built in is not asked, nor what holds more than `LARGE` bytes in memory.
+
+    Args:
+        node: what the data set is loaded by.
+        loaded: the data set as it was loaded before.
+    """
+    held = [split for split in loaded.splits.values() if isinstance(split, TensorSplit)]
+    size = sum(split.images.nbytes + split.labels.nbytes for split in held)
+    if not loaded.digests or loaded.digest in _repeated or size > LARGE:
+        return
+    again = data.load_anew(node).digests
+    if differing := [name for name, found in loaded.digests.items() if again.get(name) != found]:
+        raise DataError(
+            f"{given('data', node)} must give the same data each time it is called, and gives another "
+            f"{' and '.join(differing)} split; seed what it draws, as in numpy.random.default_rng(0), or save the data "
+            "once and load them from a file."
+        )
+    _repeated.add(loaded.digest)
+
+
 class _Rehearsal(Stage):
     """A stage that sees a few examples and takes one step."""
 
@@ -90,9 +115,8 @@ class _Rehearsal(Stage):
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(spec, initialised(dense, spec, order), order)
         self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
-        self._dense, whole = dense, self._data
-        tests = {f"{name} test": split for name, split in whole.tests.items()}
-        splits = {"train": whole.train, "val": whole.val, "test": whole.test, **tests}
+        self._dense, self._whole, whole = dense, self._data, self._data
+        splits = whole.splits
         self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
         self._few = {name: _Few(split, name, self._reads) for name, split in splits.items()}
         train, val, test, *further = self._few.values()
@@ -124,6 +148,7 @@ class _Rehearsal(Stage):
         All examples that are held in memory are searched, and of a split that is read one by one the first few.
         """
         node = self._dense.fields["data"]
+        _require_repeatable(data_node(self._dense, self._spec), self._whole)
         for name, few in self._few.items() if node.get("_target_") else ():
             split, size = self._held.get(name, few), CHUNK if name in self._held else FEW
             found = spoilt_in(split.batches(size, device=torch.device("cpu")), size)
@@ -248,11 +273,7 @@ class _OneBatch:
         except OrchestratorError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split()) or "no more is said"
-            raise Misfit(
-                f"`data`: the first examples of the {self.of.name} split cannot be read: {type(error).__name__}: "
-                f"{said.rstrip('.')}; mend what `data` names."
-            ) from error
+            raise unreadable(self.of.name, error) from error
         yield batch
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:

@@ -29,6 +29,7 @@ class Checkpointing:
         store: where they are kept
         key: of the stage
         started_from: digest of the weights that the stage goes on from; of others a checkpoint is none of this stage
+        data: digest of the data set, if it is the user's own
         minutes: between two checkpoints, at least; 0 keeps none and goes on from none
         grace: seconds that remain to write one once the stage is asked to end
         environment: what results may depend on; a stage that goes on in another one says so
@@ -41,6 +42,7 @@ class Checkpointing:
         key: str,
         *,
         started_from: str = "",
+        data: str = "",
         minutes: float = 0,
         grace: float = 0,
         environment: Mapping[str, str] | None = None,
@@ -51,7 +53,7 @@ class Checkpointing:
         """Whether the stage is to start from its beginning, as what it might have gone on from did not fit."""
         self.seconds = 0.0
         """What earlier attempts took until the checkpoint that the stage went on from."""
-        self._store, self._key, self._started_from = store, key, started_from
+        self._store, self._key, self._started_from, self._data = store, key, started_from, data
         self._environment = {name: (environment or {}).get(name, "") for name in DECIDING}
         self._interval, self._grace, self._clock = 60 * minutes, grace, clock
         self._begun = self._due = clock()
@@ -72,6 +74,9 @@ class Checkpointing:
         values = found.values
         if values.get("started_from") != self._started_from:
             self.set_aside("what the stage goes on from has other weights now")
+            return None
+        if values["environment"] == self._environment and values.get("data", self._data) != self._data:
+            self.set_aside("it was trained on other data")
             return None
         try:
             state = TrainState(load_file(found.tensors), dict(values["state"]))
@@ -114,6 +119,7 @@ class Checkpointing:
         step = state.values["step"]
         values = {
             "started_from": self._started_from,
+            "data": self._data,
             "environment": self._environment,
             "seconds": self.seconds + self._clock() - self._begun,
             "curve": state.part("curve") if "curve" in state.values else [],  # plain, for those who watch

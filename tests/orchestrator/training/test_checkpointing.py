@@ -186,6 +186,20 @@ def test_a_state_that_began_from_other_weights_is_not_gone_on_from(store: Store)
     assert same.latest() is None
 
 
+def test_a_state_that_was_trained_on_other_data_is_not_gone_on_from_on_an_equal_machine(store: Store) -> None:
+    def at(data: str, processor: str) -> Checkpointing:
+        circumstances = {"processor": processor}
+        return Checkpointing(store.checkpoints, KEY, data=data, minutes=1, grace=1, environment=circumstances)
+
+    at("one", "a").keep(lambda: TrainState.of({"step": 1}), ending=True)
+
+    assert at("one", "a").latest() is not None
+    assert at("another", "b").latest() is not None, "another processor may compute other bits of the same data"
+    other = at("another", "a")
+    assert other.latest() is None
+    assert "other data" in other.warnings[0]
+
+
 def test_another_processor_is_told(store: Store) -> None:
     for processor in ("a", "b"):
         checkpoints = Checkpointing(
