@@ -46,6 +46,8 @@ LARGE = 2**30
 """Bytes in memory above which a data set is not loaded twice."""
 _repeated: set[str] = set()
 """Digests of the data sets that a second load has given again."""
+_finite: set[str] = set()
+"""Digests of the data sets that have been searched, and hold neither NaN nor an infinity."""
 
 
 def run_preflight(order: WorkOrder) -> Iterator[Passed]:
@@ -61,6 +63,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     try:
         _hold_device(order.device)
         stage = _Rehearsal(dense, order)
+        _require_repeatable(data_node(dense, spec), stage.whole)
         stage.require_finite()
         unmatched = stage.fits()
         stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
@@ -115,7 +118,9 @@ class _Rehearsal(Stage):
         order = replace(order, cancelled=lambda: next(steps) > 0)
         super().__init__(spec, initialised(dense, spec, order), order)
         self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
-        self._dense, self._whole, whole = dense, self._data, self._data
+        self._dense = dense
+        self.whole = whole = self._data
+        """The data, of which a rehearsal reads a few examples."""
         splits = whole.splits
         self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
         self._few = {name: _Few(split, name, self._reads) for name, split in splits.items()}
@@ -145,20 +150,22 @@ class _Rehearsal(Stage):
     def require_finite(self) -> None:
         """Raise `DataError` where the user's own data hold NaN or an infinity in an example that spoils the loss.
 
-        All examples that are held in memory are searched, and of a split that is read one by one the first few.
+        All examples that are held in memory are searched, and of a split that is read one by one the first few; where
+        there is none, once a process.
         """
-        node = self._dense.fields["data"]
-        _require_repeatable(data_node(self._dense, self._spec), self._whole)
-        for name, few in self._few.items() if node.get("_target_") else ():
+        digest, found = self.whole.digest, []
+        for name, few in self._few.items() if digest and digest not in _finite else ():
             split, size = self._held.get(name, few), CHUNK if name in self._held else FEW
-            found = spoilt_in(split.batches(size, device=torch.device("cpu")), size)
-            if found is not None and self._spoils(split, found.index or 0):
-                raise DataError(found.refusal(name, given("data", node)))
+            found += [spoilt_in(split.batches(size, device=torch.device("cpu")), size)]
+            if found[-1] is not None and self._spoils(split, found[-1].index or 0):
+                raise DataError(found[-1].refusal(name, given("data", self._dense.fields["data"])))
+        if not any(found):
+            _finite.add(digest)
 
     def _spoils(self, split: Split, index: int) -> bool:
         """Whether a batch with this example has a loss, or a gradient, that is not finite."""
         if isinstance(split, TensorSplit):
-            batch = split.take(torch.arange(index, min(index + FEW, len(split))))
+            batch = split.take(torch.arange(index, min(index + FEW, len(split)), device=split.device))
         else:
             batch = next(iter(split.batches(FEW, device=self._device)))
         try:
