@@ -69,7 +69,7 @@ def _require_same(loaded: data.Data, dense: StageSpec, spec: StageSpec, order: W
         known = {name: record.environment.get(name) for name in here}
         if record.data_digest not in ("", loaded.digest) and known == here:
             raise DataError(
-                f"{given('data', dense.fields['data'])} gives other data here than {record.kind} stage {key[:12]} had, "
+                f"{given('data', dense.typed.data)} gives other data here than {record.kind} stage {key[:12]} had, "
                 "from which this one goes on; seed what it draws, and name the files that it reads in `data.depends`."
             )
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from orchestrator.config.sources import LABELS
-from pruning.catalogue.rows import Row
 from orchestrator.core.errors import DataError, OrchestratorError
+from pruning.catalogue.rows import Row
 
 NAMING = LABELS | {"kind", "_target_"}
 """Keys of a model, data set or method that are not arguments of what they build."""

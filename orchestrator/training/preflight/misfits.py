@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.config.rules import is_int
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import StageSpec
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.batch import kind, tensors
+from pruning.catalogue.rules import is_int
 
 
 class Misfit(OrchestratorError):
@@ -67,7 +67,7 @@ def misfit(dense: StageSpec, spec: StageSpec, tried: Tried | None, error: BaseEx
 
 def named(dense: StageSpec, part: str) -> str:
     """Return what `model` or `data` is called in messages."""
-    node: Mapping[str, Any] = dense.fields[part]
+    node: Mapping[str, Any] = getattr(dense.typed, part)
     return str(node.get("kind") or node.get("_target_"))
 
 
@@ -98,10 +98,10 @@ def _odd_numbers(model: str, data: str, tried: Tried, said: str) -> str | None:
 
 def _too_long(dense: StageSpec, tried: Tried, error: BaseException) -> str | None:
     """Return what to say where blocks of a text are longer than a network takes."""
-    block, most = dense.fields["data"].get("block"), tried.positions
+    block, most = dense.typed.data.get("block"), tried.positions
     if not (isinstance(error, IndexError) and is_int(block) and block > most):
         return None
-    ours = dense.fields["model"].get("kind") == "huggingface"
+    ours = dense.typed.model.get("kind") == "huggingface"
     more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "a `model` of more"
     return (
         f"`data.block` (={block}) must be at most the {most} positions that `model` (={named(dense, 'model')}) tells "

@@ -24,9 +24,9 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.evaluation import monitored
-from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.networks import data_node, initialised
 from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
+from orchestrator.training.scoring.ranking import Round
 from orchestrator.training.stages import Stage
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads import data, models
@@ -158,7 +158,7 @@ class _Rehearsal(Stage):
             split, size = self._held.get(name, few), CHUNK if name in self._held else FEW
             found += [spoilt_in(split.batches(size, device=torch.device("cpu")), size)]
             if found[-1] is not None and self._spoils(split, found[-1].index or 0):
-                raise DataError(found[-1].refusal(name, given("data", self._dense.fields["data"])))
+                raise DataError(found[-1].refusal(name, given("data", self._dense.typed.data)))
         if not any(found):
             _finite.add(digest)
 

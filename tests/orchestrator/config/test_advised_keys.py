@@ -14,13 +14,15 @@ import torch
 import yaml
 
 from orchestrator.__main__ import CONF
+from orchestrator.config.groups import GROUPS, schema_of
+from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.parts.deploy import Deploy
-from orchestrator.config.schema import NODES, Config
+from orchestrator.config.schema import Config
 from orchestrator.results.sweep import SweepResults
 from orchestrator.training.own_loop import Context
 from orchestrator.workloads.data import OURS
 from pruning import Plan
-from pruning.choices.axes import Choices
+from pruning.choices.combining import Choices
 
 ROOT = Path(__file__).parents[3]
 HOLE = "\0"
@@ -42,6 +44,8 @@ NOT_CONFIGURED = {
     "endpoint_url": "an argument of a file system, by --option",
     f"{HOLE}.scope": "a key of before, which is refused",
     "mlflow.parentRunId": "a tag",
+    "control.kind": "a choice of the engine, which `as_typed` turns into `restart.control`",
+    "pruning.scores": "a module",
 }
 OTHERS: Mapping[str, Container[str]] = {
     "context": {*dir(Context), "steps"},
@@ -98,7 +102,7 @@ def is_known(key: str, value: str = "") -> bool:
 
 
 def _is_option(group: str, value: str) -> bool:
-    options = {path.stem for path in (CONF / group).glob("*.yaml")}
+    options = {path.stem for path in (CONF / group).glob("*.yaml")} | {*stored_options().get(group, ())}
     return value in options or (bool(options) and HOLE in value)
 
 
@@ -119,17 +123,18 @@ def _is_field(schemas: Iterable[type], names: list[str], value: str) -> bool:
 def _takes(field: Field[Any], value: str) -> bool:
     if not value or HOLE in value:
         return True
-    if field.name in NODES or value in ("[", "range"):
-        return field.name not in NODES  # of a group it is an option, or nothing
+    if field.name in GROUPS or value in ("[", "range"):
+        return field.name not in GROUPS  # of a group it is an option, or nothing
     parsed = yaml.safe_load(value)
     return all(rule.holds(parsed) for rule in field.metadata.get("rules", ()))
 
 
 def _is_inside(schema: type, field: Field[Any], names: list[str], value: str) -> bool:
     """Whether names lead on inside of a field: a dataclass, a group's nodes, or a mapping."""
-    if schema is Config and field.name in NODES:
+    if schema is Config and field.name in GROUPS:
+        kinds = (None, *GROUPS[field.name].rows)
         open_too = {"data": OURS}.get(field.name, ())
-        return names[0] in open_too or _is_field(NODES[field.name].values(), names, value)
+        return names[0] in open_too or _is_field([schema_of(field.name, kind) for kind in kinds], names, value)
     if field.name in ("optimizer", "scheduler"):
         return names[0] in {
             name for path in (CONF / field.name).glob("*.yaml") for name in yaml.safe_load(path.read_text())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 from training_cases import BATCH, CPU, TRAIN, fit, points, problem, settings
 
-from orchestrator.config.components import Train
+from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive
 from orchestrator.training import loop, rounds
