@@ -101,28 +101,61 @@ class Trained:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
+class Ways:
+    """How a stage trains and measures, and what it takes from other stages: a rehearsal has ways of its own."""
+
+    def train(self, stage: Stage, fit: Callable[[], loop.FitResult]) -> loop.FitResult:
+        """Run a training of the stage."""
+        del stage
+        return fit()
+
+    def measure(self, stage: Stage, split: Split) -> Measured:
+        """Return what the network achieves on a split."""
+        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
+        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
+
+    def restart(self, stage: Stage, masks: MaskSet) -> None:
+        """Give what the masks keep the weights that the stage trains on from."""
+        restart(stage.network, masks, stage.spec, stage.order)
+
+    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
+        """Return the state of the training that the stage continues, if it continues one."""
+        return onward(stage.model, masks, stage.spec, stage.order.store)
+
+    def teacher(self, stage: Stage) -> nn.Module | None:
+        """Return the network that the stage learns from, if there is one."""
+        key = stage.spec.inputs.get(TEACHER)
+        return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
+
+
 class Stage:
     """One stage on a network: what it does to it, and what it says of itself."""
 
     def __init__(
-        self, spec: StageSpec, network: Network, order: WorkOrder, checkpoints: Checkpointing | None = None
+        self,
+        spec: StageSpec,
+        network: Network,
+        order: WorkOrder,
+        checkpoints: Checkpointing | None = None,
+        ways: Ways | None = None,
     ) -> None:
         torch.set_num_threads(order.threads)
-        self._spec, self._network, self._order = spec, network, order
-        self._model, self._data, self._device = network.model, network.data, torch.device(order.device)
+        self._ways = ways or Ways()
+        self.spec, self.network, self.order = spec, network, order
+        self.model, self.data, self.device = network.model, network.data, torch.device(order.device)
         training = spec.training
-        self._config = spec.training_config
+        self.config = spec.training_config
         task = table.build(spec.typed.task)
-        self._task = table.with_loss(task, self._config["loss"], f"{training}.loss", self._device)
+        self.task = table.with_loss(task, self.config["loss"], f"{training}.loss", self.device)
         self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
-        self._is_small = spec.typed.restart.control == "small"
+        self.is_small = spec.typed.restart.control == "small"
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
         """Do what the stage is for; return its record and files, and the network as it is now."""
         started, clock, done = time.time(), time.perf_counter(), act(self)
-        spec, network, final, count = self._spec, self._network, self._final(), self._macs()
+        spec, network, final, count = self.spec, self.network, self._final(), self._macs()
         after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
-        weights, earlier = plain_state(self._model), self._checkpoints.seconds
+        weights, earlier = plain_state(self.model), self._checkpoints.seconds
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
         if KINDS[spec.kind].prunes:
             masks = network.masks.to_bytes()
@@ -136,13 +169,13 @@ class Stage:
             round=spec.round,
             before=done.before,
             after={name: value for name, value in after.items() if math.isfinite(value)},
-            metrics=tuple(self._task.metrics),
+            metrics=tuple(self.task.metrics),
             curve=done.fit.curve,
             requested_sparsity=spec.typed.target,
             sparsity=network.masks.sparsity(),
             tensor_sparsity=network.masks.sparsities(),
             tensor_sizes=network.masks.sizes(),
-            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             macs=count.total,
             macs_remaining=count.remaining,
             weights_digest=state_digest(weights),
@@ -163,136 +196,130 @@ class Stage:
                 ),
                 *(f"{name} is {value}" for name, value in after.items() if not math.isfinite(value)),
             ),
-            device=str(self._device),
+            device=str(self.device),
             host=socket.gethostname(),
-            attempt=self._order.attempt,
-            environment=environment(str(self._device)),
+            attempt=self.order.attempt,
+            environment=environment(str(self.device)),
             spec=redact_tree(spec.to_json()),
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
 
     def _random(self) -> Iterator[str]:
         """Yield what is told of a dense network of ours that is as it was initialised."""
-        model, length = self._spec.typed.model if self._spec.kind == "dense" else {}, self._config
+        model, length = self.spec.typed.model if self.spec.kind == "dense" else {}, self.config
         untrained = not (length.get("epochs") or length.get("steps"))
         if untrained and model.get("kind") is not None and model.get("weights") is None:
             yield "nothing was trained, and `model.weights` is null: the network is random"
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._fit(self._checkpoints.latest() or self._started()))
+        return Trained(self._train(self._checkpoints.latest() or self._started()))
 
     def _started(self) -> TrainState | None:
         """Return the furthest state among the stages that this training may go on from without another result."""
-        return None if self._checkpoints.anew else furthest(self._order.store, self._spec.starts_from)
+        return None if self._checkpoints.anew else furthest(self.order.store, self.spec.starts_from)
 
     def prune(self) -> Trained:
         """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
-        spec, earlier, state = self._spec, self._network.masks, self._checkpoints.latest()
+        spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
         asked = Round.of(spec.fields)
-        chosen = models.prunable(self._model, spec.typed.prune)
+        chosen = models.prunable(self.model, spec.typed.prune)
         masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._pruned(state)
-        self._network.masks = masks
+        self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
-        in_order = masks_of(self._model, masks)
-        if self._is_small:
-            fit = self._fit_small(masks, state)
+        in_order = masks_of(self.model, masks)
+        if self.is_small:
+            fit = self._ways.train(self, partial(self._fit_small, masks, state))
         elif spec.typed.prune.holding == "hooks" and masks.sparsity():
-            masks.apply(self._model)
-            fit = self._fit(state or self._onward(in_order))
-            remove_all(self._model)
+            masks.apply(self.model)
+            fit = self._train(state or self._ways.onward(self, in_order))
+            remove_all(self.model)
         else:
-            keeper = MaskKeeper(self._model, masks, kept_gradients(self._config))
-            fit = self._fit(state or self._onward(in_order), keeper)
+            keeper = MaskKeeper(self.model, masks, kept_gradients(self.config))
+            fit = self._train(state or self._ways.onward(self, in_order), keeper)
             keeper.release()
-        details = rounds.details(chosen, asked, earlier, masks, plain_state(self._model), scoring.details)
+        details = rounds.details(chosen, asked, earlier, masks, plain_state(self.model), scoring.details)
         return Trained(fit, before, details, scoring.seconds)
 
     def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Prune on top of the masks so far; return masks, metrics before any training under them, and scoring."""
-        order = torch.Generator().manual_seed(derive(self._spec.typed.seed, f"{self._spec.round}/shuffle"))
-        masks, scoring = rounds.prune_round(self._model, asked, earlier, Read(self._data, self._task, order))
-        if self._is_small:  # it has none of the pruned network's weights
+        order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
+        masks, scoring = rounds.prune_round(self.model, asked, earlier, Read(self.data, self.task, order))
+        if self.is_small:  # it has none of the pruned network's weights
             return masks, {}, scoring
-        self._restart(masks)
-        before = self._measured(self._data.val).figures
-        blame = partial(require_finite, {"val": self._data.val}, self._config["eval_batch_size"], self._device)
-        rounds.hold_finite(before, self._spec.training, blame)
+        self._ways.restart(self, masks)
+        before = self.measured(self.data.val).figures
+        blame = partial(require_finite, {"val": self.data.val}, self.config["eval_batch_size"], self.device)
+        rounds.hold_finite(before, self.spec.training, blame)
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
 
     def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
         """Train the dense network that the masks leave, drawn anew, and put it into the place of what was pruned."""
-        whole, network, seed = self._model, self._network, self._spec.typed.seed
-        small = small_of(whole, masks, example_of(whole, self._data), derive(seed, f"{self._spec.round}/small"))
-        self._model, self._network = small.model, replace(network, model=small.model, masks=MaskSet({}))
-        fit = self._fit(state or self._onward([None for each in small.model.parameters() if each.requires_grad]))
-        self._model, self._network = whole, network
+        whole, network, seed = self.model, self.network, self.spec.typed.seed
+        small = small_of(whole, masks, example_of(whole, self.data), derive(seed, f"{self.spec.round}/small"))
+        self.model, self.network = small.model, replace(network, model=small.model, masks=MaskSet({}))
+        masks_in_order = [None for each in small.model.parameters() if each.requires_grad]
+        fit = self._train(state or self._ways.onward(self, masks_in_order))
+        self.model, self.network = whole, network
         small.put_into(whole)
         return fit
-
-    def _restart(self, masks: MaskSet) -> None:
-        restart(self._network, masks, self._spec, self._order)
-
-    def _onward(self, masks: Sequence[Tensor | None]) -> TrainState | None:
-        return onward(self._model, masks, self._spec, self._order.store)
 
     def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
         try:
             before, scoring = state.part("before"), Scoring(*state.part("scoring"))
-            return MaskSet.from_bytes(as_bytes(state.part("masks")), self._model), before, scoring
+            return MaskSet.from_bytes(as_bytes(state.part("masks")), self.model), before, scoring
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error
 
+    def _train(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
+        return self._ways.train(self, lambda: self._fit(state, keeper))
+
     def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> loop.FitResult:
-        where, until = self._spec.training, self._spec.typed.until
+        where, until = self.spec.training, self.spec.typed.until
         shared: dict[str, Any] = {
-            "device": self._device,
-            "seed": derive(self._spec.typed.seed, f"{self._spec.round if where == 'finetune' else 0}/fit"),
+            "device": self.device,
+            "seed": derive(self.spec.typed.seed, f"{self.spec.round if where == 'finetune' else 0}/fit"),
             "on_optimizer": None if keeper is None else keeper.attach,
-            "cancelled": self._order.cancelled,
-            "on_point": lambda point: self._order.report(self._spec.key, point, self._task.metrics[0]),
+            "cancelled": self.order.cancelled,
+            "on_point": lambda point: self.order.report(self.spec.key, point, self.task.metrics[0]),
             "state": state,
             "keep": self._checkpoints.keep,
         }
-        if self._config.get("_target_") is None:
-            places: dict[str, Any] = {"since": self._spec.typed.restart.rates or 0, "until": until}
-            return loop.fit(self._model, self._data, self._taught(), self._config, where=where, **places, **shared)
+        if self.config.get("_target_") is None:
+            shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
+            return loop.fit(self.model, self.data, self._taught(), self.config, **shared)
         if until == 0:
             return loop.FitResult((), 0, 0)
-        measured = partial(self._measured, self._data.val)
-        context = Context(self._model, self._network.masks, measured, **shared)
+        measured = partial(self.measured, self.data.val)
+        context = Context(self.model, self.network.masks, measured, **shared)
         if until is not None:
             raise TrainingError(
-                f"`{where}._target_` (={self._config['_target_']}) must be null where a stage ends at a step of the "
+                f"`{where}._target_` (={self.config['_target_']}) must be null where a stage ends at a step of the "
                 "training: a function of your own says itself when it ends; pass null for the built-in loop."
             )
-        return run_own_loop(where, self._config, self._model, self._taught(), self._data, context)
+        return run_own_loop(where, self.config, self.model, self._taught(), self.data, context)
 
     def _taught(self) -> Task:
         """Return the task, with the teacher that this stage has."""
-        teacher, config = self._teacher(), self._config
+        teacher, config = self._ways.teacher(self), self.config
         if teacher is None:
-            return self._task
-        return with_teacher(self._task, teacher, config["teacher_weight"], config["teacher_temperature"])
-
-    def _teacher(self) -> nn.Module | None:
-        key = self._spec.inputs.get(TEACHER)
-        return None if key is None else stored(key, self._spec, self._order)[0].model.eval().requires_grad_(False)
+            return self.task
+        return with_teacher(self.task, teacher, config["teacher_weight"], config["teacher_temperature"])
 
     def _final(self) -> dict[str, Measured]:
         """What the selected model achieves, by split; the test splits are read here and nowhere else."""
-        found = {"val": self._measured(self._data.val)}
-        if KINDS[self._spec.kind].reads_test:
-            found["test"] = self._measured(self._data.test)
-            found |= {f"test_{name}": self._measured(split) for name, split in self._data.tests.items()}
+        found = {"val": self.measured(self.data.val)}
+        if KINDS[self.spec.kind].reads_test:
+            found["test"] = self.measured(self.data.test)
+            found |= {f"test_{name}": self.measured(split) for name, split in self.data.tests.items()}
         return found
 
-    def _measured(self, split: Split) -> Measured:
-        sizes = {"batch_size": self._config["eval_batch_size"], "precision": self._config["precision"]}
-        return evaluate(self._model, split, self._task, device=self._device, **sizes)
+    def measured(self, split: Split) -> Measured:
+        """Return what the network achieves on a split now."""
+        return self._ways.measure(self, split)
 
     def _macs(self) -> Macs:
-        example = moved(first(self._data.train), self._device)  # a real one: tokens are integers
-        given, named = arguments(self._model, example, labels=False)
-        return macs(self._model, named or given, self._network.masks)
+        example = moved(first(self.data.train), self.device)  # a real one: tokens are integers
+        given, named = arguments(self.model, example, labels=False)
+        return macs(self.model, named or given, self.network.masks)

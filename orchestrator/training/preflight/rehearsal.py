@@ -27,8 +27,7 @@ from orchestrator.training.evaluation import monitored
 from orchestrator.training.networks import data_node, initialised
 from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
 from orchestrator.training.scoring.ranking import Round
-from orchestrator.training.stages import Stage
-from orchestrator.training.state.train_state import TrainState
+from orchestrator.training.stages import Stage, Ways
 from orchestrator.workloads import data, models
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
@@ -58,22 +57,22 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     """
     spec = order.specs[0]
     dense = order.lineage[0] if order.lineage else spec
-    stage: _Rehearsal | None = None
+    rehearsal: _Rehearsal | None = None
     unmatched: tuple[tuple[str, str], ...] = ()
     try:
         _hold_device(order.device)
-        stage = _Rehearsal(dense, order)
-        _require_repeatable(data_node(dense, spec), stage.whole)
-        stage.require_finite()
-        unmatched = stage.fits()
-        stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
+        rehearsal = _Rehearsal(dense, order)
+        _require_repeatable(data_node(dense, spec), rehearsal.whole)
+        rehearsal.require_finite()
+        unmatched = rehearsal.fits()
+        rehearsal.stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
     except (loop.Diverged, rounds.Overflow):  # of an untrained network, or after one step: the training may still go on
         pass
     except OrchestratorError:
         raise
     except (Exception, SystemExit) as error:
-        raise misfit(dense, spec, None if stage is None else stage.tried, error) from error
-    yield Passed(unmatched, () if stage is None else stage.figures)
+        raise misfit(dense, spec, None if rehearsal is None else rehearsal.tried, error) from error
+    yield Passed(unmatched, () if rehearsal is None else rehearsal.figures)
 
 
 def _hold_device(device: str) -> None:
@@ -108,36 +107,36 @@ def _require_repeatable(node: Mapping[str, Any], loaded: data.Data) -> None:
     _repeated.add(loaded.digest)
 
 
-class _Rehearsal(Stage):
-    """A stage that sees a few examples and takes one step."""
+class _Rehearsal(Ways):
+    """A stage that sees a few examples and takes one step: what came before it are networks as they are initialised."""
 
     def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
         steps, spec = count(), order.specs[0]
         if spec.typed.inner > 1:  # scoring anew a hundred times shows no more than once
             spec = replace(spec, fields={**spec.fields, "inner": 1})
         order = replace(order, cancelled=lambda: next(steps) > 0)
-        super().__init__(spec, initialised(dense, spec, order), order)
-        self.figures: tuple[str, ...] = (*(metric.name for metric in self._task.metrics), "loss")
-        self._dense = dense
-        self.whole = whole = self._data
+        network = initialised(dense, spec, order)
+        self.whole = whole = network.data
         """The data, of which a rehearsal reads a few examples."""
         splits = whole.splits
         self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
         self._few = {name: _Few(split, name, self._reads) for name, split in splits.items()}
         train, val, test, *further = self._few.values()
-        self._data = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
-        self._read = "train"
+        few = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
+        self.stage = Stage(spec, replace(network, data=few), order, ways=self)
+        self.figures: tuple[str, ...] = (*(metric.name for metric in self.stage.task.metrics), "loss")
+        self._dense, self._read = dense, "train"
 
     def fits(self) -> tuple[tuple[str, str], ...]:
         """Raise for a count that all rounds together cannot take; return the patterns of `prune` that match nothing."""
-        spec = self._spec
+        spec = self.stage.spec
         if not KINDS[spec.kind].prunes:
             return ()
         prune, amount = spec.typed.prune, spec.typed.amount
-        unmatched = tuple(models.unmatched(self._model, prune))
+        unmatched = tuple(models.unmatched(self.stage.model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = rounds.sizes(models.prunable(self._model, prune), Round.of(spec.fields))
+        sizes = rounds.sizes(models.prunable(self.stage.model, prune), Round.of(spec.fields))
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
@@ -167,11 +166,11 @@ class _Rehearsal(Stage):
         if isinstance(split, TensorSplit):
             batch = split.take(torch.arange(index, min(index + FEW, len(split)), device=split.device))
         else:
-            batch = next(iter(split.batches(FEW, device=self._device)))
+            batch = next(iter(split.batches(FEW, device=self.stage.device)))
         try:
-            with seeded(0, self._device), in_mode(self._model, training=False):
-                loss = self._task.loss(self._model, moved(batch, self._device))
-                weights = [each for each in self._model.parameters() if each.requires_grad]
+            with seeded(0, self.stage.device), in_mode(self.stage.model, training=False):
+                loss = self.stage.task.loss(self.stage.model, moved(batch, self.stage.device))
+                weights = [each for each in self.stage.model.parameters() if each.requires_grad]
                 found = [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
         except Exception:  # whatever does not fit is told as the stage runs
             return False
@@ -180,50 +179,48 @@ class _Rehearsal(Stage):
     @property
     def tried(self) -> Tried:
         """What the stage has before it now."""
-        config = getattr(self._model, "config", None)
+        config = getattr(self.stage.model, "config", None)
         positions = getattr(config, "max_position_embeddings", None) or math.inf
         read = self._read
-        batch, train = (next(iter(self._few[name].batches(FEW, device=self._device))) for name in (read, "train"))
-        return Tried(read, batch, train, self._data.classes, positions)
+        batch, train = (next(iter(self._few[name].batches(FEW, device=self.stage.device))) for name in (read, "train"))
+        return Tried(read, batch, train, self.stage.data.classes, positions)
 
     def _reads(self, name: str) -> None:
         self._read = name
 
-    def _fit(self, *args: Any, **options: Any) -> loop.FitResult:
+    def train(self, stage: Stage, fit: Callable[[], loop.FitResult]) -> loop.FitResult:
+        """Take one step, and none where layers are lost: of the network as it is initialised they may be."""
+        if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
+            return loop.FitResult((), 1, 0)
         try:
-            return super()._fit(*args, **options)
+            return fit()
         except loop.Cancelled:
-            if not all(bool(tensor.isfinite().all()) for tensor in self._model.parameters()):
+            if not all(bool(tensor.isfinite().all()) for tensor in stage.model.parameters()):
                 raise loop.Diverged("one step") from None
             self._hold_monitor()
             return loop.FitResult((), 1, 0)
 
-    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> loop.FitResult:
-        """Leave it where layers are lost: of a network as it is initialised they may be, and not of the trained."""
-        if not all(mask.any() for mask in masks.values()):
-            return loop.FitResult((), 1, 0)
-        return super()._fit_small(masks, state)
+    def restart(self, stage: Stage, masks: MaskSet) -> None:
+        """Leave the weights: those at the start stand for those of any step."""
 
-    def _restart(self, masks: MaskSet) -> None:
-        """A network as it is initialised stands for that of any step."""
+    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> None:
+        """Return none: a training from its start stands for one that is continued."""
 
-    def _onward(self, masks: Sequence[Tensor | None]) -> None:
-        """As it does for what a training has there."""
-
-    def _measured(self, split: Split) -> Measured:
-        found = super()._measured(split)
-        if split is self._data.val:
+    def measure(self, stage: Stage, split: Split) -> Measured:
+        """Return what the network achieves, and hold the data to its outputs."""
+        found = super().measure(stage, split)
+        if split is stage.data.val:
             self.figures = tuple(found.figures)
             self._hold_labels(len(found.details.get("hits", ())))
         return found
 
     def _hold_labels(self, outputs: int) -> None:
         """Raise for a class that the network has no output for, in whichever split: a further test set is read last."""
-        if not isinstance(self._task, Classification | Segmentation):
+        if not isinstance(self.stage.task, Classification | Segmentation):
             return
         for name, split in self._held.items():
             labels = split.labels if split.rows is None else split.labels[split.rows]
-            known = self._task.known(labels)
+            known = self.stage.task.known(labels)
             if known is not None and (largest := int(labels.where(known, 0).max())) >= outputs:
                 raise Misfit(
                     f"`data` (={named(self._dense, 'data')}) has the label {largest} in its {name} split, and "
@@ -231,19 +228,21 @@ class _Rehearsal(Stage):
                     f"{outputs - 1}; give it more `classes`, or leave these examples out."
                 )
 
-    def _teacher(self) -> nn.Module | None:
-        """A network as it is initialised stands for one that is not trained yet."""
-        return copy.deepcopy(self._model).eval() if TEACHER in self._spec.inputs else None
+    def teacher(self, stage: Stage) -> nn.Module | None:
+        """Return the network as it is: it stands for one that is not trained yet."""
+        return copy.deepcopy(stage.model).eval() if TEACHER in stage.spec.inputs else None
 
     def _hold_monitor(self) -> None:
         """Raise for a metric to choose by that the task has and these data do not give."""
-        config = Train(**self._config)
-        where = self._spec.training
-        name = monitored(self._task, config.monitor, where).name
-        if (config.select == "best" or config.patience) and name not in self._measured(self._data.val).figures:
+        config = Train(**self.stage.config)
+        where = self.stage.spec.training
+        name = monitored(self.stage.task, config.monitor, where).name
+        if (config.select == "best" or config.patience) and name not in self.stage.measured(
+            self.stage.data.val
+        ).figures:
             raise Misfit(
                 f"`{where}.monitor` (={config.monitor}) must be measured on `data`, which gives no {name}; pass null "
-                f"for {self._task.metrics[0].name}."
+                f"for {self.stage.task.metrics[0].name}."
             )
 
 
