@@ -118,12 +118,12 @@ def noise(count: int = 64) -> dict[str, Any]:
         {"tests/orchestrator/config/test_schema.py": "noise"},
     ),
     "format": Addition(
-        "orchestrator/export/formats/added.py",
+        "orchestrator/deploy/formats/added.py",
         '''
 from pathlib import Path
 import torch
 from torch import nn
-from orchestrator.export.formats.format import Codec, Run, call
+from orchestrator.deploy.formats.format import Codec, Run, call
 from pruning.graph.tracing import Example
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
@@ -138,7 +138,7 @@ def load(folder: Path, threads: int) -> Run:
 CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load('network.jit')({call})")
 ''',
         "orchestrator/catalogue/formats.py",
-        '        Format("jit", "orchestrator.export.formats.added:CODEC", "a program of torch.jit"),\n',
+        '        Format("jit", "orchestrator.deploy.formats.added:CODEC", "a program of torch.jit"),\n',
         (PAGE, "docs/reference/commands.md", "tests/orchestrator/planning/versions.json"),
         {},
     ),

@@ -21,7 +21,19 @@ FILES = {
 WORKER = "orchestrator.training.stages"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
 FLOORS = (
-    *("core", "catalogue", "config", "store", "planning", "workloads", "training", "execution", "compare", "export"),
+    *(
+        "core",
+        "catalogue",
+        "config",
+        "store",
+        "planning",
+        "workloads",
+        "training",
+        "execution",
+        "compare",
+        "deploy",
+        "export",
+    ),
     *("views.report", "results", "views.tracking", "views.terminal", "sweep"),
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""

@@ -1,6 +1,6 @@
 """The catalogue of deployment formats: what a pruned network is written as, measured in and exported to.
 
-A row's code is an `orchestrator.export.formats.format.Codec`; "shrink" has none: it is the network in PyTorch.
+A row's code is an `orchestrator.deploy.formats.format.Codec`; "shrink" has none: it is the network in PyTorch.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FORMATS: Mapping[str, Format] = named(
         Format(SHRINK, "", "PyTorch, without the channels, units and heads that are empty", exported=False),
         Format(
             "safetensors",
-            "orchestrator.export.formats.generated:CODEC",
+            "orchestrator.deploy.formats.generated:CODEC",
             "weights in safetensors, and a module of plain PyTorch that loads them",
             measured=False,
         ),
-        Format("torch", "orchestrator.export.formats.programs:CODEC", "a program of torch.export"),
+        Format("torch", "orchestrator.deploy.formats.programs:CODEC", "a program of torch.export"),
         Format(
             "onnx",
-            "orchestrator.export.formats.onnx:CODEC",
+            "orchestrator.deploy.formats.onnx:CODEC",
             "a graph of ONNX, for ONNX Runtime",
             packages=_ONNX,
             extra="export",
@@ -58,7 +58,7 @@ FORMATS: Mapping[str, Format] = named(
         ),
         Format(
             "onnx_int8",
-            "orchestrator.export.formats.onnx_int8:CODEC",
+            "orchestrator.deploy.formats.onnx_int8:CODEC",
             "a graph of ONNX with weights and activations of 8 bits, for ONNX Runtime",
             packages=_ONNX,
             extra="export",
@@ -66,7 +66,7 @@ FORMATS: Mapping[str, Format] = named(
         ),
         Format(
             "openvino",
-            "orchestrator.export.formats.openvino:CODEC",
+            "orchestrator.deploy.formats.openvino:CODEC",
             "a graph of OpenVINO",
             packages=("onnx", "onnxscript", "openvino"),
             extra="export",

@@ -49,10 +49,10 @@ KINDS: Mapping[str, StageKind] = {
         "orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
     ),
     "deploy": StageKind(
-        "orchestrator.export.stages:deploy", "deployment as {format}", prunes=False, own_task=True, trains=False
+        "orchestrator.deploy.stages:deploy", "deployment as {format}", prunes=False, own_task=True, trains=False
     ),
     "measure": StageKind(
-        "orchestrator.export.stages:measure",
+        "orchestrator.deploy.stages:measure",
         "latency as {format}",
         prunes=False,
         own_task=True,

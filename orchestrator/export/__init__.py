@@ -1,1 +1,1 @@
-"""Networks that leave: shrunk, in a format that others load, held to the outputs of the masked network."""
+"""Networks that leave a store: which one, what is written of it, and what its README says."""

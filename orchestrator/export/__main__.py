@@ -15,13 +15,13 @@ from torch import nn
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
+from orchestrator.deploy.formats.format import ExportError
+from orchestrator.deploy.formats.table import FORMATS
+from orchestrator.deploy.shrinking import shrunk
 from orchestrator.export import choosing
-from orchestrator.export.formats.format import ExportError
-from orchestrator.export.formats.table import FORMATS
 from orchestrator.export.kept import Kept, kept
 from orchestrator.export.leaving import Written, chosen_formats, leave, size, writable
 from orchestrator.export.readme import readme
-from orchestrator.export.shrinking import shrunk
 from orchestrator.planning.in_words import readable
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as

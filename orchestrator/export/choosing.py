@@ -12,7 +12,7 @@ from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
-from orchestrator.export.formats.format import ExportError
+from orchestrator.deploy.formats.format import ExportError
 
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,

@@ -17,9 +17,9 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import WorkOrder
+from orchestrator.deploy.formats.format import ExportError, call_values, called_with, cut
 from orchestrator.execution.own_modules import hold_planned
 from orchestrator.export.choosing import Choice
-from orchestrator.export.formats.format import ExportError, call_values, called_with, cut
 from orchestrator.planning import located
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store

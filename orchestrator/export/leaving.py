@@ -11,12 +11,12 @@ from pathlib import Path
 from torch import nn
 
 from orchestrator.core.records import StageRecord
-from orchestrator.export.achieving import achieved, drawn
-from orchestrator.export.formats.format import ExportError, Format
-from orchestrator.export.formats.table import FORMATS
+from orchestrator.deploy.achieving import achieved, drawn
+from orchestrator.deploy.formats.format import ExportError, Format
+from orchestrator.deploy.formats.table import FORMATS
+from orchestrator.deploy.shrinking import hold
 from orchestrator.export.kept import Kept
 from orchestrator.export.pretrained import FOLDER, save_pretrained
-from orchestrator.export.shrinking import hold
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.export.formats.format import call
-from orchestrator.export.formats.table import FORMATS
+from orchestrator.deploy.formats.format import call
+from orchestrator.deploy.formats.table import FORMATS
+from orchestrator.deploy.shrinking import hold
 from orchestrator.export.kept import Kept
-from orchestrator.export.shrinking import hold
 from pruning.graph.tracing import quiet
 
 FOLDER = "pretrained"

@@ -23,7 +23,7 @@ SHARED = {
         *(f"{WORKLOADS}.{name}" for name in ("data.load", "models.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
-    "deploy": [f"orchestrator.export.stages.{name}" for name in ("deploy", "measure")],
+    "deploy": [f"orchestrator.deploy.stages.{name}" for name in ("deploy", "measure")],
     "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
 HARMLESS = (

@@ -35,7 +35,7 @@ TYPED = re.compile(rf"(?:^|(?<=[\s(\"']))\+?({KEY})=([\w{HOLE}]+\b(?!\()|\[|rang
 """A key as it is typed: key=value; of a list or a range no more than that it is one."""
 ARGUMENTS = re.compile(r"`(\w+)` \(((?!=)[^`]*)\)")
 """A node and, in brackets, what it has: key=value of that node."""
-NO_MESSAGES = ("orchestrator/views/report/", "orchestrator/views/tracking/", "orchestrator/export/formats/")
+NO_MESSAGES = ("orchestrator/views/report/", "orchestrator/views/tracking/", "orchestrator/deploy/formats/")
 """Rooms that write HTML, SVG, SQL and source text: of their strings those in backquotes are keys."""
 NOT_CONFIGURED = {
     "key": "stands for any key",

@@ -13,8 +13,8 @@ from orchestrator.compare.deployed import Deployed
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.deploy.formats.format import ExportError
 from orchestrator.export.choosing import Condition, conditions, ending_with, fewest, meeting, named
-from orchestrator.export.formats.format import ExportError
 
 VAL = {("magnitude", 0.5): (0.97, 0.99), ("magnitude", 0.9): (0.95, 0.96), ("random_unstructured", 0.9): (0.80, 0.82)}
 """Method and sparsity -> the primary metric on validation by seed; dense has 0.98."""

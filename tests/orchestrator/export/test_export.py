@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from orchestrator.__main__ import main as orchestrate
+from orchestrator.deploy.formats import format
+from orchestrator.deploy.formats.format import Run
+from orchestrator.deploy.formats.table import FORMATS
 from orchestrator.export.__main__ import main as export
-from orchestrator.export.formats import format
-from orchestrator.export.formats.format import Run
-from orchestrator.export.formats.table import FORMATS
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 

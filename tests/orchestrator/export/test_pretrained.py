@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.export.formats.format import Example, call
+from orchestrator.deploy.formats.format import Example, call
+from orchestrator.deploy.shrinking import shrunk
 from orchestrator.export.kept import Kept
 from orchestrator.export.pretrained import save_pretrained
-from orchestrator.export.shrinking import shrunk
 
 
 class OfTokens(SimpleNamespace):

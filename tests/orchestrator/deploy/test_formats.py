@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.stage_fields import Prune
-from orchestrator.export.formats import format
-from orchestrator.export.formats.format import ExportError, called_with, difference
-from orchestrator.export.formats.table import FORMATS
+from orchestrator.deploy.formats import format
+from orchestrator.deploy.formats.format import ExportError, called_with, difference
+from orchestrator.deploy.formats.table import FORMATS
 from orchestrator.workloads import models
 
 LINEAR = Prune(("Linear", "Conv2d"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from orchestrator.export.formats.format import Codec, ExportError, Run, call
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
 from pruning.graph.tracing import Example, arguments_of, exported, quiet
 
 FILE = "network.pt2"

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from orchestrator.export.formats import onnx
-from orchestrator.export.formats.format import Codec, ExportError, Run, call_values, cut, fed
+from orchestrator.deploy.formats import onnx
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call_values, cut, fed
 from pruning.graph.tracing import Example, quiet
 
 FILE = "network.int8.onnx"

@@ -10,7 +10,7 @@ from torch import nn
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_fields import ScoreFields
-from orchestrator.export.formats.format import Run, called_with, running_as
+from orchestrator.deploy.formats.format import Run, called_with, running_as
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.workloads.data import Data

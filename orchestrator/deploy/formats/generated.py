@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from orchestrator.export.formats import two_of_four
-from orchestrator.export.formats.format import Codec, ExportError, Run, call
+from orchestrator.deploy.formats import two_of_four
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
 from orchestrator.workloads.weights import write_state
 from pruning.graph.tracing import Example, Traced, traced
 

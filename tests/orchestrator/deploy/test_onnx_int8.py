@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import StageSpec
-from orchestrator.export.achieving import achieved, drawn
-from orchestrator.export.formats import onnx_int8
-from orchestrator.export.formats.format import ExportError, call_values, difference
-from orchestrator.export.formats.table import FORMATS
+from orchestrator.deploy.achieving import achieved, drawn
+from orchestrator.deploy.formats import onnx_int8
+from orchestrator.deploy.formats.format import ExportError, call_values, difference
+from orchestrator.deploy.formats.table import FORMATS
 from orchestrator.workloads.data import Data
 from orchestrator.workloads.splits import TensorSplit
 

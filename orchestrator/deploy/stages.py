@@ -31,11 +31,11 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.export.achieving import achieved, drawn
-from orchestrator.export.formats.format import ExportError, Run, call, called_with
-from orchestrator.export.formats.table import FORMATS, TOLERANCES
-from orchestrator.export.measuring import Measuring
-from orchestrator.export.shrinking import hold, shrunk
+from orchestrator.deploy.achieving import achieved, drawn
+from orchestrator.deploy.formats.format import ExportError, Run, call, called_with
+from orchestrator.deploy.formats.table import FORMATS, TOLERANCES
+from orchestrator.deploy.measuring import Measuring
+from orchestrator.deploy.shrinking import hold, shrunk
 from orchestrator.training.environment import environment
 from orchestrator.training.networks import Network, restored
 from orchestrator.workloads.weights import plain_state, state_digest, write_state

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from orchestrator.export.formats import onnx
-from orchestrator.export.formats.format import Codec, ExportError, Run, fed
+from orchestrator.deploy.formats import onnx
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, fed
 from pruning.graph.tracing import Example
 
 FILE, WEIGHTS = "network.xml", "network.bin"

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from orchestrator.export.formats.format import Codec, ExportError, Run, fed
-from orchestrator.export.formats.programs import program_of
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, fed
+from orchestrator.deploy.formats.programs import program_of
 from pruning.graph.tracing import Example, quiet
 
 FILE = "network.onnx"

@@ -18,8 +18,8 @@ from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
-from orchestrator.export import stages
-from orchestrator.export.formats.format import Format, Run
+from orchestrator.deploy import stages
+from orchestrator.deploy.formats.format import Format, Run
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.workloads.splits import TensorSplit

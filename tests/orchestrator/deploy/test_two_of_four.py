@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import pruning
-from orchestrator.export.formats.format import difference
-from orchestrator.export.formats.table import FORMATS
-from orchestrator.export.formats.two_of_four import LOADING, compressed
+from orchestrator.deploy.formats.format import difference
+from orchestrator.deploy.formats.table import FORMATS
+from orchestrator.deploy.formats.two_of_four import LOADING, compressed
 
 
 def expanded(values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import pruning
-from orchestrator.export.formats.format import ExportError, call, difference, with_outputs_alone
+from orchestrator.deploy.formats.format import ExportError, call, difference, with_outputs_alone
 from orchestrator.workloads.tasks.batch import outputs_of
 from pruning.graph.tracing import Example
 from pruning.measure.products import Watching

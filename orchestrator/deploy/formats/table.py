@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestrator.catalogue import formats as catalogue
-from orchestrator.export.formats.format import Format
+from orchestrator.deploy.formats.format import Format
 
 FORMATS: Mapping[str, Format] = {name: Format.of(row) for name, row in catalogue.FORMATS.items() if row.code}
 TOLERANCES: Mapping[str, float] = {name: row.tolerance for name, row in catalogue.FORMATS.items()}

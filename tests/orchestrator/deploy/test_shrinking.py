@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.export.formats.format import ExportError
-from orchestrator.export.formats.table import FORMATS, TOLERANCES
-from orchestrator.export.shrinking import OtherOutputs, hold
+from orchestrator.deploy.formats.format import ExportError
+from orchestrator.deploy.formats.table import FORMATS, TOLERANCES
+from orchestrator.deploy.shrinking import OtherOutputs, hold
 
 TOLD = {"name": "onnx", "remedy": "take another"}
 
