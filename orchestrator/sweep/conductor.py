@@ -85,7 +85,7 @@ def _nothing_started() -> Iterator[None]:
 
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
-    from orchestrator.compare.audit.checklist import audit  # a dry run needs none of these
+    from orchestrator.compare.audit import audit  # a dry run needs none of these
     from orchestrator.compare.compare_trials import compare_trials
     from orchestrator.views.report.files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast

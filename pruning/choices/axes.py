@@ -6,14 +6,13 @@ Each is plain data that refuses values without a meaning; nothing here needs tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.repairs import REPAIRS
-from pruning.choices.arguments import at_least, number, one_of
 from pruning.schedule import targets
 
 UnitKind: TypeAlias = Literal["entry", "block", "channel", "group"]
@@ -60,9 +59,9 @@ class Unit:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        one_of("unit.kind", self.kind, get_args(UnitKind))
-        one_of("unit.reduce", self.reduce, get_args(Reduction))
-        at_least("unit.size", self.size, 1)
+        _one_of("unit.kind", self.kind, get_args(UnitKind))
+        _one_of("unit.reduce", self.reduce, get_args(Reduction))
+        _at_least("unit.size", self.size, 1)
         if not isinstance(cast(object, self.dim), Integral):
             raise TypeError(f"`unit.dim` (={self.dim!r}) must be an int: 0 for output channels, 1 for input channels.")
 
@@ -102,17 +101,17 @@ class Scope:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        one_of("scope.kind", self.kind, get_args(ScopeKind))
-        one_of("scope.allocation", self.allocation, ALLOCATIONS)
-        at_least("scope.min_kept", self.min_kept, 0)
-        at_least("scope.m", self.m, 1)
-        at_least("scope.round_to", self.round_to, 1)
-        one_of("scope.budget", self.budget, get_args(Budget))
+        _one_of("scope.kind", self.kind, get_args(ScopeKind))
+        _one_of("scope.allocation", self.allocation, ALLOCATIONS)
+        _at_least("scope.min_kept", self.min_kept, 0)
+        _at_least("scope.m", self.m, 1)
+        _at_least("scope.round_to", self.round_to, 1)
+        _one_of("scope.budget", self.budget, get_args(Budget))
         if self.normalise not in (None, *get_args(Normalisation)):
             raise ValueError(
                 f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for scores as they are."
             )
-        at_least("scope.n", self.n, 0)
+        _at_least("scope.n", self.n, 0)
         if self.n > self.m:
             raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
         if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
@@ -140,7 +139,7 @@ class Scope:
                 f"not with {self.allocation!r}; give both or neither."
             )
         for name, density in self.densities.items():
-            if not 0 <= number(f"scope.densities[{name!r}]", density) <= 1:
+            if not 0 <= _number(f"scope.densities[{name!r}]", density) <= 1:
                 raise ValueError(f"`scope.densities[{name!r}]` (={density!r}) must lie in [0, 1]: the fraction kept.")
 
 
@@ -158,7 +157,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        at_least("schedule.inner", self.inner, 1)
+        _at_least("schedule.inner", self.inner, 1)
         targets("geometric", 0.0 if self.sparsity is None else self.sparsity, self.inner)
 
 
@@ -175,7 +174,7 @@ class Dynamics:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        one_of("dynamics.kind", self.kind, get_args(DynamicsKind))
+        _one_of("dynamics.kind", self.kind, get_args(DynamicsKind))
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ class Repair:
 
     def __post_init__(self) -> None:
         """Refuse unknown repairs, options that the repair does not take, and values that break an option's rule."""
-        one_of("repair.kind", self.kind, REPAIRS)
+        _one_of("repair.kind", self.kind, REPAIRS)
         REPAIRS[self.kind].refuse(self.options, "`repair.{}`")
 
 
@@ -208,4 +207,25 @@ class Control:
 
     def __post_init__(self) -> None:
         """Refuse values without a meaning."""
-        one_of("control.kind", self.kind, get_args(ControlKind))
+        _one_of("control.kind", self.kind, get_args(ControlKind))
+
+
+def _one_of(name: str, value: object, kinds: Collection[str]) -> None:
+    """Raise ValueError unless a value is one of `kinds`."""
+    if value not in kinds:
+        raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(kinds)}.")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    """Raise TypeError unless a value is an int, ValueError if it is a smaller one."""
+    if not isinstance(cast(object, value), Integral):
+        raise TypeError(f"`{name}` (={value!r}) must be an int, not {type(value).__name__}.")
+    if value < least:
+        raise ValueError(f"`{name}` (={value!r}) must be an int of at least {least}.")
+
+
+def _number(name: str, value: float) -> float:
+    """Return a number; raise TypeError for what is none."""
+    if not isinstance(cast(object, value), Real):
+        raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
+    return value

@@ -19,7 +19,7 @@ from orchestrator.compare.against.figures import (
 from orchestrator.compare.against.pairing import Side, pair
 from orchestrator.compare.against.unlike import unlike_beside_settings
 from orchestrator.compare.against.verdicts import Places, Values, Verdict, elsewhere, judge
-from orchestrator.compare.audit.rounds import TOLERANCE
+from orchestrator.compare.audit import TOLERANCE
 from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from orchestrator.compare.audit.checklist import Finding, audit
+from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE

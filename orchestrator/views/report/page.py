@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from orchestrator.compare.audit.checklist import Finding
+from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.specs import Plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from factories import EPOCH, config, make_plan, make_records, plan_of
 
-from orchestrator.compare.audit.checklist import Finding, audit
+from orchestrator.compare.audit import Finding, audit
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import CurvePoint, StageRecord

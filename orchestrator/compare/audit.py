@@ -1,0 +1,325 @@
+"""The checklist that a pruning comparison should pass, computed from the sweep itself. Pure.
+
+After Blalock, Gonzalez Ortiz, Frankle and Guttag, "What is the State of Neural Network Pruning?", arXiv 2003.03033, and
+the ways in which such comparisons go wrong silently: sparsities that were not reached, dead layers, unpaired seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.compare.chosen import budget_of, reached_of
+from orchestrator.compare.comparison import Comparison, LineKey, Point
+from orchestrator.compare.statistics import has_spread, least_gain
+from orchestrator.config.parts.choices import decides_itself, published_at_start
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import REWIND, Plan
+from orchestrator.core.stage_fields import Restart
+from orchestrator.core.stage_kinds import KINDS
+
+Verdict = Literal["pass", "fail", "n/a"]
+Answer = tuple[Verdict, str]
+
+_EXAMPLES = 3
+LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
+EQUAL_COST = 0.05
+"""Fraction of the training by which what is compared may differ in it: what most scores read is less."""
+TOLERANCE = 0.005
+"""Largest distance of what was achieved from what was requested where no more is due to rounding to whole channels."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the checklist."""
+
+    rule: str
+    verdict: Verdict
+    reason: str
+
+
+def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:
+    """Hold a sweep to the checklist: each rule passes, fails or does not apply, with its reason."""
+    points, finished = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
+    known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
+    answers = {
+        f"{LEAST_POINTS} or more operating points on every line": _operating_points(comparison),
+        "compression and theoretical speed-up, both": _both_measures(
+            points, deploys=any(trial.measured for trial in plan.trials)
+        ),
+        "a random control": _random_control(plan, comparison),
+        "a magnitude baseline": _magnitude_baseline(plan, comparison),
+        "a control of masks that are found before training, or trained from an earlier step": _mask_control(plan),
+        f"{LEAST_SEEDS} or more seeds at every point": _seeds([*comparison.dense, *points]),
+        f"{LEAST_PANELS} or more pairs of data set and network": _panels(comparison),
+        "the dense network's figures": _dense(comparison),
+        "the same seeds for dense and pruned, and for every line": _paired(comparison),
+        "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
+        "compared after equal training": _equally_trained(comparison),
+        "a gain over dense is one over dense trained as long": _gained(comparison),
+        "methods prune when their papers do": _when_published(plan),
+        "matching is a test against a stated margin": _matching(comparison),
+        "achieved sparsity is the requested one": _achieved(plan, known),
+        "no dead layer": _dead(plan, known),
+        "chosen on validation, test read once": _test_once(plan, known),
+        "scores read no test data": _scored_apart(plan, known),
+        "one kind of processor, one release of torch": _one_kind(finished),
+        "every trial finished": _finished(comparison),
+    }
+    return tuple(Finding(rule, verdict, reason) for rule, (verdict, reason) in answers.items())
+
+
+def _operating_points(comparison: Comparison) -> Answer:
+    counts = {line: len({round(p.sparsity, 4) for p in points}) for (_, _, line), points in comparison.lines.items()}
+    few = [f"{line} has {count}" for line, count in counts.items() if count < LEAST_POINTS]
+    return _held(counts, few, f"every line has {min(counts.values(), default=0)} or more")
+
+
+def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
+    """Hold points to both; where trials are deployed, the ends of lines also to a speed-up that was measured."""
+    lacking = [_at(point) for point in points if not (point.compression >= 1 and point.macs_left is not None)]
+    if deploys:
+        lacking += [f"{_at(point)} was not measured" for point in points if point.final and not point.deployed]
+        return _held(points, lacking, "both are given for every point, and measured where a trial ends")
+    return _held(
+        points, lacking, "both are given for every point; the speed-up is theoretical, from multiply-accumulates"
+    )
+
+
+def _random_control(plan: Plan, comparison: Comparison) -> Answer:
+    """Look for a line that removes at random, by its method or by its score."""
+    return _control(plan, comparison, ("random_unstructured", "random_structured"), "random")
+
+
+def _magnitude_baseline(plan: Plan, comparison: Comparison) -> Answer:
+    """Look for a line that removes the smallest weights, by its method or by its score."""
+    return _control(plan, comparison, ("ln_structured",), "magnitude")
+
+
+def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: str) -> Answer:
+    """Judge by what chooses, and not by what it is called; shuffled or inverted masks are no control."""
+    choosing = {
+        trial.name
+        for trial in plan.trials
+        if (
+            trial.config["method"].get("kind") in methods
+            if decides_itself(trial.config["method"])
+            else trial.config.get("score", {"kind": "magnitude"}).get("kind") == score
+        )
+        and trial.config.get("restart", {}).get("control", "none") not in ("invert", "shuffle")
+    }
+    pruned = [row for row in comparison.rows if row.round]
+    found = "; ".join(dict.fromkeys(row.line for row in pruned if row.trial in choosing))
+    among = "; ".join(dict.fromkeys(row.line for row in pruned))
+    return _held(pruned, [] if found else [f"none among {among}"], found)
+
+
+def _seeds(points: Sequence[Point]) -> Answer:
+    few = [f"{_at(point)} has {len(set(point.seeds))}" for point in points if len(set(point.seeds)) < LEAST_SEEDS]
+    fewest = min((len(set(point.seeds)) for point in points), default=0)
+    return _held(points, few, f"every point has {fewest} or more", "nothing has finished")
+
+
+def _panels(comparison: Comparison) -> Answer:
+    count = len(comparison.panels)
+    if not count:
+        return "n/a", "nothing has finished"
+    listed = ", ".join(f"{model} on {data}" for model, data in comparison.panels)
+    return ("pass" if count >= LEAST_PANELS else "fail"), f"{count}: {listed}"
+
+
+def _dense(comparison: Comparison) -> Answer:
+    found = [(point, point.test.mean) for point in comparison.dense if point.test]
+    without = sorted(set(comparison.panels) - {(point.model, point.data) for point, _ in found})
+    listed = _some(f"{point.model} on {point.data}: {point.metric.said(mean)}" for point, mean in found)
+    return _held(comparison.points, (f"none for {model} on {data}" for model, data in without), listed)
+
+
+def _paired(comparison: Comparison) -> Answer:
+    points = comparison.operating_points
+    odd = []
+    for panel in comparison.panels:
+        here = [point for point in points if (point.model, point.data) == panel]
+        usual = Counter(point.seeds for point in here).most_common(1)
+        odd += [f"{_at(point)} has seeds {list(point.seeds)}" for point in here if point.seeds != usual[0][0]]
+    return _held(points, odd, "each pruned network is compared with the dense network of its own seed")
+
+
+def _equally_trained(comparison: Comparison) -> Answer:
+    """Hold the points at each sparsity to the least of their costs; of each line its largest excess is told."""
+    levels = Counter(point.level for point in comparison.operating_points)
+    compared = [point for point in comparison.operating_points if levels[point.level] > 1]
+    excess: dict[LineKey, tuple[float, str]] = {}
+    for point, other in comparison.costlier:
+        times = point.total_cost / max(other.total_cost, 1.0)
+        if times > max(1 + EQUAL_COST, excess.get(point.line_key, (0.0, ""))[0]):
+            excess[point.line_key] = times, f"{_at(point)} cost {times:.3g} times what {other.line} did"
+    reason = f"at each sparsity, costs (steps from initialisation, and scoring) differ by {EQUAL_COST:.0%} at most"
+    return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
+
+
+def _gained(comparison: Comparison) -> Answer:
+    """Hold what is shown to be better than dense, and trained on from it, to what is not pruned and trained longest."""
+    longest: dict[tuple[str, str], float] = {}
+    for point in (*comparison.dense, *(point for point in comparison.points if not point.sparsity)):
+        panel = point.model, point.data
+        longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
+    anew = {row.stage for row in comparison.rows if row.chosen.restart.startswith(("weights=step", "weights=reinit"))}
+    pairs = ((point, point.difference) for point in comparison.operating_points if point.sparsity)
+    gained = [p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not anew & {*p.stages}]
+    costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
+    faults = (
+        f"{_at(p)} trained {cost:.3g} times as long; add +control=longer" for p, cost in costs if cost > 1 + EQUAL_COST
+    )
+    return _held(gained, faults, "in as many steps", "nothing is shown to gain by training on from dense")
+
+
+def _matching(comparison: Comparison) -> Answer:
+    points = comparison.operating_points
+    untested = (f"{_at(point)} has no spread to test with" for point in points if point.matching == "untested")
+    losses = " or ".join(metric.loss for metric in comparison.metrics)
+    reason = f"{losses} is called a match in at most 2.5% of lines, paired by seed"
+    return _held(points, untested, reason)
+
+
+def _finished(comparison: Comparison) -> Answer:
+    missing = _some(name for name, status in comparison.trials.items() if status != "finished")
+    return ("fail", missing) if missing else ("pass", f"all {len(comparison.trials)}")
+
+
+def _at(point: Point) -> str:
+    return f"{point.line} at {point.sparsity:.1%}" if point.round else point.line
+
+
+def _mask_control(plan: Plan) -> Answer:
+    rounds = [spec.typed.restart for spec in plan.stages.values() if KINDS[spec.kind].prunes]
+    found = {restart.control for restart in rounds} - {"none"}
+    found |= {"reinit" for restart in rounds if restart.weights == "reinit" and restart.control != "small"}
+    faults = [] if found else ["none of restart.control=shuffle, reinit, invert, small"]
+    none = "every network is trained, pruned and fine-tuned"
+    return _held([restart for restart in rounds if restart != Restart()], faults, ", ".join(sorted(found)), none)
+
+
+def _same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    """Hold rounds that prune before training to one initialisation; new weights are a control, and left out.
+
+    It is what the start recorded, what a round scored and went back to, and by settings and seed the dense network's.
+    """
+    early: dict[str, str] = {}
+    for trial in plan.trials:
+        start, dense = plan.stages[trial.stages[0]], plan.stages[trial.dense]
+        settings = {name: value for name, value in start.fields.items() if name != "until"}
+        for key in trial.stages[1:] if start.kind == "start" else ():
+            spec, found = plan.stages[key], known.get(start.key)
+            if key not in known or spec.typed.restart.weights == "reinit":
+                continue
+            if found is None or known[key].started_from != found.weights_digest:
+                early[key] = "scored other weights than its start recorded"
+            elif spec.inputs.get(REWIND, start.key) != start.key:
+                early[key] = "trained other weights than it scored"
+            else:
+                early[key] = "" if settings == dense.fields else "has a dense network of another seed or other settings"
+    faults = [f"{_name(plan, key)} {fault}" for key, fault in early.items() if fault]
+    reason = (
+        f"{len(early)} rounds scored and trained what their start recorded, by the dense network's settings and seed"
+    )
+    return _held(early, faults, reason, "nothing was pruned before training")
+
+
+def _when_published(plan: Plan) -> Answer:
+    """Hold methods that are published for the network as it is initialised to that."""
+    early = [trial.config for trial in plan.trials if published_at_start(trial.config)]
+    names = dict.fromkeys(config["method"]["name"] for config in early)
+    late = dict.fromkeys(config["method"]["name"] for config in early if config["schedule"].get("at") != "start")
+    faults = (f"{name} ranks the trained network (schedule.at=trained), and its paper the initial one" for name in late)
+    none = "no method here is published for networks before training"
+    return _held(names, faults, f"{', '.join(names)} before training (schedule.at=start)", none)
+
+
+def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
+    asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
+    budgets = {key: budget_of(plan.stages[key].typed) for key in asked}
+    found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
+    reached = {key: share for key, share in found.items() if share is not None}
+    due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
+    gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
+    wrong = (
+        f"{_name(plan, key)}: {asked[key]:.2%} of {budgets[key]} requested, {reached[key]:.2%} achieved"
+        for key, gap in gaps.items()
+        if gap > due[key]
+    )
+    said = []
+    for budget in dict.fromkeys(budgets[key] for key in reached):
+        of = [key for key in reached if budgets[key] == budget]
+        gap, most = (100 * max(values[key] for key in of) for values in (gaps, due))
+        allowed = f", where whole channels allow {most:.2f}" if most > 100 * TOLERANCE else ""
+        said.append(f"{gap:.2f} of the {budget}{allowed}")
+    none = "amounts were given, no sparsity was requested"
+    if asked:
+        none = f"what is gone of the {_some(dict.fromkeys(budgets.values()))} is not recorded"
+    return _held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
+
+
+def _dead(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    pruned = {key: record.tensor_sparsity for key, record in known.items() if KINDS[record.kind].prunes}
+    dead = (f"{_name(plan, key)}: {name}" for key, each in pruned.items() for name in each if each[name] >= 1.0)
+    return _held(pruned, dead, f"every tensor keeps entries in all {len(pruned)} rounds")
+
+
+def _test_once(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    faults = []
+    for key, record in known.items():
+        trained_by = set(record.before).union(*(point.metrics for point in record.curve))
+        if any(name.startswith("test") for name in trained_by):
+            faults.append(f"{_name(plan, key)} evaluates on test while it trains")
+        elif not math.isfinite(record.figure("val")):
+            faults.append(f"{_name(plan, key)} has no validation {record.primary.title}")
+    reason = "curves and selection use the validation split; each stage has one test figure"
+    return _held(known, faults, reason, "nothing has finished")
+
+
+def _scored_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
+    scoring = {key: record.details.get("scoring", {}) for key, record in known.items()}
+    reading = {key: each.get("split") for key, each in scoring.items() if each.get("examples")}
+    faults = (
+        f"{_name(plan, key)} scored {f'the {split} split' if split else 'examples of a split that is not recorded'}"
+        for key, split in reading.items()
+        if split not in ("train", "val")
+    )
+    own = sorted({scoring[key]["score"] for key in reading if "." in scoring[key].get("score", "")})
+    reason = (
+        f"{len(reading)} rounds scored examples of the {' or '.join(sorted({str(s) for s in reading.values()}))} split"
+    )
+    given = f"; what {', '.join(own)} reads besides is not recorded" if own else ""
+    return _held(reading, faults, reason + given, "no score read examples")
+
+
+def _one_kind(known: Mapping[str, StageRecord]) -> Answer:
+    environments = [record.environment for record in known.values()]
+    kinds = {name: sorted({each.get(name, "not recorded") for each in environments}) for name in ("processor", "torch")}
+    mixed = _some(f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1)
+    faults = [f"the same stage may have other bits on each: {mixed}"] if mixed else []
+    return _held(known, faults, ", ".join(found for kind in kinds.values() for found in kind), "nothing has finished")
+
+
+def _name(plan: Plan, key: str) -> str:
+    indices = plan.trials_of.get(key, ())
+    trial = plan.trials[indices[0]].name if indices else key[:12]
+    return f"{trial}, round {plan.stages[key].round}"
+
+
+def _held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> Answer:
+    """Return the answer of a rule: what breaks it, else why it passes; `none` where it has no `subjects`."""
+    if not subjects:
+        return "n/a", none
+    return ("fail", listed) if (listed := _some(faults)) else ("pass", reason)
+
+
+def _some(texts: Iterable[str]) -> str:
+    listed = list(texts)
+    more = f" and {len(listed) - _EXAMPLES} more" if len(listed) > _EXAMPLES else ""
+    return "; ".join(listed[:_EXAMPLES]) + more

@@ -1,1 +1,0 @@
-"""The checklist that a pruning comparison should pass: its rules, and how each is answered."""
