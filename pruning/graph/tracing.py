@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
         program = exported(plain, args, kwargs, any_batch=any_batch)
         if _writes_to_views(program.graph):
             program = program.run_decompositions({})
-        module = program.module(check_guards=False)
+        module = _module_of(program, plain)
     graph = fx.GraphModule(module, module.graph)
     _plain_calls(graph.graph, args, kwargs)
     _inlined(graph)
@@ -112,6 +113,20 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
         if (node.op == "get_attr" and not node.users) or node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     return Traced(plain, graph, args, kwargs)
+
+
+def _module_of(program: ExportedProgram, model: nn.Module) -> fx.GraphModule:
+    """Return a program as a module."""
+    try:
+        module = program.module(check_guards=False)
+    except SyntaxError as error:  # torch.fx writes names into Python as they are
+        odd = next((name for name, _ in model.named_modules() if any(map(iskeyword, name.split(".")))), "")
+        raise ValueError(
+            f"{type(model).__name__} cannot be traced by torch.export: the name of its module `{odd}` holds a keyword "
+            "of Python; give the module another name."
+        ) from error
+    assert isinstance(module, fx.GraphModule)
+    return module
 
 
 def exported(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
 import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from textwrap import indent
+from types import ModuleType
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,6 +24,8 @@ module = network.load()
 with torch.no_grad():
     outputs = module({call})
 """
+IMPORTED = ("inf", "nan", "NoneType", "device")
+"""Names that torch.fx writes, and the module has without more."""
 EXPANDED = """\
     for name in {names}:
         values, indices = tensors.pop(f"{{name}}.values"), tensors.pop(f"{{name}}.indices")
@@ -38,15 +40,12 @@ TEMPLATE = '''\
 It is the network in evaluation: no dropout, BatchNorm by its statistics.
 """
 
-import operator
-from math import inf, nan
+{imports}from math import inf, nan
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
-
-aten = torch.ops.aten
+from torch import device, nn
 
 PARAMETERS = {{
 {parameters}}}
@@ -72,7 +71,6 @@ class Network(nn.Module):
             module = getattr(module, step)
         return module
 
-    def forward(self, {inputs}):
 {forward}
 
 {expanding}def load(path=None):
@@ -96,12 +94,14 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
     fours = {name: two_of_four.compressed(tensor) for name, tensor in learned.items()}
     short = {name: parts for name, parts in fours.items() if parts is not None}
     inputs = [str(node.target) for node in trace.graph.graph.find_nodes(op="placeholder")]
+    forward, imports = _forward(trace.graph.graph, names)
     text = TEMPLATE.format(
         title=type(network.network if hasattr(network, "network") else network).__name__,
         inputs=", ".join(inputs),
         parameters=_sizes(learned),
         buffers=_sizes({name: tensor for name, tensor in tensors.items() if name not in learned}),
-        forward="".join(f"        {line}\n" for line in _lines(trace.graph.graph, names)),
+        forward=forward,
+        imports=imports,
         weights=WEIGHTS,
         expanding=two_of_four.LOADING if short else "",
         expanded=EXPANDED.format(names=list(short)) if short else "",
@@ -143,63 +143,27 @@ def _sizes(tensors: Mapping[str, Tensor]) -> str:
     return "".join(f"    {name!r}: ({tuple(tensor.shape)}, {tensor.dtype}),\n" for name, tensor in tensors.items())
 
 
-def _lines(graph: fx.Graph, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield the operations of a graph as Python, under the names of the modules that they belong to."""
-    written = {node: str(node.target) for node in graph.find_nodes(op="placeholder")}
-    written |= {node: _path(names[node.target]) for node in graph.find_nodes(op="get_attr")}
-    last = {used: node for node in graph.nodes for used in node.all_input_nodes}
-    before = None
-    for node in graph.nodes:
-        if node.op == "output":
-            yield f"return {_text(node.args[0], written)}"
-        if node.op != "call_function":
+def _forward(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return the method that does the operations of a graph, and the imports that it needs beside torch's."""
+    for node in graph.find_nodes(op="get_attr"):
+        node.target = names[node.target]
+    graph.set_codegen(fx.graph.CodeGen())
+    code = graph.python_code("self")
+    return indent(code.src.strip(), "    ") + "\n", "".join(_imports(code.globals))
+
+
+def _imports(used: Mapping[str, object]) -> Iterator[str]:
+    """Yield the imports of functions that the operations call by other names than those of torch."""
+    for name, thing in used.items():
+        if isinstance(thing, ModuleType) or name in IMPORTED:
             continue
-        stack = list(node.meta.get("nn_module_stack", {}).values())
-        inside = stack[-1][0].removeprefix("network").lstrip(".") if stack else None
-        if inside and inside != before:
-            yield f"# {inside}"
-        before = inside or before
-        given = [_text(each, written) for each in node.args]
-        given += [f"{name}={_text(each, written)}" for name, each in node.kwargs.items()]
-        result = node.name if node in last else "_"
-        yield f"{result} = {_operation(node.target)}({', '.join(given)})"
-        ended = [used.name for used in node.all_input_nodes if last[used] is node and used.op == "call_function"]
-        if ended:
-            yield f"del {', '.join(ended)}"
-
-
-def _operation(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        packet, _, overload = str(target).rpartition(".")
-        space, _, name = packet.partition(".")
-        return f"{'aten' if space == 'aten' else f'torch.ops.{space}'}.{name}.{overload}"
-    module = {"_operator": "operator", "builtins": ""}.get(target.__module__, target.__module__)
-    if module not in ("", "operator", "math", "torch"):
-        raise ExportError(
-            f"the operation {module}.{target.__qualname__} of the network has no form in the format safetensors; "
-            "take the format torch."
-        )
-    return f"{module}.{target.__name__}" if module else str(target.__name__)
-
-
-def _text(value: Any, written: Mapping[fx.Node, str]) -> str:
-    if isinstance(value, fx.Node):
-        return written.get(value, value.name)
-    if isinstance(value, list | tuple):
-        inner = ", ".join(_text(each, written) for each in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    if isinstance(value, slice):
-        return f"slice({_text(value.start, written)}, {_text(value.stop, written)}, {_text(value.step, written)})"
-    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
-
-
-def _path(name: str) -> str:
-    """Return how an attribute is reached in Python: `getattr(layers, "0").weight` of layers.0.weight."""
-    path = "self"
-    for step in name.split("."):
-        plain = step.isidentifier() and not keyword.iskeyword(step)
-        path = f"{path}.{step}" if plain else f"getattr({path}, {step!r})"
-    return path
+        home = str(getattr(thing, "__module__", ""))
+        if home.partition(".")[0] not in ("_operator", "builtins", "math", "torch"):
+            raise ExportError(
+                f"the operation {home}.{getattr(thing, '__qualname__', name)} of the network has no form in the format "
+                "safetensors; take the format torch."
+            )
+        yield f"from {home} import {thing.__name__} as {name}\n"  # type: ignore[attr-defined]  # a function
 
 
 CODEC = Codec(write, load, (MODULE, WEIGHTS), "torch", SNIPPET)

@@ -423,6 +423,16 @@ def test_layers_of_transformers_are_followed() -> None:
     agree(smaller, model, torch.randn(3, 4).double())
 
 
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"in": nn.Linear(3, 4), "out": nn.Linear(4, 2)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers["out"](self.layers["in"](x))
+        return found
+
+
 class Branching(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() > 0 else x
@@ -433,6 +443,10 @@ def test_a_network_that_cannot_be_traced_and_a_wrong_example_are_told() -> None:
         ValueError, match=r"^Branching cannot be traced by torch.export .*take control flow on data out"
     ):
         pruning.shrink(Branching(3, 3), torch.randn(2, 3))
+    with pytest.raises(
+        ValueError, match=r"^Keywords cannot be traced .*: the name of its module `layers.in` holds a ke"
+    ):
+        pruning.shrink(Keywords(), torch.randn(2, 3))
     with pytest.raises(TypeError, match=r"`example` \(a list\) must be what the network is called with"):
         pruning.shrink(nn.Linear(3, 3), [torch.randn(2, 3)])
 
