@@ -28,14 +28,8 @@ CONF = next(
 )
 """The packaged configuration: inside the wheel, or beside the package in a checkout."""
 
-COMMANDS = {
-    "compare": "orchestrator.compare.__main__",
-    "gate": "orchestrator.gate",
-    "sync": "orchestrator.sync",
-    "store": "orchestrator.store.__main__",
-    "export": "orchestrator.export.__main__",
-}
-"""First argument -> the module whose `main` it calls."""
+COMMANDS = ("compare", "gate", "sync", "store", "export")
+"""First arguments that call the `main` of a module of `orchestrator.commands`."""
 
 
 def main() -> None:
@@ -49,7 +43,7 @@ def main() -> None:
 def run_command(name: str) -> NoReturn:
     """Run a command of COMMANDS with the arguments of this process, and end the process."""
     with interrupts.leaving_on_interrupt():
-        command = import_module(COMMANDS[name]).main
+        command = import_module(f"orchestrator.commands.{name}").main
     with interrupts.ending_on_interrupt(), ended_quietly():
         sys.exit(command())
 

@@ -34,7 +34,7 @@ FLOORS = (
         "deploy",
         "export",
     ),
-    *("views.report", "results", "views.tracking", "views.terminal", "sweep"),
+    *("views.report", "results", "views.tracking", "views.terminal", "sweep", "commands"),
 )
 """The rooms of `orchestrator` from the ground up: each imports from those before it only. Doors stand above all."""
 DOORS = ("orchestrator", "orchestrator.__main__", "orchestrator.gate", "orchestrator.sync", "orchestrator.views")

@@ -90,7 +90,7 @@ def parser_of(name: str, arguments: Sequence[str] = ()) -> argparse.ArgumentPars
             taken(self, arguments)
         raise Parsed
 
-    main: Callable[[Sequence[str]], int] = import_module(COMMANDS[name]).main
+    main: Callable[[Sequence[str]], int] = import_module(f"orchestrator.commands.{name}").main
     with patch.object(argparse.ArgumentParser, "parse_args", parse):
         try:
             main(arguments)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from factories import config, make_records, plan_of, sweep_info
 
-from orchestrator.compare.__main__ import main as compare_main
+from orchestrator.commands.compare import main as compare_main
+from orchestrator.commands.store import main as store_main
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.plain_data import digest
-from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store

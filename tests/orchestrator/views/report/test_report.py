@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from store_cases import Content
 
-from orchestrator.compare.__main__ import main as compare_main
+from orchestrator.commands.compare import main as compare_main
+from orchestrator.commands.store import main as store_main
+from orchestrator.commands.sync import main as sync_main
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.file_names import NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.results.sweep import SweepResults
-from orchestrator.store.__main__ import main as store_main
 from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
-from orchestrator.sync import main as sync_main
 from orchestrator.views.report import tables
 from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.figures.overlap import overlap_of

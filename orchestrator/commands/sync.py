@@ -1,4 +1,4 @@
-"""Complete the MLflow view of sweeps from the store."""
+"""`python -m orchestrator.sync [SWEEP ...]`: complete the MLflow view of sweeps from the store. Trains nothing."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from orchestrator.commands.arguments import file_system, list_store, open_store, sweeps_parser
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.config.parts.results import ADDRESS
 from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.events import Failure, StageEvent
+from orchestrator.execution import interrupts
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
 from orchestrator.sweep.outcome import EXIT_BEHIND, behind
-from orchestrator.sweep.saved_sweeps import file_system, list_store, open_store, sweeps_parser
 from orchestrator.views.report.files import report
-from orchestrator.views.terminal.streams import say
+from orchestrator.views.terminal.streams import say, show_what_can_be_shown
 from orchestrator.views.tracking.view_writer import Requests, ViewWriter
 
 PROGRESS_SECONDS = 5.0
 
 
-def sync_command(arguments: Sequence[str] | None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Write to MLflow what it lacks of the named sweeps, or of all; 3 where that could not be done."""
+    interrupts.leave_when_interrupted()
+    show_what_can_be_shown()
     parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
     parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")

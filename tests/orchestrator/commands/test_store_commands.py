@@ -14,17 +14,17 @@ from fakes import trial_of
 from store_cases import FILES, Content, chain, record_for
 
 import orchestrator
-from orchestrator.compare.__main__ import main as compare_main
+from orchestrator.commands.compare import main as compare_main
+from orchestrator.commands.export import main as export_main
+from orchestrator.commands.gate import main as gate_main
+from orchestrator.commands.store import main
+from orchestrator.commands.sync import main as sync_main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.export.__main__ import main as export_main
-from orchestrator.gate import main as gate_main
 from orchestrator.store import retention, saved_sweep
-from orchestrator.store.__main__ import main
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sync import main as sync_main
 
 Said = tuple[int, str, str]
 Command = Callable[..., Said]

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from orchestrator.__main__ import main as orchestrate
+from orchestrator.commands.export import main as export
 from orchestrator.deploy.formats import format
 from orchestrator.deploy.formats.format import Run
 from orchestrator.deploy.formats.table import FORMATS
-from orchestrator.export.__main__ import main as export
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 
@@ -112,7 +112,7 @@ def test_an_export_with_other_outputs_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    monkeypatch.setattr("orchestrator.export.__main__.shrunk", lambda model, example: other)
+    monkeypatch.setattr("orchestrator.commands.export.shrunk", lambda model, example: other)
     said = refusal(capsys, "--trial", "sparsity=0.75", "--to", "safetensors", "--output", "out")
     assert re.search(
         r"as safetensors differ from those of the masked one by .* must not by more than 1e-05; take another format",
