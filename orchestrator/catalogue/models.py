@@ -37,7 +37,7 @@ MODELS: Mapping[str, Model] = named(
     (
         Model(
             "mlp",
-            "orchestrator.workloads.models:mlp",
+            "orchestrator.workloads.networks.classifiers:mlp",
             "Fully connected layers with ReLU, for any input.",
             (
                 Option("hidden", list[int], [256, 128], "Widths of the hidden layers.", (SIZES,)),
@@ -48,7 +48,7 @@ MODELS: Mapping[str, Model] = named(
         ),
         Model(
             "cnn",
-            "orchestrator.workloads.models:cnn",
+            "orchestrator.workloads.networks.classifiers:cnn",
             "3x3 convolutions, each with batch normalisation, ReLU and 2x2 max pooling, then linear layers: 21,280 "
             "prunable weights on digits.",
             (
@@ -60,19 +60,19 @@ MODELS: Mapping[str, Model] = named(
         ),
         Model(
             "lenet_300_100",
-            "orchestrator.workloads.models:lenet_300_100",
+            "orchestrator.workloads.networks.classifiers:lenet_300_100",
             "LeNet-300-100: 266,200 prunable weights on 1x28x28.",
             paper="LeCun et al. 1998",
         ),
         Model(
             "lenet5",
-            "orchestrator.workloads.models:lenet5",
+            "orchestrator.workloads.networks.classifiers:lenet5",
             "LeNet-5 in the sizes of Caffe's: 430,500 prunable weights on 1x28x28.",
             paper="LeCun et al. 1998",
         ),
         Model(
             "resnet20",
-            "orchestrator.workloads.models:resnet20",
+            "orchestrator.workloads.networks.classifiers:resnet20",
             "ResNet-20 for small images, with parameter-free shortcuts: 0.27 million parameters on 3x32x32.",
             (
                 Option(

@@ -67,7 +67,7 @@ LIKELY: Mapping[str, Sequence[str]] = {
     "_target_": (
         "torch.optim.Adam",
         "pruning.LnStructured",
-        "orchestrator.workloads.models.cnn",
+        "orchestrator.workloads.networks.classifiers.cnn",
         "no_such.Thing",
         "os",
         "os.path",

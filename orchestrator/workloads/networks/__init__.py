@@ -1,1 +1,1 @@
-"""Networks by kind: the decoder of tokens, and those that transformers and timm build."""
+"""Networks by kind: small classifiers, the decoder of tokens, and those that transformers and timm build."""

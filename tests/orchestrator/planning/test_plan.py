@@ -346,7 +346,7 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
             {
                 "model": {
                     "_target_": "torch.nn.Sequential",
-                    "inner": [{"_target_": "orchestrator.workloads.models.mlp"}],
+                    "inner": [{"_target_": "orchestrator.workloads.networks.classifiers.mlp"}],
                 }
             },
             "`model` holds the `_target_`.*ours.*named by `model.kind`",

@@ -48,8 +48,8 @@ def test_the_closure_holds_what_decides_bits() -> None:
     assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weights.plain_state"} <= set(training)
     assert {"orchestrator.core.stage_fields.choices_of", "pruning.engine.classes.masks_of_class"} <= set(rounds)
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
-    assert f"{WORKLOADS}.models._image" in closure([root["model/cnn"]])
-    assert f"{WORKLOADS}.models.mlp" in closure([root["model/cnn"]]), "its classifier"
+    assert f"{WORKLOADS}.networks.classifiers._image" in closure([root["model/cnn"]])
+    assert f"{WORKLOADS}.networks.classifiers.mlp" in closure([root["model/cnn"]]), "its classifier"
     assert f"{WORKLOADS}.images.idx_files.read" in closure([root["data/mnist"]])
 
 

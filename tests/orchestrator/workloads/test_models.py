@@ -15,6 +15,7 @@ from orchestrator.catalogue.models import MODELS
 from orchestrator.config.groups import schema_of
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.workloads import models
+from orchestrator.workloads.networks import classifiers
 
 HERE = __name__
 
@@ -49,11 +50,11 @@ def raising() -> nn.Module:
 
 
 def test_lenet_300_100_has_the_published_number_of_weights() -> None:
-    assert weights(models.lenet_300_100((1, 28, 28), 10)) == 266_200
+    assert weights(classifiers.lenet_300_100((1, 28, 28), 10)) == 266_200
 
 
 def test_lenet5_has_the_published_number_of_weights() -> None:
-    model = models.lenet5((1, 28, 28), 10)
+    model = classifiers.lenet5((1, 28, 28), 10)
 
     assert weights(model) == 430_500
     assert parameters(model) == 431_080
@@ -61,7 +62,7 @@ def test_lenet5_has_the_published_number_of_weights() -> None:
 
 
 def test_resnet20_has_the_published_number_of_parameters() -> None:
-    model = models.resnet20((3, 32, 32), 10)
+    model = classifiers.resnet20((3, 32, 32), 10)
 
     assert parameters(model) == 269_722
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -69,7 +70,7 @@ def test_resnet20_has_the_published_number_of_parameters() -> None:
 
 
 def test_shortcut_of_resnet20_subsamples_and_pads_channels_with_zeros() -> None:
-    block = models.resnet20((3, 32, 32), 10, width=2).get_submodule("stage2.0")
+    block = classifiers.resnet20((3, 32, 32), 10, width=2).get_submodule("stage2.0")
     for parameter in block.parameters():
         nn.init.zeros_(parameter)  # what is left is relu(shortcut)
     x = torch.rand(1, 2, 4, 4)
@@ -82,14 +83,14 @@ def test_shortcut_of_resnet20_subsamples_and_pads_channels_with_zeros() -> None:
 
 
 def test_cnn_for_digits_is_small() -> None:
-    model = models.cnn((1, 8, 8), 10)
+    model = classifiers.cnn((1, 8, 8), 10)
 
     assert weights(model) == 32 * 9 + 64 * 32 * 9 + 64 * 2 * 2 * 10 == 21_280
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
 
 
 def test_mlp_of_network_slimming_normalises_hidden_layers_alone() -> None:
-    model = models.mlp((1, 28, 28), 10, hidden=[500, 300], batch_norm=True)
+    model = classifiers.mlp((1, 28, 28), 10, hidden=[500, 300], batch_norm=True)
 
     assert [*dict(model.named_children())] == ["flatten", "fc1", "bn1", "relu1", "fc2", "bn2", "relu2", "fc3"]
     assert weights(model) == 545_000
@@ -97,11 +98,11 @@ def test_mlp_of_network_slimming_normalises_hidden_layers_alone() -> None:
 
 
 def test_mlp_without_biases_has_the_published_number_of_weights() -> None:
-    assert parameters(models.mlp((1, 28, 28), 10, hidden=[40, 20], bias=False)) == 32_360
+    assert parameters(classifiers.mlp((1, 28, 28), 10, hidden=[40, 20], bias=False)) == 32_360
 
 
 def test_mlp_flattens_and_drops_out_between_layers() -> None:
-    model = models.mlp((1, 4, 4), 3, hidden=[8, 5], dropout=0.5)
+    model = classifiers.mlp((1, 4, 4), 3, hidden=[8, 5], dropout=0.5)
 
     assert [tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)] == [(8, 16), (5, 8), (3, 5)]
     assert [type(m) for m in model][-4:] == [nn.Linear, nn.ReLU, nn.Dropout, nn.Linear]
