@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from orchestrator.catalogue.models import MODELS
 from orchestrator.config.sources import content_digest
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact
@@ -26,8 +27,6 @@ IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")
 """What a directory of Hugging Face's calls its weights."""
 TOKENIZERS = ("characters", "bytes")
 """What a text is cut into without a file."""
-LIBRARIES = {"huggingface": "transformers", "timm": "timm"}
-"""Kind of model -> the package that builds it: its release is part of the key."""
 
 
 class Misplaced(Exception):
@@ -126,9 +125,9 @@ def releases(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield part, key and package of what a package of its own reads or builds."""
-    if library := LIBRARIES.get(config["model"].get("kind")):
-        yield "model", "kind", library
+    """Yield part, key and package of what a package of its own reads or builds; its release is part of the key."""
+    model = MODELS.get(str(config["model"].get("kind")))
+    yield from (("model", "kind", package) for package in (model.packages if model else ()))
     if config["data"].get("kind") == "text" and config["data"]["tokenizer"] not in TOKENIZERS:
         yield "data", "tokenizer", "tokenizers"
 
