@@ -31,11 +31,11 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
+from orchestrator.store.finished.stages import Stages, folder_of
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, absolute
 from orchestrator.store.sealed_json import seal, unseal
-from orchestrator.store.stages import Stages, folder_of
 from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.store.unfinished.failures import Failures
 
