@@ -258,6 +258,8 @@ class StageRecord:
             )
         if self.tensor_sparsity.keys() != self.tensor_sizes.keys():
             raise ValueError("`tensor_sparsity` must name the parameters that `tensor_sizes` names")
+        if self.kind == "deploy":
+            self._refuse_undeployed(spec)
         if self.kind == "measure":
             self._refuse_unmeasured(spec)
         if spec is None or not KINDS[self.kind].prunes:
@@ -267,6 +269,13 @@ class StageRecord:
         target = spec.typed.target
         if "target" in spec.fields and self.requested_sparsity != target:
             raise ValueError(f"`requested_sparsity` (={self.requested_sparsity}) must be that of `spec` ({target})")
+
+    def _refuse_undeployed(self, spec: StageSpec | None) -> None:
+        """Raise ValueError where a deployment lacks a figure that its measurement reads, or its network."""
+        if spec is None or spec.parent is None:
+            raise ValueError("`spec` of a deployment must say its `inputs.network`")
+        if lacking := [name for name in ("bytes", "parameters") if name not in self.measurements]:
+            raise ValueError(f"`measurements` of a deployment must have {lacking[0]!r}")
 
     def _refuse_unmeasured(self, spec: StageSpec | None) -> None:
         """Raise ValueError where a measurement lacks what it was to measure, or does not say what that was."""

@@ -79,8 +79,33 @@ class States(Protocol):
         ...
 
 
+class Contents(Protocol):
+    """What is in the files of finished stages; each call raises `StageMissing` for a file that is damaged or gone."""
+
+    def tensors(self, key: str, name: str) -> Mapping[str, Any]:
+        """Return the tensors in one file of a finished stage, by name and mapped from the file."""
+        ...
+
+    def values(self, key: str, name: str) -> Mapping[str, Any]:
+        """Return the JSON object in one file of a finished stage."""
+        ...
+
+    def masks(self, key: str) -> Mapping[str, Any]:
+        """Return the masks of a finished round, boolean arrays by parameter."""
+        ...
+
+    def fetch(self, key: str, name: str) -> Path:
+        """Return where one file of a finished stage lies on this node, to be opened at once."""
+        ...
+
+
 class StageStore(Protocol):
     """What executors and their work need of a store; it must pickle."""
+
+    @property
+    def stages(self) -> Contents:
+        """What is in the files of finished stages."""
+        ...
 
     @property
     def checkpoints(self) -> States:
@@ -94,14 +119,6 @@ class StageStore(Protocol):
 
     def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
         """Return the records of those `keys` that are durable."""
-        ...
-
-    def read(self, key: str, name: str) -> bytes:
-        """Return the content of one small file of a finished stage."""
-        ...
-
-    def fetch(self, key: str, name: str) -> Path:
-        """Return where one file of a finished stage lies on this node, to be opened at once."""
         ...
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:

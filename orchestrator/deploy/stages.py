@@ -224,7 +224,7 @@ def _fetched(record: StageRecord, place: Path, order: WorkOrder) -> Path:
     folder.mkdir()
     for name in record.files:
         if name != WEIGHTS:
-            shutil.copyfile(order.store.fetch(record.key, name), folder / name)
+            shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
     return folder
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pruning
-from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -23,8 +24,9 @@ from orchestrator.export.choosing import Choice
 from orchestrator.planning import located
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.training.networks import stored
-from orchestrator.workloads.data import Data
+from orchestrator.training.networks import stored, stored_masks
+from orchestrator.workloads.data import Data, load
+from orchestrator.workloads.models import build
 from pruning.graph.tracing import Example
 
 BATCH, BATCHES = 16, 4
@@ -67,6 +69,8 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
     spec = sweep.plan.stages[choice.stage]
     lineage = sweep.plan.lineage(choice.stage)
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
+    config = dict(choice.trial.config)
+    _hold_whole(config, dense, spec if measured else None)
     own = _own_code(dense, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
@@ -75,7 +79,6 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
         raise ExportError(
             f"`--trial` (={choice.trial.name!r}) has no weights in the store any more; run the sweep again."
         )
-    config = dict(choice.trial.config)
     config["model"] = {**config["model"], "weights": None}  # what it began with is not needed
     try:
         located.look_again()
@@ -86,11 +89,23 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
     if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:
         raise ExportError("`model.path` or `data.root` of the sweep holds something else now; put back what it was.")
     spec = replace(spec, location=location)
+    _hold_size(dense, location, store.stages.tensors(choice.stage, WEIGHTS))
     network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
     masks = network.masks
     if KINDS[record.kind].prunes:
-        masks = pruning.MaskSet.from_bytes(store.read(choice.stage, MASKS), network.model)
+        masks = stored_masks(record, network.model, store)
     return Kept(network.model.eval(), masks, network.data, record, spec)
+
+
+def _hold_whole(config: Mapping[str, Any], dense: StageSpec, measured: StageSpec | None) -> None:
+    """Raise ExportError where a saved sweep lacks what its network is built by, or what it is measured by."""
+    parts: list[tuple[str, Mapping[str, Any]]] = [("model", config), ("data", config)]
+    parts += [(part, dense.fields) for part in ("model", "data", "seed")]
+    if measured is not None:
+        training = measured.fields.get(measured.training, {})
+        parts += [("task", measured.fields), ("seed", measured.fields), ("eval_batch_size", training)]
+    if lacking := [part for part, held in parts if part not in held]:
+        raise ExportError(f"the saved sweep is damaged: it lacks `{lacking[0]}`; take it from where it was made.")
 
 
 def _own_code(dense: StageSpec, parts: Sequence[str], may_run: bool) -> bool:
@@ -104,3 +119,24 @@ def _own_code(dense: StageSpec, parts: Sequence[str], may_run: bool) -> bool:
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     return bool(own)
+
+
+def _hold_size(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Raise ExportError where the plan of a store makes a network larger than its weights: it would fill the memory."""
+    model, held = dense.fields["model"], sum(each.numel() for each in weights.values())
+    if not model.get("kind"):
+        return  # code of the user's own, which is called once
+    found = load({**dense.fields["data"], **location.get("data", {})}, dense.fields.get("sources"))
+    try:
+        with torch.device("meta"):
+            planned = build(
+                {**model, **location.get("model", {})}, input_shape=found.input_shape, classes=found.classes, seed=0
+            )
+    except OrchestratorError:
+        return  # it needs numbers as it is built, or cannot be built, which is told next
+    size = sum(each.numel() for each in planned.state_dict().values() if isinstance(each, Tensor))
+    if size > held:
+        raise ExportError(
+            f"`model` of the saved sweep has {size:,} entries, and its weights have {held:,}: the store is damaged, or "
+            "another release made it."
+        )

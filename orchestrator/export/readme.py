@@ -62,18 +62,17 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
 def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
     """Yield what was measured of the network, deployed, beside the dense one."""
     for key, record in sweep.records.items():
-        if not any(name.startswith("speedup/") for name in record.measurements):
-            continue
-        if choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
+        if record.kind != "measure" or choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
             continue
         found: Mapping[str, float] = record.measurements
-        form = sweep.plan.stages[key].typed.format
-        for batch in sorted(int(name.split("/")[1]) for name in found if name.startswith("speedup/")):
+        measured = sweep.plan.stages[key].typed
+        form = measured.format
+        for batch in sorted(measured.measure.batch_sizes):
             yield (
                 f"| milliseconds at batch {batch} as {form}, on {record.environment.get('processor', record.host)} | "
                 f"{found[f'latency_ms/{batch}']:.3g} | {found[f'dense_ms/{batch}']:.3g} |"
             )
-            if f"memory/{batch}" in found:
+            if {f"memory/{batch}", f"dense_memory/{batch}"} <= found.keys():
                 memory, beside = (readable(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
                 yield f"| peak memory at batch {batch} as {form} | {memory} | {beside} |"
             yield (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.rows import reason, status
 from orchestrator.compare.settings import settings_of_each
-from orchestrator.core.file_names import MASKS, WEIGHTS
+from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree, shown
 from orchestrator.core.specs import TrialSpec
@@ -88,21 +88,15 @@ class TrialResults:
         """Return the masks of a round, 1 for what is kept; of the dense network there are none.
 
         Raises:
-            ResultsError: the trial has no such round, that is not finished, or the file holds no masks of its network
-            StoreError: the file is damaged
+            ResultsError: the trial has no such round, or that is not finished
+            StoreError: the file is damaged, or holds no masks of the trial's network
         """
         import torch
 
-        from orchestrator.views.report.figures.overlap import masks_of
         from pruning import MaskSet
 
         record = self.record(round)
-        if not KINDS[record.kind].prunes:
-            return MaskSet({})
-        try:
-            found = masks_of(record, self._store.read(record.key, MASKS))
-        except ValueError as error:
-            raise ResultsError(shown(f"the masks of trial {self.name!r} cannot be read: {error}")) from None
+        found = self._store.stages.masks(record.key) if KINDS[record.kind].prunes else {}
         return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
 
     def history(self) -> DataFrame:
@@ -116,16 +110,7 @@ class TrialResults:
             ResultsError: the trial has no such round, that is not finished, or its weights were dropped
             StoreError: the file is damaged
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        record = self._with_weights(round)
-        path = self._store.fetch(record.key, WEIGHTS)
-        try:
-            found: dict[str, Tensor] = load_file(path)
-        except SafetensorError as error:
-            raise ResultsError(f"the weights of trial {self.name!r} are no safetensors file: {error}.") from None
-        return found
+        return self._store.stages.tensors(self._with_weights(round).key, WEIGHTS)
 
     def model(self, round: int | None = None, *, run_own_code: bool = False) -> nn.Module:
         """Return the network, built as the trial built it, with the weights of a round: pruned entries are zero.

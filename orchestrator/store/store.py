@@ -31,7 +31,8 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
-from orchestrator.store.finished.stages import Stages, folder_of
+from orchestrator.store.finished.commits import folder_of
+from orchestrator.store.finished.stages import Stages
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, absolute
@@ -118,7 +119,7 @@ class Store:
 
     @cached_property
     def stages(self) -> Stages:
-        """The commit protocol on that place."""
+        """The commit protocol on that place, and what is in the files of finished stages."""
         return Stages(self.backend, self._name, self.read_only)
 
     @cached_property

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from orchestrator.core.errors import DataError, StageMissing
+from orchestrator.core.errors import DataError, StageMissing, StoreError
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.seeding import derive
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import StageStore, WorkOrder
 from orchestrator.training.environment import deciding
 from orchestrator.workloads import data, models
 from orchestrator.workloads.targets import given
 from orchestrator.workloads.weights import initialise, load_state
 from pruning import MaskSet
+from pruning.holding.parameter import place
 
 
 @dataclass
@@ -86,16 +89,59 @@ def restored(spec: StageSpec, order: WorkOrder) -> Network:
     key = str(spec.parent)
     network, record = stored(key, spec, order)
     if KINDS[record.kind].prunes:
-        network.masks = MaskSet.from_bytes(order.store.read(key, MASKS), network.model)
+        network.masks = stored_masks(record, network.model, order.store)
     network.digest = record.weights_digest
     return network
 
 
 def stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
-    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record."""
+    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record.
+
+    Raises:
+        StageMissing: the stage is not there, or damaged
+        StoreError: its weights are those of another network
+    """
     record = order.store.finished([key]).get(key)
     if record is None:
         raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
+    tensors = order.store.stages.tensors(key, WEIGHTS)
     network = _built((*order.lineage, *order.specs)[0], spec, order)
-    load_state(network.model, order.store.fetch(key, WEIGHTS))
+    with fitting(key, WEIGHTS):
+        load_state(network.model, tensors)
     return network, record
+
+
+def stored_masks(record: StageRecord, model: nn.Module, store: StageStore) -> MaskSet:
+    """Return the masks that a round left in the store.
+
+    Raises:
+        StageMissing: they are not there, or damaged
+        StoreError: they are those of another network, or not those that the record names
+    """
+    found = store.stages.masks(record.key)
+    with fitting(record.key, MASKS):
+        for name, mask in found.items():
+            place(model, name, mask.shape)
+        masks = MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
+        if masks.digest() != record.mask_digest:
+            raise ValueError("their digest is not the one in the record")
+    return masks
+
+
+MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""Errors from values of a file that are of another kind or size than those that stages write."""
+
+
+@contextmanager
+def fitting(key: str, name: str, kinds: tuple[type[Exception], ...] = MISFITS) -> Iterator[None]:
+    """Raise StoreError for a file of a stage that does not fit the network or the training.
+
+    The stage is not set aside: a package that builds the network may have changed.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise StoreError(
+            f"{name} of stage {key[:12]} does not fit what its plan builds: {str(error).rstrip('.')}; use the packages "
+            "that made the store, or train anew with another `store.uri`."
+        ) from None

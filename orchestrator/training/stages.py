@@ -22,13 +22,13 @@ from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.seeding import derive
-from orchestrator.core.specs import NETWORK, TEACHER, StageSpec
+from orchestrator.core.specs import NETWORK, RATES, TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
 from orchestrator.training import loop, rounds
 from orchestrator.training.environment import environment
 from orchestrator.training.evaluation import evaluate
-from orchestrator.training.networks import Network, initialised, restored, stored
+from orchestrator.training.networks import Network, fitting, initialised, restored, stored
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
 from orchestrator.training.state.checkpointing import Checkpointing
@@ -88,6 +88,7 @@ def _performed(
         return Stage(spec, start, order, checkpoints).result(act)
     except Unfit as error:
         checkpoints.set_aside(str(error))
+    with fitting(spec.inputs.get(RATES, spec.key), STATE, (Unfit,)):  # the state of the dense training, which is left
         return Stage(spec, network(), order, checkpoints).result(act)
 
 
@@ -267,7 +268,7 @@ class Stage:
     def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
         """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
         try:
-            before, scoring = state.part("before"), Scoring(*state.part("scoring"))
+            before, scoring = state.part("before"), Scoring(*map(dict, state.part("scoring")))
             return MaskSet.from_bytes(as_bytes(state.part("masks")), self.model), before, scoring
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise Unfit(str(error)) from error

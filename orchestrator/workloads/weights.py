@@ -18,14 +18,14 @@ from typing import Any, BinaryIO
 
 import fsspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import quoted
 from orchestrator.core.redact import redact
+from orchestrator.store.finished.contents import tensors_in
 from orchestrator.store.node_folder import node_folder, tidy
 from pruning import is_pruned
 
@@ -113,17 +113,29 @@ def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str,
             file.write(piece)
 
 
-def load_state(model: nn.Module, path: Path) -> None:
-    """Copy a file of weights into a plain model; the file is mapped, so that its pages are the system's to drop."""
-    found = load_file(path)
-    extra = _extra(found)
-    model.load_state_dict({**found, **extra})
+def load_state(model: nn.Module, found: Mapping[str, Tensor]) -> None:
+    """Copy what `plain_state` returned of a network into a plain model of the same kind.
+
+    Raises:
+        ValueError: the tensors are those of another network; the first misfits are told
+    """
+    tensors = dict(found)
+    extra = _extra(tensors)
+    try:
+        model.load_state_dict({**tensors, **extra})
+    except RuntimeError as error:
+        own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
+        misfits = [*_misfits(own, set(own), tensors, model)][:TOLD] or [" ".join(str(error).split())]
+        raise ValueError("; ".join(each[:200] for each in misfits)) from error
 
 
 def _extra(found: dict[str, Tensor]) -> dict[str, Any]:
-    """Take out of a file what is there as JSON, and return it by its name."""
+    """Take out of a file what is there as JSON, and return it by its name; raise ValueError where it is no JSON."""
     names = [name for name in found if name.endswith(f"_extra_state{AS_JSON}")]
-    return {name.removesuffix(AS_JSON): json.loads(found.pop(name).numpy().tobytes()) for name in names}
+    try:
+        return {name.removesuffix(AS_JSON): json.loads(found.pop(name).numpy().tobytes()) for name in names}
+    except (RecursionError, TypeError) as error:  # TypeError: NumPy lacks the dtype
+        raise ValueError(f"an extra state cannot be read: {error}") from error
 
 
 def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] = ()) -> None:
@@ -204,10 +216,10 @@ def _read(path: Path, said: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name, mapped from the file where its format allows."""
     try:
         if ".safetensors" in path.suffixes:
-            return load_file(path)
+            return tensors_in(path)
         with warnings.catch_warnings(action="ignore"):  # of pickles that torch.save did not write
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         if "Unsupported global" in str(error):
             raise CheckpointError(
                 f"{said} names code, or is damaged, and nothing in a checkpoint is run; save it anew by "

@@ -26,6 +26,7 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
+from orchestrator.store.finished.stages import Stages
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.store.unfinished.failures import Failures
@@ -46,6 +47,11 @@ class NoStore:
     """What every stage's masks are."""
 
     @property
+    def stages(self) -> Stages:
+        """There are none."""
+        return Stages(LocalBackend("none"), "none")
+
+    @property
     def checkpoints(self) -> Checkpoints:
         """There are none."""
         return Checkpoints(LocalBackend("none"), "none")
@@ -64,10 +70,6 @@ class NoStore:
         """Every stage has the same masks, and nothing else."""
         del key, name
         return self.masks
-
-    def fetch(self, key: str, name: str) -> Path:
-        """No stage has a file."""
-        raise FileNotFoundError(f"{key}/{name}")
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Take the record as it is."""

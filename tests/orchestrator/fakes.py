@@ -19,6 +19,7 @@ from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import CurvePoint, FileInfo, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec, TrialSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
+from orchestrator.store.finished.stages import Stages
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.store.unfinished.failures import Failures
@@ -29,6 +30,10 @@ class DirectoryStore:
     """Records as JSON files; `starts` counts how often the work began each stage."""
 
     root: Path
+
+    @property
+    def stages(self) -> Stages:
+        return Stages(LocalBackend(str(self.root / "states")), "the store")
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -43,12 +48,6 @@ class DirectoryStore:
         return {
             key: StageRecord.from_json(json.loads(path.read_text())) for key, path in found.items() if path.exists()
         }
-
-    def read(self, key: str, name: str) -> bytes:
-        raise FileNotFoundError(name)
-
-    def fetch(self, key: str, name: str) -> Path:
-        raise FileNotFoundError(name)
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         aside = self.root / f"{record.key}.{os.getpid()}"

@@ -6,50 +6,37 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
-from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS, component, is_component
+from orchestrator.core.file_names import DROPPABLE, MASKS, RECORD, WEIGHTS, component, is_component
 from orchestrator.core.plain_data import canonical_json, digest, quoted, read_as
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
-from orchestrator.store.sealed_json import seal, unseal
+from orchestrator.store.finished.commits import Commit, check_name, folder_of, join, parse
+from orchestrator.store.finished.contents import MOST_ENTRIES, masks_in, tensors_in, values_in
+from orchestrator.store.sealed_json import seal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestrator.store.finished.contents import Masks
 
 _REQUESTS = 32
 """Stages that are looked at side by side on an object store."""
 
 _T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed")
 
 _log = logging.getLogger(__name__)
 
 
 class StageDamaged(StageMissing):
     """A file of a finished stage is not what its record says; the stage was set aside, so the next run repeats it."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A standing record, and the folder below the stage's own in which that attempt's files lie ("" for none)."""
-
-    record: StageRecord
-    attempt: str
-
-    @property
-    def key(self) -> str:
-        """The stage's key."""
-        return self.record.key
-
-    @property
-    def paths(self) -> set[str]:
-        """Where all that belongs to the stage lies."""
-        return {f"{folder_of(self.key)}/{RECORD}", *(self.path(name) for name in self.record.files)}
-
-    def path(self, name: str) -> str:
-        """Return where a file of the stage lies."""
-        return f"{folder_of(self.key)}/{_join(self.attempt, name)}"
 
 
 class Stages:
@@ -81,8 +68,8 @@ class Stages:
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
         for name in files:
-            _check_name(name)
-        record = _parse(self._sealed(Commit(record, "")), record.key).record  # as it will be read, or refused by now
+            check_name(name)
+        record = parse(self._sealed(Commit(record, "")), record.key).record  # as it will be read, or refused by now
         for _ in range(5):
             standing = self.standing(record.key)
             if standing is None:
@@ -100,16 +87,27 @@ class Stages:
 
     def read(self, key: str, name: str) -> bytes:
         """Return a small file of a finished stage, its digest checked."""
-
-        def read(path: str, info: FileInfo) -> tuple[bytes, FileInfo]:
-            data = self._backend.read(path, info.bytes)
-            return data, FileInfo(digest(data), len(data))
-
-        return self._verified(key, name, read)
+        return self._verified(key, name, self._small)[0]
 
     def fetch(self, key: str, name: str) -> Path:
         """Return where a file of a finished stage lies on this node, its digest checked."""
-        return self._verified(key, name, self._backend.fetch)
+        return self._verified(key, name, self._backend.fetch)[0]
+
+    def tensors(self, key: str, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a file of a finished stage by name, mapped from the file."""
+        return self._parsed(key, name, self._backend.fetch, lambda path, _: tensors_in(path))
+
+    def values(self, key: str, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of a finished stage."""
+        return self._parsed(key, name, self._small, lambda content, _: values_in(content))
+
+    def masks(self, key: str) -> Masks:
+        """Return the masks of a finished round by the names of their parameters."""
+
+        def parser(content: bytes, commit: Commit) -> Masks:
+            return masks_in(content, commit.record, self._most_entries(commit))
+
+        return self._parsed(key, MASKS, self._small, parser)
 
     def check(self, key: str) -> None:
         """Read every file of a stage; raise StageDamaged for the first that is damaged."""
@@ -119,9 +117,40 @@ class Stages:
         for name in commit.record.files if commit else ():
             self._verified(key, name, lambda path, _: (None, self._backend.describe(path)))
 
-    def _verified(self, key: str, name: str, get: Callable[[str, FileInfo], tuple[_T, FileInfo]]) -> _T:
-        """Return what `get` makes of a file of a finished stage, once what it found there is what the record says."""
-        _check_name(name)
+    def _most_entries(self, commit: Commit) -> int:
+        """Return how many mask entries may be read: a small number, or as many as the weights beside have bytes."""
+        with suppress(FileNotFoundError):
+            if WEIGHTS in commit.record.files and commit.record.prunable_parameters > MOST_ENTRIES:
+                return max(MOST_ENTRIES, self._backend.size(commit.path(WEIGHTS)))
+        return MOST_ENTRIES
+
+    def _small(self, path: str, info: FileInfo) -> tuple[bytes, FileInfo]:
+        data = self._backend.read(path, info.bytes)
+        return data, FileInfo(digest(data), len(data))
+
+    def _parsed(
+        self,
+        key: str,
+        name: str,
+        get: Callable[[str, FileInfo], tuple[_T, FileInfo]],
+        parser: Callable[[_T, Commit], _Parsed],
+    ) -> _Parsed:
+        """Parse a file of a finished stage whose digest fits; a file that the parser refuses is damaged all the same.
+
+        Anybody can write a record with the digest of any file.
+        """
+        content, commit = self._verified(key, name, get)
+        try:
+            return parser(content, commit)
+        except ValueError as error:
+            reason = str(error)
+        if self._examine(key) != commit:  # another process repeated it, just now
+            return self._parsed(key, name, get, parser)
+        raise self._damaged(key, name, reason)
+
+    def _verified(self, key: str, name: str, get: Callable[[str, FileInfo], tuple[_T, FileInfo]]) -> tuple[_T, Commit]:
+        """Return a file of a finished stage as `get` gives it, if its digest is that of the record, and the commit."""
+        check_name(name)
         commit = self._examine(key)
         if commit is None:
             raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again", key)
@@ -134,7 +163,7 @@ class Stages:
         try:
             content, info = get(commit.path(name), expected)
             if info == expected:
-                return content
+                return content, commit
             found = _described(info)
         except FileNotFoundError:
             found = "no such file"
@@ -166,9 +195,9 @@ class Stages:
         folder, attempt = folder_of(record.key), uuid.uuid4().hex if self._backend.remote else ""
 
         def with_files(found: Mapping[str, FileInfo]) -> StageRecord:
-            return replace(record, files={name: found[_join(attempt, name)] for name in files})
+            return replace(record, files={name: found[join(attempt, name)] for name in files})
 
-        writers = {_join(attempt, name): writer for name, writer in files.items()}
+        writers = {join(attempt, name): writer for name, writer in files.items()}
         found = self._backend.publish(folder, writers, lambda found: self._sealed(Commit(with_files(found), attempt)))
         if found is not None:
             return with_files(found)
@@ -195,7 +224,7 @@ class Stages:
     def _sealed(self, commit: Commit) -> bytes:
         try:
             content = seal({"attempt": commit.attempt, "record": commit.record.to_json()})
-            _parse(content, commit.key)
+            parse(content, commit.key)
         except ValueError as error:
             raise StoreError(
                 f"the record of stage {commit.key} holds NaN, an infinity or what no record can say: {error}"
@@ -209,7 +238,7 @@ class Stages:
         except FileNotFoundError:
             return None
         try:
-            commit = _parse(content, key)
+            commit = parse(content, key)
         except ValueError as error:
             raise self._damaged(key, RECORD, str(error)) from None
         except OrchestratorError as error:
@@ -253,43 +282,5 @@ class Stages:
         return target
 
 
-def folder_of(key: str) -> str:
-    """Return the folder of a stage; raise StoreError for a key that is not a safe name."""
-    return f"stages/{component(key, 'key')}"
-
-
-@dataclass(frozen=True)
-class _Sealed:
-    """The content of a record's file."""
-
-    record: Mapping[str, Any]
-    attempt: str
-
-
-def _parse(content: bytes, key: str) -> Commit:
-    sealed: _Sealed = read_as(_Sealed, unseal(content))
-    record, attempt = StageRecord.from_json(sealed.record), sealed.attempt
-    if record.key != key:
-        raise ValueError(f"expected the record of this stage, found that of {quoted(record.key)}")
-    try:
-        for name in (*record.files, *([attempt] if attempt else [])):
-            _check_name(name)
-    except StoreError as error:
-        raise ValueError(str(error)) from None
-    return Commit(record, attempt)
-
-
-def _check_name(name: str) -> None:
-    """Refuse the name of a file that would leave its stage, or take the place of its record."""
-    for part in name.split("/"):
-        component(part, "name")
-    if name == RECORD:
-        raise StoreError(f"`name` (={RECORD!r}) is the store's own; choose another")
-
-
 def _described(info: FileInfo) -> str:
     return f"{info.bytes} bytes of SHA-256 {info.sha256}"
-
-
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from safetensors.torch import load_file
-
 from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.work_order import States
+from orchestrator.store.finished.contents import tensors_in
 from orchestrator.training.environment import DECIDING
 from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weights import write_state
@@ -79,11 +78,11 @@ class Checkpointing:
             self.set_aside("it was trained on other data")
             return None
         try:
-            state = TrainState(load_file(found.tensors), dict(values["state"]))
+            state = TrainState(tensors_in(found.tensors), dict(values["state"]))
             self.seconds = float(values["seconds"])
             if values["environment"] != self._environment:
                 self._warn(f"it went on from a checkpoint that was made with {values['environment']}")
-        except Exception as error:  # of safetensors' own kind, for one
+        except (ValueError, LookupError, TypeError, OverflowError) as error:
             self.set_aside(f"it cannot be read: {error}")
             return None
         return state

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
+from orchestrator.training.networks import MISFITS
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
     TrainState,
@@ -118,7 +119,7 @@ class Resumable:
             self._go_on(state)
         except torch.OutOfMemoryError:
             raise
-        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        except (*MISFITS, RuntimeError) as error:
             raise Unfit(str(error)) from error
 
     def _go_on(self, state: TrainState) -> None:
@@ -130,7 +131,7 @@ class Resumable:
         self.scaler.load_state_dict(state.part("scaler"))
         self.curve = [read_as(CurvePoint, point) for point in state.part("curve")]
         losses, best = state.part("losses"), state.part("best_state")
-        self.losses = [] if losses is None else list(losses.to(self.device).unbind())
+        self.losses = [] if losses is None else [each.reshape(()) for each in losses.to(self.device).unbind()]
         self.best_state = None if best is None else _like(self._state(), best, "best_state")
         self.best_extra = dict(state.part("best_extra"))
         if self.averages is not None:

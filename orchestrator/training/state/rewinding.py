@@ -8,17 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
-from orchestrator.core.plain_data import parse_json
 from orchestrator.core.specs import RATES, REWIND, StageSpec
 from orchestrator.core.work_order import StageStore, WorkOrder
-from orchestrator.training.networks import Network, redrawn, stored
+from orchestrator.training.networks import MISFITS, Network, fitting, redrawn, stored
 from orchestrator.training.rounds import hold_rewound, masked
-from orchestrator.training.state.train_state import TrainState, module_state, restore_module
+from orchestrator.training.state.train_state import NotPlain, TrainState, module_state, restore_module
 from orchestrator.workloads.weights import plain_state
 from pruning import MaskSet
 
@@ -34,7 +32,7 @@ _BEFORE: Mapping[str, Any] = {
 
 def state_of(store: StageStore, key: str) -> TrainState:
     """Return the state that a start of a training has ended with."""
-    return TrainState(load_file(store.fetch(key, STATE)), parse_json(store.read(key, STATE_VALUES)))
+    return TrainState(store.stages.tensors(key, STATE), store.stages.values(key, STATE_VALUES))
 
 
 def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
@@ -64,7 +62,8 @@ def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder)
     if key is not None:
         saved, _ = stored(key, spec, order)
         state = _state_of(REWIND, spec, order.store)
-        restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
+        with fitting(key, STATE):
+            restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
         masked(network.model, masks)
         hold_rewound(plain_state(network.model), plain_state(saved.model), masks)
     elif spec.typed.restart.weights == "reinit":
@@ -85,6 +84,12 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
     state, restart = _state_of(RATES, spec, store), spec.typed.restart
     if state is None:
         return None
+    with fitting(spec.inputs[RATES], STATE, (*MISFITS, NotPlain)):
+        return _under(masks, state, model, spec)
+
+
+def _under(masks: Sequence[Tensor | None], state: TrainState, model: nn.Module, spec: StageSpec) -> TrainState:
+    """Return the state of the dense training as `onward` gives it."""
     parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": []}
     same = spec.inputs.get(REWIND) == spec.inputs[RATES]
     if not same or any(mask is not None and not bool(mask.all()) for mask in masks):
@@ -92,9 +97,9 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
     averages = parts["averages"] if same else None
     parts["averages"] = averages and [_masked(value, mask) for value, mask in zip(averages, masks, strict=True)]
     found = parts["optimizer"]["state"]
+    kept = found["state"].items() if spec.typed.restart.optimizer == "restored" else ()
     found["state"] = {
-        index: {name: _masked(value, masks[index]) for name, value in each.items()}
-        for index, each in (found["state"].items() if restart.optimizer == "restored" else ())
+        index: {name: _masked(value, masks[index]) for name, value in each.items()} for index, each in kept
     }
     return TrainState.of(parts)
 

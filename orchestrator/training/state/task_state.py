@@ -54,7 +54,7 @@ def _state(value: Any, seen: set[int]) -> Any:
 def _restored(now: Any, state: Any, device: torch.device) -> Any:
     """Return what is to stand in place of `now`: the same object, where it is one that can be given a state."""
     kind, content = state
-    if kind == "value":
+    if kind == "value" and not callable(now):
         return content.to(device) if isinstance(content, Tensor) and isinstance(now, Tensor) else content
     if kind == "same":
         return now

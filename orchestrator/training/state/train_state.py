@@ -56,7 +56,7 @@ class TrainState:
         """
         try:
             return _decoded(self.values[name], self.tensors)
-        except (LookupError, TypeError, AttributeError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
             raise ValueError(f"it holds no state of the part {name!r}: {error!r}") from None
 
 
@@ -151,14 +151,18 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Give an optimizer the state that `optimizer_state` returned: each tensor in the dtype that it had.
 
     Raises:
-        ValueError: of one of torch's own a tensor does not fit its parameter.
+        ValueError: in one of torch's own a tensor does not fit its parameter, or a setting has another type.
     """
+    before = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state["state"])
+    if _is_torchs(optimizer):
+        for now, group in zip(before, optimizer.param_groups, strict=True):
+            _hold_types(now, group)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         for name, value in state["state"]["state"].get(index, {}).items():
-            if _is_torchs(optimizer) and isinstance(value, Tensor) and not _spans(value, parameter):
-                raise ValueError(f"{name} of the optimizer has the shape {tuple(value.shape)}")
+            if _is_torchs(optimizer) and not _fits(value, parameter):
+                raise ValueError(f"{name} of the optimizer does not fit its parameter")
             now = optimizer.state[parameter].get(name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(now.device)
@@ -178,10 +182,21 @@ def _is_torchs(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
-def _spans(value: Tensor, parameter: Tensor) -> bool:
-    """Tell whether a tensor is one number, or as long as the parameter in each dimension that is more than 1."""
+def _hold_types(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise ValueError for a setting of an optimizer's group that is gone, or of another type than now."""
+    for name in now.keys() - {"params"}:
+        kinds = [float if type(each.get(name)) is int else type(each.get(name)) for each in (now, saved)]
+        if kinds[0] is not kinds[1]:
+            raise ValueError(f"{name} of the optimizer is of type {kinds[1].__name__}")
+
+
+def _fits(value: Any, parameter: Tensor) -> bool:
+    """Tell whether an optimizer's value is one number, or a tensor like the parameter, of that length or 1 each way."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return isinstance(value, int | float | Tensor)
     lengths = zip(value.shape, parameter.shape, strict=False)
-    return not value.ndim or (value.ndim == parameter.ndim and all(length in (1, whole) for length, whole in lengths))
+    alike = (value.ndim, value.dtype) == (parameter.ndim, parameter.dtype)
+    return alike and all(length in (1, whole) for length, whole in lengths)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

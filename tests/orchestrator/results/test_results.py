@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 
 import orchestrator
 from orchestrator.__main__ import main as orchestrate
-from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS
 from orchestrator.results.store import StoreResults
@@ -395,13 +394,15 @@ def test_one_trial_and_a_metric_that_is_no_fraction() -> None:
     assert "rmse" in sweep._repr_html_()
 
 
-def test_masks_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = synthetic()
-    for content in (b"no masks", MaskSet({"fc1.weight": torch.ones(3)}).to_bytes()):
-        monkeypatch.setattr(Store, "read", lambda *_, content=content: content)
-        assert "the masks of trial 'random_unstructured sparsity=0.5 seed=0' cannot be read" in refusal(
-            sweep.trials[0].masks
-        )
+@pytest.mark.parametrize("content", [b"no masks", MaskSet({"fc1.weight": torch.ones(3)}).to_bytes()])
+def test_masks_of_another_network_are_refused(tmp_path: Path, content: bytes) -> None:
+    plan, store = make_plan(("l1_unstructured",), (0.5,), (0,)), Store(str(tmp_path))
+    for record in make_records(plan).values():
+        store.commit(replace(record, files={}), {"masks.npz": lambda file: file.write(content)})
+    store.save_sweep("mine", manifest(sweep_info("mine"), plan))
+
+    with pytest.raises(StoreError, match=r"masks\.npz is damaged: no masks can be read: .*The next run sets it aside"):
+        orchestrator.open(str(tmp_path)).sweep("mine").trials[0].masks()
 
 
 def test_a_damaged_stage_is_left_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

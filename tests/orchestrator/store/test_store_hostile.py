@@ -101,6 +101,7 @@ def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
         store.load_sweep("mine")
 
 
+_DEPLOY = {"kind": "deploy", "fields": {"format": "onnx"}, "inputs": {"network": "f" * 64}}
 _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_sizes": [1]}}, "inputs": {}}
 
 
@@ -140,6 +141,8 @@ _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_s
         ({"spec": _ROUND, "requested_sparsity": None}, "`requested_sparsity` (=None) must be that of `spec` (0.5)"),
         ({"kind": "measure"}, "`spec` of a measurement must say its `format` and at what `measure.batch_sizes`"),
         ({"kind": "measure", "spec": _MEASURE}, "`measurements` must have 'bytes', above 0"),
+        ({"kind": "deploy"}, "`spec` of a deployment must say its `inputs.network`"),
+        ({"kind": "deploy", "spec": _DEPLOY}, "`measurements` of a deployment must have 'bytes'"),
     ],
 )
 def test_a_record_that_cannot_be_is_damaged(store: Store, change: dict[str, Any], said: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
@@ -107,8 +107,8 @@ def test_a_network_is_loaded_as_it_was_and_holds_nothing_of_the_file(tmp_path: P
     tied = nn.ModuleList([first, first[0]])
     (tmp_path / "weights").write_bytes(written(plain_state(first)))
     (tmp_path / "tied").write_bytes(written(plain_state(tied)))
-    load_state(second, tmp_path / "weights")
-    load_state(tied, tmp_path / "tied")
+    load_state(second, load_file(tmp_path / "weights"))
+    load_state(tied, load_file(tmp_path / "tied"))
     (tmp_path / "weights").write_bytes(bytes(1000))
 
     assert state_digest(plain_state(second)) == state_digest(plain_state(first))
@@ -133,7 +133,7 @@ def test_what_a_network_keeps_beside_its_tensors_is_written_and_loaded(tmp_path:
     first, second, third = (nn.Sequential(Remembering(each)) for each in (memory, None, None))
     third[0].memory = torch.zeros(1) if isinstance(memory, Tensor) else None
     (tmp_path / "w.safetensors").write_bytes(written(plain_state(first)))
-    load_state(second, tmp_path / "w.safetensors")
+    load_state(second, load_file(tmp_path / "w.safetensors"))
     initialise(third, str(tmp_path / "w.safetensors"), file_digest(str(tmp_path / "w.safetensors")))
 
     assert second[0].memory == third[0].memory == memory

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.compare.comparison import Comparison
@@ -12,18 +11,16 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
+from orchestrator.store.finished.contents import MOST_ENTRIES, masks_in
 from orchestrator.views.report.figures import by_method
 from orchestrator.views.report.figures.figure_data import Matrix
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Masks = Mapping[str, NDArray[np.bool_]]
+    from orchestrator.store.finished.contents import Masks
 
 _LOGGER = logging.getLogger("orchestrator")
-MOST_ENTRIES = 2**27
-"""Of all masks that are compared: a byte each, and while one is read some more."""
+MOST = MOST_ENTRIES
+"""Entries of all masks that are compared: a byte each, and while one is read some more."""
 
 ReadFile = Callable[[str, str], bytes]
 """Stage key and name of a file -> its content."""
@@ -35,35 +32,17 @@ def overlap_of(records: Mapping[str, StageRecord], comparison: Comparison, read:
     return by_method.overlap(comparison, masks, lambda one, other: _shared(masks[one], masks[other]))
 
 
-def masks_of(record: StageRecord, content: bytes) -> Masks:
-    """Return the masks of a stage from its file, a boolean array for each tensor.
-
-    Raises:
-        ValueError: the file is damaged, or of other tensors than the record says
-    """
-    # Files, unlike the masks of a model, need no torch: two seconds for the driver.
-    from pruning.masks import files as mask_files
-
-    sizes = record.tensor_sizes
-
-    def check(name: str, shape: Sequence[int]) -> None:
-        if math.prod(shape) != sizes.get(name):
-            raise ValueError(f"The mask of `{name}` has not the {sizes.get(name)} entries that the record says.")
-
-    return mask_files.decode(mask_files.read_npz(content), check)[0]
-
-
 def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
     """Return the masks of these stages; where some cannot be read, or would fill the memory, say so and do without."""
     readable: dict[str, Masks] = {}
-    room = MOST_ENTRIES
+    room = MOST
     for key in keys:
         entries = records[key].prunable_parameters
         try:
             if entries > room:
-                raise ValueError(f"The figure holds at most {MOST_ENTRIES} entries of masks.")
+                raise ValueError(f"The figure holds at most {MOST} entries of masks.")
             room -= entries
-            readable[key] = masks_of(records[key], read(key, MASKS))
+            readable[key] = masks_in(read(key, MASKS), records[key])
         except (OrchestratorError, OSError, ValueError) as error:
             _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], shown(error))
     return readable
