@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import pruning
+from orchestrator.config.sources import targets
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.plain_data import quoted
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import StageSpec
 from orchestrator.core.stage_kinds import KINDS
@@ -71,7 +73,7 @@ def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool,
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
     config = dict(choice.trial.config)
     _hold_whole(config, dense, spec if measured else None)
-    own = _own_code(dense, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
+    own = _own_code(chain, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
         hold_planned(chain, remedy=None)
@@ -108,14 +110,13 @@ def _hold_whole(config: Mapping[str, Any], dense: StageSpec, measured: StageSpec
         raise ExportError(f"the saved sweep is damaged: it lacks `{lacking[0]}`; take it from where it was made.")
 
 
-def _own_code(dense: StageSpec, parts: Sequence[str], may_run: bool) -> bool:
-    """Say whether parts of a sweep are code of the user's own; raise ExportError where that is not to be run."""
-    named = {part: getattr(dense.typed, part).get("_target_") for part in parts}
-    own = {part: target for part, target in named.items() if target}
+def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -> bool:
+    """Say whether parts of a sweep name code, at any depth of any stage; raise ExportError where that may not run."""
+    own = {part: name for spec in chain for part in parts for name in targets([spec.fields.get(part)])}
     if own and not may_run:
-        targets = " and ".join(f"`{part}._target_` (={target})" for part, target in own.items())
+        named = " and ".join(f"`{part}._target_` (={quoted(name)[1:-1]})" for part, name in own.items())
         raise ExportError(
-            f"{targets} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
+            f"{named} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     return bool(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +137,38 @@ def test_what_is_achieved_in_a_format_that_changes_outputs_is_told(
     assert [(name, split) for name, _, split in figures][:2] == [("accuracy", "validation"), ("accuracy", "test")]
     assert all(5 < float(value) < 15 for name, value, _ in figures if name == "accuracy"), "as many as are noughts"
     assert f"accuracy on validation {figures[0][1]}%" in said
+
+
+def ran(path: str) -> torch.nn.Module:
+    """Stand for a loss, and leave a trace."""
+    Path(path).touch()
+    return torch.nn.CrossEntropyLoss()
+
+
+@pytest.mark.parametrize("kinds", [("dense",), ("round",), ("dense", "round")])
+def test_code_that_any_stage_names_at_any_depth_runs_only_if_asked_to(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kinds: list[str]
+) -> None:
+    shutil.copytree(here / "store", tmp_path / "store")
+    monkeypatch.setitem(FORMATS, "torch", replace(FORMATS["torch"], tolerance=math.inf))  # type: ignore[arg-type]
+    store = Store(str(tmp_path / "store"))
+    (name,) = store.sweeps()
+    data = store.load_sweep(name)
+    loss = {"_target_": "test_export.ran", "path": str(tmp_path / "ran")}
+    measures = {"f1": {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 10}}
+    tasks = data["plan"]["parts"]["task"]
+    tasks.append({"kind": "torchmetrics", "measures": measures, "criterion": loss})
+    for _, spec in data["plan"]["stages"]:
+        if spec["kind"] in kinds:
+            spec["fields"]["task"] = {"part": len(tasks) - 1}
+    store.save_sweep(name, data)
+
+    asked = ("--store", store.uri, "--trial", "sparsity=0.75", "--to", "torch", "--output", "out")
+    said = refusal(capsys, *asked)
+
+    assert "`task._target_` (=" in said
+    assert "of the sweep is code that would be run" in said
+    assert not (tmp_path / "ran").exists()
 
 
 OWN = """
