@@ -37,7 +37,7 @@ from orchestrator.deploy.formats.table import FORMATS, TOLERANCES
 from orchestrator.deploy.measuring import Measuring
 from orchestrator.deploy.shrinking import hold, shrunk
 from orchestrator.training.environment import environment
-from orchestrator.training.networks import Network, restored
+from orchestrator.training.networks import Network, fitting, restored
 from orchestrator.workloads.weights import plain_state, state_digest, write_state
 from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling
@@ -98,7 +98,7 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
         if name == SHRINK:
             networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]
         else:
-            folders = [_fetched(each, Path(place), order) for each in (dense, pruned)]
+            folders = [_folder(each, spec, Path(place), order) for each in (dense, pruned)]
         for size in what.batch_sizes:
             example = _example(network, size)
             if name == SHRINK:
@@ -218,13 +218,21 @@ def _write(content: bytes, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _fetched(record: StageRecord, place: Path, order: WorkOrder) -> Path:
-    """Return a folder with the files of a deployment's format, side by side as they were written."""
-    folder = place / record.key
+def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder) -> Path:
+    """Return a folder with the files of a deployment: those of the store, or new ones where loading runs code in them.
+
+    A store may be somebody else's; the network that is written is read as tensors alone.
+    """
+    folder, chosen = place / record.key, FORMATS[spec.fields["format"]]
     folder.mkdir()
-    for name in record.files:
-        if name != WEIGHTS:
-            shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
+    if chosen.runs_code:
+        network = _restored(spec, record.inputs[NETWORK], order)
+        chosen.write(_smaller(network), _example(network, 2), folder)
+        return folder
+    for name in chosen.files:
+        shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
+    with fitting(record.key, chosen.files[0], (Exception,)):  # of the runtime's own kinds
+        chosen.load(folder, spec.fields["measure"]["threads"])
     return folder
 
 

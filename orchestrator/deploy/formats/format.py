@@ -42,6 +42,8 @@ class Codec:
             imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `Format.code`.
         calibration: examples of the training split that `writer` takes numbers from; 0: it is given any batch of 2 or
             more.
+        runs_code: whether a file of this format can hold code that `loader` runs: load only what this process has
+            written.
     """
 
     writer: Callable[[nn.Module, Example, Path], None]
@@ -50,6 +52,7 @@ class Codec:
     arrays: Literal["torch", "numpy"]
     snippet: str
     calibration: int = 0
+    runs_code: bool = False
 
 
 @dataclass(frozen=True)

@@ -166,4 +166,4 @@ def _imports(used: Mapping[str, object]) -> Iterator[str]:
         yield f"from {home} import {thing.__name__} as {name}\n"  # type: ignore[attr-defined]  # a function
 
 
-CODEC = Codec(write, load, (MODULE, WEIGHTS), "torch", SNIPPET)
+CODEC = Codec(write, load, (MODULE, WEIGHTS), "torch", SNIPPET, runs_code=True)

@@ -51,4 +51,4 @@ def load(folder: Path, threads: int) -> Run:
     return run
 
 
-CODEC = Codec(write, load, (FILE,), "torch", SNIPPET)
+CODEC = Codec(write, load, (FILE,), "torch", SNIPPET, runs_code=True)

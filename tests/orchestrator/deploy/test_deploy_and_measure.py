@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
+import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +19,12 @@ from torch import Tensor, nn
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
+from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
 from orchestrator.deploy import stages
 from orchestrator.deploy.formats.format import Format, Run
+from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
 from orchestrator.workloads.splits import TensorSplit
@@ -83,6 +88,49 @@ def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
     assert all("network.pt2" in record.files for record in programs if record.kind == "deploy")
     assert [record.measurements["speedup/1"] > 0 for record in programs if record.kind == "measure"] == [True]
     assert run([Job((), one.plan.trials[0].config)]).records == one.records
+
+
+class Planted:
+    """Runs as it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def with_code(program: bytes, code: object) -> bytes:
+    """Return a program of torch.export in which the weights are pickles of `code`."""
+    file, pickled = io.BytesIO(), io.BytesIO()
+    torch.save(code, pickled)
+    with zipfile.ZipFile(io.BytesIO(program)) as whole, zipfile.ZipFile(file, "w") as made:
+        for name in whole.namelist():
+            content = whole.read(name)
+            if name.endswith("weights_config.json"):
+                content = content.replace(b'"use_pickle": false', b'"use_pickle": true')
+            elif "/data/weights/" in name:
+                content = pickled.getvalue()
+            made.writestr(name, content)
+    return file.getvalue()
+
+
+def test_no_code_in_a_deployment_of_the_store_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")
+    (measured,), ran = of_kind(outcome, "measure"), tmp_path / "ran"
+    for record in of_kind(outcome, "deploy"):
+        folder = Path("store", "stages", record.key)
+        program = with_code((folder / "network.pt2").read_bytes(), Planted(ran))
+        (folder / "network.pt2").write_bytes(program)
+        sealed = unseal((folder / "record.json").read_bytes())
+        sealed["record"]["files"]["network.pt2"] = {"sha256": digest(program), "bytes": len(program)}
+        (folder / "record.json").write_bytes(seal(sealed))
+    shutil.rmtree(Path("store", "stages", measured.key))
+
+    again = run([Job((), outcome.plan.trials[0].config)])
+
+    assert not ran.exists()
+    assert again.records[measured.key].result() == measured.result()
 
 
 def test_a_network_that_cannot_be_traced_costs_its_deployment_alone(
