@@ -42,7 +42,8 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, dict):
             yield from _flat(value, f"{name}.")
         else:
-            yield name, redact_tree({name: value})[name]
+            (redacted,) = redact_tree({name: value}).values()
+            yield name, redacted
 
 
 def name_of(setting: str) -> str:

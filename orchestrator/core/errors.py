@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.core.redact import shown
+
 
 class OrchestratorError(Exception):
     """Base of everything a user can mend; its text is the whole message, no traceback needed."""
@@ -12,6 +14,10 @@ class OrchestratorError(Exception):
     """Whether a stage that ended so ends so each time, on the same processor with the same releases."""
     log = host = ""
     """Where its traceback is, if an earlier attempt's log has it: the file, and the machine that it is on."""
+
+    def __str__(self) -> str:
+        """Return the message as people may be shown it: it may quote what somebody else wrote."""
+        return shown(super().__str__())
 
 
 class StoreError(OrchestratorError):

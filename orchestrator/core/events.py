@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from orchestrator.core.plain_data import Count, Margin, Seconds
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact, redact_tree
+from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import Plan
 
 EventKind = Literal["started", "finished", "failed", "killed", "retried"]
@@ -18,7 +18,7 @@ EventKind = Literal["started", "finished", "failed", "killed", "retried"]
 class Failure:
     """Why a stage did not finish: a sentence, the remote traceback, where the log is, and whether a retry may help.
 
-    Both texts are redacted.
+    All texts are as people may be shown them.
     """
 
     message: str
@@ -33,8 +33,8 @@ class Failure:
 
     def __post_init__(self) -> None:
         """Redact: what failed may quote what it was given."""
-        object.__setattr__(self, "message", redact(self.message))
-        object.__setattr__(self, "traceback", redact(self.traceback))
+        for name in ("message", "traceback", "log", "host"):
+            object.__setattr__(self, name, shown(getattr(self, name)))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What views and the store are told of the sweep as a whole, redacted."""
+    """What views and the store are told of the sweep as a whole, as people may be shown it."""
 
     name: str
     config: Mapping[str, Any]
@@ -104,9 +104,9 @@ class SweepInfo:
 
     def __post_init__(self) -> None:
         """Redact."""
-        object.__setattr__(self, "config", redact_tree(self.config))
-        object.__setattr__(self, "command", redact(self.command))
-        object.__setattr__(self, "environment", redact_tree(self.environment))
+        object.__setattr__(self, "config", shown_tree(self.config))
+        object.__setattr__(self, "command", shown(self.command))
+        object.__setattr__(self, "environment", shown_tree(self.environment))
 
 
 class Tracker:

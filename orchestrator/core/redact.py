@@ -1,10 +1,17 @@
-"""What may leave a sweep: text and data without passwords, tokens and keys, and without what steers a terminal."""
+"""What may leave a sweep, and the one way out of each kind: text, logs, HTML, Markdown, JSON.
+
+Names, messages and settings may be somebody else's: passwords, tokens and keys are hidden, what would steer a terminal
+or turn text round is written out, and markup is escaped.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +61,8 @@ _NAME = re.compile(
 )
 _VALUE, _TOLD = re.compile(f"{_QUOTED}|{_BARE}"), re.compile(r".{0,2000}?(?=\)(?:[\s:;,.]|$))")
 _NO_SECRET = re.compile(r"""["']?(?:none|null|true|false|\*{3})?["']?""", re.IGNORECASE)
+_REMEMBERED = 200
+"""Letters of the longest text whose `shown` form is remembered: names and values come again and again."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -71,19 +80,25 @@ def redact(text: str) -> str:
     return _without_values(_OPTION.sub(_without_value, _QUERY.sub(_without_value, text)))
 
 
-def redact_tree(value: Any, path: str = "") -> Any:
-    """Return plain data with every string redacted, and all that lies under a path that is a secret's as `***`."""
+def redact_tree(value: Any, path: str = "", text: Callable[[str], str] = redact) -> Any:
+    """Return plain data with every text and key redacted, and all that lies under a path that is a secret's as `***`.
+
+    Args:
+        value: the data.
+        path: name of what holds it.
+        text: what makes of a text the one that may leave.
+    """
     if isinstance(value, str):
-        return redact(value)
+        return text(value)
     if isinstance(value, dict):
         return {
-            key: HIDDEN
+            text(key) if isinstance(key, str) else key: HIDDEN
             if item and item is not True and _is_secret_path(f"{path}.{key}")
-            else redact_tree(item, str(key))
+            else redact_tree(item, str(key), text)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [redact_tree(item, path) for item in value]
+        return [redact_tree(item, path, text) for item in value]
     return value
 
 
@@ -120,8 +135,54 @@ def without(text: str, secrets: Iterable[str]) -> str:
 
 
 def shown(text: object) -> str:
-    """Return what a terminal may show of `text`: redacted, what would steer the terminal written out as `\\x1b`."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), redact(str(text)))
+    """Return what people may be shown of `text`: redacted, what would steer a terminal written out as `\\x1b`."""
+    found = str(text)
+    return _shown_before(found) if len(found) <= _REMEMBERED else _shown(found)
+
+
+def html(text: object) -> str:
+    """Return a text as HTML or SVG that shows it, without elements or attributes of its own."""
+    return escape(shown(text))
+
+
+def markdown(text: object) -> str:
+    """Return a text as Markdown that shows it, without markup, HTML or links of its own, on one line."""
+    return re.sub(r"[\\`*\[\]|]", r"\\\g<0>", escape(" ".join(shown(text).split()), quote=False))
+
+
+def shown_tree(value: Any) -> Any:
+    """Return plain data as people may be shown it: `redact_tree`, each text and key as `shown`."""
+    return redact_tree(value, text=shown)
+
+
+def shown_json(value: Any, **form: Any) -> str:
+    """Return plain data as the JSON that programs may be given: redacted, and in ASCII, which steers nothing.
+
+    Args:
+        value: the data.
+        form: arguments of `json.dumps`, such as `indent`.
+    """
+    return json.dumps(redact_tree(value), allow_nan=False, **form)
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger of a module, whose messages are `shown`."""
+    found = logging.getLogger(name)
+    if _filter not in found.filters:
+        found.addFilter(_filter)
+    return found
+
+
+def _filter(record: logging.LogRecord) -> bool:
+    record.msg, record.args = shown(record.getMessage()), ()
+    return True
+
+
+def _shown(text: str) -> str:
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), redact(text))
+
+
+_shown_before = lru_cache(maxsize=2**14)(_shown)
 
 
 @lru_cache(maxsize=2**12)

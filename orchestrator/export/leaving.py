@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import nn
 
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import markdown
 from orchestrator.deploy.achieving import achieved, drawn
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.table import FORMATS
@@ -120,7 +121,7 @@ def _achieved(written: Sequence[Written], record: StageRecord) -> Iterator[str]:
     """Yield what the network achieves in each format that changes its outputs."""
     for each in written:
         told = [
-            f"{metric.title} {metric.said(each.achieved[figure])} on {title}"
+            f"{metric.title} {markdown(metric.said(each.achieved[figure]))} on {title}"
             for metric in record.metrics
             for split, title in (("val", "validation"), ("test", "test"))
             if (figure := f"{split}/{metric.name}") in each.achieved

@@ -9,7 +9,7 @@ from torch import nn
 from orchestrator.compare.grouping import positions
 from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import markdown
 from orchestrator.export.choosing import Choice, metric_named
 from orchestrator.export.kept import Kept
 from orchestrator.export.leaving import size
@@ -22,17 +22,17 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
     record, config = kept.record, choice.trial.config
     dense = sweep.records.get(choice.trial.dense)
     where = positions(sweep.plan)[sweep.plan.trials.index(choice.trial)]
-    name, data = where.panel
+    name, data, line = map(markdown, (*where.panel, where.line))
     lines = [
-        f"# {redact(choice.trial.name)}",
+        f"# {markdown(choice.trial.name)}",
         "",
-        f"{name} on {data}, pruned by {where.line} to a sparsity of {percent(record.sparsity)}% of its prunable "
-        "weights; what the masks emptied is taken out.",
+        f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)}% of its prunable weights; "
+        "what the masks emptied is taken out.",
         "",
-        f"- sweep {sweep.info.name}, trial `{redact(choice.trial.name)}`, seed {config.get('seed', 0)}, "
-        f"round {record.round}",
+        f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
+        f"seed {markdown(config.get('seed', 0))}, round {record.round}",
         f"- stage {choice.stage}",
-        f"- trained with torch {record.environment.get('torch', '?')}",
+        f"- trained with torch {markdown(record.environment.get('torch', '?'))}",
         "",
         "| | this network | dense |",
         "|---|---:|---:|",
@@ -55,8 +55,8 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
             metric, figure = metric_named(name, record), f"{split}/{name}"
             if figure in record.after:
                 other = dense.after.get(figure) if dense else None
-                beside = "" if other is None else metric.said(other)
-                yield f"| {metric.title} on {title} | {metric.said(record.after[figure])} | {beside} |"
+                beside = "" if other is None else markdown(metric.said(other))
+                yield f"| {metric.title} on {title} | {markdown(metric.said(record.after[figure]))} | {beside} |"
 
 
 def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
@@ -66,10 +66,10 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
             continue
         found: Mapping[str, float] = record.measurements
         measured = sweep.plan.stages[key].typed
-        form = measured.format
+        form, place = markdown(measured.format), markdown(_place(record))
         for batch in sorted(measured.measure.batch_sizes):
             yield (
-                f"| milliseconds at batch {batch} as {form}, on {record.environment.get('processor', record.host)} | "
+                f"| milliseconds at batch {batch} as {form}, on {place} | "
                 f"{found[f'latency_ms/{batch}']:.3g} | {found[f'dense_ms/{batch}']:.3g} |"
             )
             if {f"memory/{batch}", f"dense_memory/{batch}"} <= found.keys():
@@ -81,16 +81,20 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
             )
 
 
+def _place(record: StageRecord) -> str:
+    return record.environment.get("processor", record.host)
+
+
 def _left(smaller: nn.Module) -> Iterator[str]:
     """Yield what could not be taken out, and why."""
     report = getattr(smaller, "shrunk", None)
     if report is None:
         return
     if report.form == "unchanged":
-        yield f"Nothing could be taken out: {'; '.join(report.tried)}."
+        yield f"Nothing could be taken out: {'; '.join(map(markdown, report.tried))}."
     for name, reasons in report.kept.items():
-        told = ", ".join(f"{count} ({reason})" for reason, count in reasons.items())
-        yield f"- empty outputs that `{name}` keeps: {told}".replace("`network.", "`")
+        told = ", ".join(f"{count} ({markdown(reason)})" for reason, count in reasons.items())
+        yield f"- empty outputs that {markdown(name.removeprefix('network.'))} keeps: {told}"
     if report.form != "unchanged" and not report.kept:
         yield "No output that is empty was kept. Zeros in between stay, and are stored as any number is."
 

@@ -6,13 +6,12 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orchestrator.compare.compare_trials import collector_paused, compare_trials
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import shown
+from orchestrator.core.redact import html, shown
 from orchestrator.core.specs import Plan
 from orchestrator.results import frames
 from orchestrator.results.refusals import ResultsError, no_choice, not_there
@@ -56,7 +55,7 @@ class SweepResults:
         comparison = self.comparison()
         finished = sum(status == "finished" for status in comparison.trials.values())
         parts = [
-            f"<p><b>{escape(self.name)}</b>: {self.status}, {finished} of {len(self.trials)} trials finished</p>",
+            f"<p><b>{html(self.name)}</b>: {self.status}, {finished} of {len(self.trials)} trials finished</p>",
             *_first(comparison_tables(comparison)),
         ]
         if comparison.operating_points:

@@ -10,7 +10,7 @@ from orchestrator.compare.rows import reason, status
 from orchestrator.compare.settings import settings_of_each
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import redact_tree, shown
+from orchestrator.core.redact import shown, shown_tree
 from orchestrator.core.specs import TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.results import frames
@@ -56,7 +56,7 @@ class TrialResults:
     def settings(self) -> Mapping[str, Any]:
         """All that defines it, by dotted name, as `train.epochs`."""
         (found,) = settings_of_each([self._spec.config])
-        return redact_tree(found)  # type: ignore[no-any-return]
+        return shown_tree(found)  # type: ignore[no-any-return]
 
     @property
     def rounds(self) -> tuple[int, ...]:

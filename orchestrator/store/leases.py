@@ -13,7 +13,6 @@ stopped for longer than a lease lasts and then goes on.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
@@ -26,6 +25,7 @@ from typing import Any, Self
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, Seconds, canonical_json, digest, parse_json, read_as
+from orchestrator.core.redact import logger
 from orchestrator.store.backends import Backend
 
 LEASE_SECONDS = 60.0
@@ -33,7 +33,7 @@ LEASE_SECONDS = 60.0
 
 _OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Leases:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import defaultdict
@@ -13,6 +12,7 @@ from orchestrator.config.cluster import to_bytes
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import DROPPABLE, RECORD, WEIGHTS
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import logger
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.store import saved_sweep
@@ -24,7 +24,7 @@ LEFTOVER_SECONDS = 24 * 3600.0
 UNFINISHED = ("checkpoints/", "failures/")
 """Where it is kept how far stages have come, and how they failed."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -28,6 +27,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.plain_data import Count, Fraction, Margin, Number, parse_json, read_as
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import shown_json
 from orchestrator.core.specs import Plan
 
 FORMAT: Literal[1] = 1
@@ -151,7 +151,7 @@ def text_of(baseline: Baseline) -> str:
         point["values"] |= counts
         if not point["margins"]:
             del point["margins"]
-    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    text = shown_json(data, indent=2)
     return re.sub(r"\[\s+([^][{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import DROPPABLE, MASKS, RECORD, WEIGHTS, component, is_component
 from orchestrator.core.plain_data import canonical_json, digest, quoted, read_as
 from orchestrator.core.records import FileInfo, StageRecord
+from orchestrator.core.redact import logger
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
 from orchestrator.store.finished.commits import Commit, check_name, folder_of, join, parse
@@ -32,7 +32,7 @@ _REQUESTS = 32
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class StageDamaged(StageMissing):

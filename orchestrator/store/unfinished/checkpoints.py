@@ -9,7 +9,6 @@ writes. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, read_as
 from orchestrator.core.records import CurvePoint, FileInfo
+from orchestrator.core.redact import logger
 from orchestrator.core.work_order import Checkpoint, FileWriter
 from orchestrator.store.backends import Backend
 from orchestrator.store.sealed_json import seal, unseal
@@ -27,7 +27,7 @@ from orchestrator.store.sealed_json import seal, unseal
 FOLDER, POINTER = "checkpoints", "checkpoint.json"
 FORMAT = 1
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from orchestrator.core.errors import CheckpointDamaged, StoreError
+from orchestrator.core.redact import logger
 from orchestrator.core.work_order import States
 from orchestrator.store.finished.contents import tensors_in
 from orchestrator.training.environment import DECIDING
@@ -18,7 +18,7 @@ from orchestrator.workloads.weights import write_state
 MOST_SHARE = 0.01
 """Of the time of a training that checkpoints may take: where they are slow, they become rarer."""
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Checkpointing:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +14,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import shown
+from orchestrator.core.redact import logger, markdown, shown_json
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
 from orchestrator.views.report import plain_files, tables
@@ -24,13 +22,12 @@ from orchestrator.views.report.columns import narrow
 from orchestrator.views.report.figures import by_method, drawing, figure_data, measured
 from orchestrator.views.report.figures.overlap import ReadFile, overlap_of
 from orchestrator.views.report.page import page
-from orchestrator.views.report.texts import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
-_LOGGER = logging.getLogger("orchestrator")
+_LOGGER = logger("orchestrator")
 FOLDER = "comparison"
 METRICS_SHOWN = 200
 """At most so many summary metrics: a run with thousands of them is of no use in a table."""
@@ -55,10 +52,8 @@ def report(
         f"{FOLDER}/report.html": lambda: page(info, plan, comparison, findings, svgs, spent).encode(),
         f"{FOLDER}/trials.csv": lambda: plain_files.rows_csv(comparison),
         f"{FOLDER}/summary.csv": lambda: plain_files.points_csv(comparison),
-        f"{FOLDER}/audit.json": lambda: json.dumps(
-            [asdict(f) for f in findings], indent=1, ensure_ascii=False
-        ).encode(),
-        METRICS_FILE: lambda: json.dumps(headline(comparison)).encode(),
+        f"{FOLDER}/audit.json": lambda: shown_json([asdict(f) for f in findings], indent=1).encode(),
+        METRICS_FILE: lambda: shown_json(headline(comparison)).encode(),
         NOTE_FILE: lambda: note(comparison, findings, tuple(figures)).encode(),
     }
     files = {path: content for path, make in contents.items() if (content := _or_left_out(path, make)) is not None}
@@ -74,7 +69,7 @@ def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
     try:
         return make()
     except Exception as error:
-        reason = " ".join(shown(error).split())
+        reason = " ".join(str(error).split())
         _LOGGER.warning("The report is made without %s: %s: %s", what, type(error).__name__, reason)
         return None
 
@@ -160,7 +155,7 @@ def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[st
         lines += [
             f"**{markdown(title)}**",
             "",
-            "| method | " + " | ".join(column.heading(points[0].metric) for column in columns) + " |",
+            "| method | " + " | ".join(markdown(column.heading(points[0].metric)) for column in columns) + " |",
             "|---" * (1 + len(columns)) + "|",
         ]
         for point in points[:30]:

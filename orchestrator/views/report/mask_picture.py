@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import html
 from orchestrator.core.stage_kinds import KINDS
 
 ROW, CELL, LETTER = 22, 74, 6.6
@@ -43,4 +43,4 @@ def _cell(x: float, line: int, sparsity: float) -> str:
 
 
 def _text(x: float, line: int, text: str, anchor: str = "middle", ink: str = "black") -> str:
-    return f'<text x="{x:g}" y="{ROW * line - 2}" text-anchor="{anchor}" fill="{ink}">{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{ROW * line - 2}" text-anchor="{anchor}" fill="{ink}">{html(text)}</text>'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 
 from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
+from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, columns
@@ -89,9 +89,9 @@ def page(
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(info.name)}</title><style>{STYLE}</style></head><body{wide}>",
+            f"<title>{html(info.name)}</title><style>{STYLE}</style></head><body{wide}>",
             *_head(info, plan, comparison),
-            *([f'<p class="quiet">{escape(spent)}</p>'] if spent else []),
+            *([f'<p class="quiet">{html(spent)}</p>'] if spent else []),
             "<h2>Comparison</h2>",
             *comparison_tables(comparison),
             *_figures(svgs, figure_data.left_out(comparison)),
@@ -108,20 +108,18 @@ def page(
 
 def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
     finished = sum(status == "finished" for status in comparison.trials.values())
-    yield f"<h1>{escape(info.name)}</h1>"
+    yield f"<h1>{html(info.name)}</h1>"
     yield f'<p class="quiet">{finished} of {len(plan.trials)} trials finished, {len(plan.stages)} stages</p>'
-    yield f"<pre>{escape(info.command)}</pre>"
+    yield f"<pre>{html(info.command)}</pre>"
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[str]:
     """Yield the parts of the tables, panel by panel, and the sentences below them."""
     for title, points in tables.sections(comparison):
         shown = columns(points)
-        yield f'<h3>{escape(title)}</h3><div class="scroll"><table><thead><tr>'
+        yield f'<h3>{html(title)}</h3><div class="scroll"><table><thead><tr>'
         yield '<th title="line of the plots">method</th>'
-        yield "".join(
-            f'<th title="{escape(each.hint)}">{escape(each.heading(points[0].metric))}</th>' for each in shown
-        )
+        yield "".join(f'<th title="{html(each.hint)}">{html(each.heading(points[0].metric))}</th>' for each in shown)
         yield "</tr></thead><tbody>"
         before = ""
         for point in points[:ROWS]:
@@ -130,12 +128,12 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
                 point.line if point.line != before else "",
                 *(_typeset(each.cell(point)) for each in shown),
             ]
-            yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+            yield f'<tr class="{" ".join(classes)}">{"".join(f"<td>{html(cell)}</td>" for cell in cells)}</tr>'
             before = point.line
         yield "</tbody></table></div>"
         if len(points) > ROWS:
             yield f'<p class="quiet">{len(points) - ROWS:,} more rows are in summary.csv.</p>'
-    yield from (f"<p>{escape(line)}</p>" for line in tables.notes(comparison))
+    yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison))
 
 
 def _typeset(cell: str) -> str:
@@ -154,10 +152,10 @@ def _figures(svgs: Mapping[str, bytes], left_out: str) -> Iterator[str]:
         return
     yield "<h2>Figures</h2>"
     if left_out:
-        yield f'<p class="quiet">{escape(left_out)}</p>'
+        yield f'<p class="quiet">{html(left_out)}</p>'
     yield '<div class="figures">'
     for name, content in svgs.items():
-        caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>"
+        caption = f"<figcaption>{html(CAPTIONS[name])}</figcaption>"
         kind = ' class="wide"' if _width(content) > HALF_PAGE else ""
         yield f'<figure id="{name}"{kind}>{_inlined(content.decode(), name)}{caption}</figure>'
     yield "</div>"
@@ -182,8 +180,8 @@ def _audit(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         kind = "na" if finding.verdict == "n/a" else finding.verdict
         yield (
-            f'<tr><td class="text">{escape(finding.rule)}</td><td class="text {kind}">{finding.verdict}</td>'
-            f'<td class="text">{escape(finding.reason)}</td></tr>'
+            f'<tr><td class="text">{html(finding.rule)}</td><td class="text {kind}">{finding.verdict}</td>'
+            f'<td class="text">{html(finding.reason)}</td></tr>'
         )
     yield "</table>"
     yield (
@@ -194,4 +192,4 @@ def _audit(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _details(title: str, text: str) -> Iterator[str]:
-    yield f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+    yield f"<details><summary>{html(title)}</summary><pre>{html(text)}</pre></details>"

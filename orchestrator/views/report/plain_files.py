@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,10 @@ from typing import Any
 from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.comparison import Comparison, Point, Row
 from orchestrator.compare.deployed import Deployed
+from orchestrator.core.redact import shown, shown_json
+
+_COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""How a text begins that a spreadsheet takes for a formula, in wide letters, too."""
 
 
 def rows_csv(comparison: Comparison) -> bytes:
@@ -51,7 +54,7 @@ def points(comparison: Comparison) -> list[dict[str, Any]]:
 
 def as_json(comparison: Comparison) -> bytes:
     """Return everything as JSON; what is not finite becomes null."""
-    return (json.dumps(_finite(comparison.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return (shown_json(_finite(comparison.to_json()), indent=1) + "\n").encode()
 
 
 def _flat(point: Point) -> dict[str, Any]:
@@ -97,17 +100,23 @@ def _achieved(each: Deployed) -> dict[str, Any]:
 
 
 def table_csv(names: Sequence[str], rows: Any) -> bytes:
-    """Return a table as CSV; what a spreadsheet would compute is text."""
+    """Return a table as CSV, names and texts as people may be shown them."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue().encode()
 
 
 def _cell(value: Any) -> Any:
-    """Return a CSV cell; a text that a spreadsheet would compute begins with an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    """Return a CSV cell: numbers as they are, and texts that a spreadsheet would compute behind an apostrophe.
+
+    An apostrophe is what a spreadsheet itself puts before such a text. A number never gets one, whatever its sign.
+    """
+    if not isinstance(value, str):
+        return value
+    text = shown(value)
+    return f"'{text}" if text.startswith(_COMPUTED) else text
 
 
 def _finite(value: Any) -> Any:

@@ -91,29 +91,29 @@ def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
 
 def print_comparison(comparison: Comparison, console: Console, *, failures: bool = True) -> None:
     """Print the table, the largest matching sparsities, what it cost and, unless told elsewhere, what failed."""
-    from rich.text import Text
-
     for line in text_table(comparison):
-        style = "bold" if "*" in line or not line.startswith(" ") else ""
-        console.print(Text(shown(line), style=style), soft_wrap=True)
+        _print(console, line, "bold" if "*" in line or not line.startswith(" ") else "")
     for line in (*notes(comparison), *(failure_notes(comparison) if failures else ())):
-        console.print(Text(shown(line)), soft_wrap=True)
+        _print(console, line)
 
 
 def print_audit(findings: Sequence[Finding], console: Console) -> None:
     """Print how the audit went, and each rule that fails with its reason."""
-    from rich.text import Text
-
     for line in audit_notes(findings):
-        console.print(Text(shown(line)), soft_wrap=True)
+        _print(console, line)
 
 
 def print_forecast(info: SweepInfo, plan: Plan, records: Mapping[str, StageRecord], console: Console) -> None:
     """Print what the last run was estimated to take and what it took, where that was estimated."""
+    if info.forecast is not None:
+        _print(console, afterwards(info.forecast, plan, records))
+
+
+def _print(console: Console, line: str, style: str = "") -> None:
+    """Print a line as people may be shown it."""
     from rich.text import Text
 
-    if info.forecast is not None:
-        console.print(Text(afterwards(info.forecast, plan, records)), soft_wrap=True)
+    console.print(Text(shown(line), style=style), soft_wrap=True)
 
 
 def notes(comparison: Comparison) -> Iterator[str]:

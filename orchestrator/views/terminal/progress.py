@@ -276,7 +276,7 @@ class Progress:
                 figure += f", which had {validated(parent)}"
             if key in self._points:
                 figure = reached(spec, *self._points[key]) + ("; " if figure else "") + figure
-            yield shown(named(self._plan, key)), figure.strip(), duration(now - begun)
+            yield shown(named(self._plan, key)), shown(figure.strip()), duration(now - begun)
 
     def _in_use(self) -> str:
         """What the running stages have reserved."""

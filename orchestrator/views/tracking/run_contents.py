@@ -6,13 +6,11 @@ Points carry the worker's time, so replaying a record changes nothing.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from orchestrator.compare.deployed import headline
 from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
@@ -20,10 +18,11 @@ from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import CurvePoint, StageRecord
-from orchestrator.core.redact import redact, redact_tree
+from orchestrator.core.redact import markdown, shown_json
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.views.report.mask_picture import mask_picture
-from orchestrator.views.report.texts import as_yaml, markdown
+from orchestrator.views.report.texts import as_yaml
+from orchestrator.views.tracking.content import Content, Point, key_of
 from orchestrator.views.tracking.saved_views import links, saved_views
 
 SWEEP_TAG, TRIAL_TAG, LOGGED_TAG = "pruning.sweep", "pruning.trial", "pruning.logged"
@@ -31,33 +30,6 @@ PLAN_TAG, AXES_TAG, OVERRIDES_TAG = "pruning.plan", "pruning.axes", "pruning.ove
 COMMAND_TAG, NOTE_TAG = "pruning.command", "mlflow.note.content"
 ATTEMPTS_TAG, FAILURE_TAG, WARNINGS_TAG = "pruning.attempts", "pruning.failure", "pruning.warnings"
 MASKS_PICTURE, FAILURE_FILE = "masks/summary.svg", "failure.txt"
-_ODD = re.compile(r"[^/\w.\- ]")
-
-
-class Point(NamedTuple):
-    """One point of a metric; `time` is Unix time."""
-
-    key: str
-    value: float
-    time: float
-    step: int
-
-
-@dataclass
-class Content:
-    """What is to be written to one run: all, or what it lacks. Times are Unix times."""
-
-    status: str = "RUNNING"
-    points: list[Point] = field(default_factory=list)
-    params: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-    files: dict[str, bytes] = field(default_factory=dict)
-    masks: dict[str, str] = field(default_factory=dict)
-    """File of the run -> key of the stage whose masks it holds."""
-    start: float | None = None
-    end: float | None = None
-    anew: bool = False
-    """Whether the run there is holds another execution of a stage, whose points cannot be taken back."""
 
 
 def sweep_tag(name: str) -> str:
@@ -84,14 +56,14 @@ def points_of(record: StageRecord, offset: int, held: int = 0) -> Iterator[Point
     first = (f"test/{record.primary.name}", f"val/{record.primary.name}")
     figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
     for name, value in figures.items():
-        yield Point(_ODD.sub("_", name), value, record.ended, record.round)
+        yield Point(key_of(name), value, record.ended, record.round)
     yield from _curve_points(record.curve[held:], offset)
 
 
 def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
     for point in curve:
         for name, value in point.metrics.items():
-            yield Point(_ODD.sub("_", f"curve/{name}"), float(value), point.time, offset + point.step)
+            yield Point(key_of(f"curve/{name}"), float(value), point.time, offset + point.step)
 
 
 def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -> str:
@@ -120,7 +92,7 @@ class SweepView:
         """Of stages that have not finished, as far as a checkpoint holds them."""
         self._report: Mapping[str, bytes] = {}
         settings = settings_of_each([trial.config for trial in plan.trials])
-        self._settings = [{name: as_typed(value) for name, value in each.items()} for each in settings]
+        self._settings = [{key_of(name): as_typed(value) for name, value in each.items()} for each in settings]
         """Each trial's, as flat text: `schedule.sparsity` -> `0.9`."""
 
     def take(self, event: StageEvent) -> Sequence[int]:
@@ -189,7 +161,7 @@ class SweepView:
         content = Content(self.outcome, files=dict(self._report), end=end or None)
         if self.outcome == "FINISHED":
             values = {"trials/finished": len(self.plan.trials), **json.loads(self._report.get(METRICS_FILE, b"{}"))}
-            content.points = [Point(_ODD.sub("_", key), float(value), end, 0) for key, value in values.items()]
+            content.points = [Point(key_of(key), float(value), end, 0) for key, value in values.items()]
         if NOTE_FILE in self._report:
             content.tags[NOTE_TAG] = self._note(self._report[NOTE_FILE].decode().replace("](", "](comparison/"))
         return content
@@ -206,7 +178,7 @@ class SweepView:
         content, anew = Content(), bool(logged) and not stands
         if not logged or anew:
             held, points, content = 0, 0, self._described(self._settings[index], trial.config)
-            content.tags[OVERRIDES_TAG] = redact(" ".join(trial.overrides))
+            content.tags[OVERRIDES_TAG] = " ".join(trial.overrides)
         content.status, content.anew = ending, anew
         if held <= len(chain):  # else the store has lost records; the run keeps its own until they are made again
             content.tags[LOGGED_TAG] = current
@@ -224,7 +196,9 @@ class SweepView:
         for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
-        content.points += [Point(*each, len(trial.stages) - 1) for each in headline(trial, self._records)]
+        content.points += [
+            Point(key_of(name), value, at, len(trial.stages) - 1) for name, value, at in headline(trial, self._records)
+        ]
         if content.masks:
             content.files[MASKS_PICTURE] = mask_picture(chain)
             content.tags[NOTE_TAG] = f"![sparsity of each tensor after each round]({MASKS_PICTURE})"
@@ -259,7 +233,7 @@ class SweepView:
         named = {name for name in settings if settings.get(name_of(name), "null") != "null" and name not in self.axes}
         params = {name: value for name, value in settings.items() if name not in named} | {"sweep": self.sweep.name}
         tags |= {name: settings[name] for name in named}
-        return Content(params=params, tags=tags, files={"config.yaml": as_yaml(redact_tree(config))})
+        return Content(params=params, tags=tags, files={"config.yaml": as_yaml(config)})
 
     def _note(self, results: str = "") -> str:
         tag = sweep_tag(self.sweep.name)
@@ -297,4 +271,4 @@ def _number(text: str) -> int:
 
 
 def _json(data: Any) -> bytes:
-    return canonical_json(redact_tree(data)).encode()
+    return shown_json(data, sort_keys=True, separators=(",", ":")).encode()

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from orchestrator.config.tracking_uri import artifact_location, local_folder, sqlite_path
 from orchestrator.core.errors import CannotKeep
 from orchestrator.core.file_names import MASKS
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import redact, shown
 from orchestrator.views.tracking import run_contents as runs_hold
 from orchestrator.views.tracking import view_database
-from orchestrator.views.tracking.run_contents import Content, SweepView
+from orchestrator.views.tracking.content import Content
+from orchestrator.views.tracking.run_contents import SweepView
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,7 +86,7 @@ class MlflowRuns:
             try:
                 content.files[file] = self._read(key, MASKS)
             except Exception as error:
-                self._say(f"The masks of `{name}` cannot be read for MLflow: {redact(str(error))}")
+                self._say(f"The masks of `{name}` cannot be read for MLflow: {error}")
         content.tags |= tags
         self._update(run, content)
         if not self._offered:
@@ -158,7 +159,7 @@ class MlflowRuns:
         with suppress(OSError, KeyError, ImportError):  # no entry in the password database, as in many containers
             user = getpass.getuser()
         tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), USER_TAG: user, **tags}
-        run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, name)
+        run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, shown(name))
         self._statuses[run.info.run_id] = run.info.status
         self._created = True
         return run
@@ -167,6 +168,7 @@ class MlflowRuns:
         """Write files first and tags last: a run says that it holds a stage when all of the stage is there."""
         from mlflow.entities import Metric, Param, RunTag
 
+        content = content.shown()
         id, held, failure = run.info.run_id, run.data, content.tags.get(runs_hold.FAILURE_TAG)
         if failure is not None:  # before its file: where this tag is, the file is looked for
             self._client.set_tag(id, runs_hold.FAILURE_TAG, failure)

@@ -128,7 +128,7 @@ def _plot(
         axis(axes, max((x for series in plot.series for x in series.x), default=1.0))
     axes.set_xlabel(x_label)
     unit = f" ({plot.metric.unit})" if plot.metric.unit else ""
-    axes.set_ylabel(f"{split} {plot.metric.title}{unit}")
+    axes.set_ylabel(shown(f"{split} {plot.metric.title}{unit}"))
     _reference(axes, plot)
     axes.set_title(fill(shown(plot.title), LONGEST))
     if plot.series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
 from orchestrator.core.records import StageRecord
-from orchestrator.core.redact import shown
+from orchestrator.core.redact import logger
 from orchestrator.store.finished.contents import MOST_ENTRIES, masks_in
 from orchestrator.views.report.figures import by_method
 from orchestrator.views.report.figures.figure_data import Matrix
@@ -18,7 +17,7 @@ from orchestrator.views.report.figures.figure_data import Matrix
 if TYPE_CHECKING:
     from orchestrator.store.finished.contents import Masks
 
-_LOGGER = logging.getLogger("orchestrator")
+_LOGGER = logger("orchestrator")
 MOST = MOST_ENTRIES
 """Entries of all masks that are compared: a byte each, and while one is read some more."""
 
@@ -44,7 +43,7 @@ def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[st
             room -= entries
             readable[key] = masks_in(read(key, MASKS), records[key])
         except (OrchestratorError, OSError, ValueError) as error:
-            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], shown(error))
+            _LOGGER.warning("The overlap of masks is shown without stage %s: %s", key[:12], error)
     return readable
 
 
