@@ -54,12 +54,12 @@ def _show(store: Store, options: argparse.Namespace) -> int:
     alone = set(saved_sweep.only_of(store, options.sweep))
     say(options.sweep)
     say(f"  command  {sweep.info.command}")
-    print(f"  trials   {len(finished)} of {len(plan.trials)} finished")
-    print(f"  stages   {len(records)} of {len(plan.stages)} finished, {len(alone)} in no other sweep")
+    say(f"  trials   {len(finished)} of {len(plan.trials)} finished")
+    say(f"  stages   {len(records)} of {len(plan.stages)} finished, {len(alone)} in no other sweep")
     weights = sum(info.bytes for record in records.values() for name, info in record.files.items() if name == WEIGHTS)
     states = sum(size for path, size in held.items() if path.startswith("checkpoints/"))
     of_it = f"{readable(weights)} of it weights" + (f", {readable(states)} checkpoints" if states else "")
-    print(f"  size     {readable(sum(held.values()))}, {of_it}")
+    say(f"  size     {readable(sum(held.values()))}, {of_it}")
     if records:
         begun = min(record.started for record in records.values())
         ended = max(record.started + record.seconds for record in records.values())
@@ -96,17 +96,17 @@ def _held(store: Store, keys: Collection[str]) -> dict[str, int]:
 def _delete(store: Store, options: argparse.Namespace) -> int:
     keys = set(saved_sweep.only_of(store, options.sweep))
     size = readable(sum(_held(store, keys).values()))
-    print(f"{options.sweep}: the sweep, and {len(keys)} stages with {size} that no other sweep needs")
+    say(f"{options.sweep}: the sweep, and {len(keys)} stages with {size} that no other sweep needs")
     if not options.yes:
         try:
             answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ")
         except EOFError:
             raise OrchestratorError("nobody is there to ask; pass --yes to delete") from None
         if answer.strip().lower() not in ("y", "yes"):
-            print("nothing was deleted")
+            say("nothing was deleted")
             return 0
     saved_sweep.delete(store, options.sweep)
-    print("deleted")
+    say("deleted")
     return 0
 
 
@@ -115,23 +115,23 @@ def _copy(store: Store, options: argparse.Namespace) -> int:
     with given_as("URI"):
         target = Store(options.target, options=given).opened()
     copied = saved_sweep.copy(store, options.sweep, target)
-    print(f"{options.sweep}: {copied} stages were copied to {target} and verified")
+    say(f"{options.sweep}: {copied} stages were copied to {target} and verified")
     return 0
 
 
 def _report(store: Store, _: argparse.Namespace) -> int:
     for category, (files, size) in sorted(sizes(store).items(), key=lambda item: -item[1][1]):
-        print(f"{category:<20}{files:>10} files{readable(size):>12}")
-    print(f"{len(store.stages.known())} stages, {len(store.sweeps())} sweeps (`list` names them)")
+        say(f"{category:<20}{files:>10} files{readable(size):>12}")
+    say(f"{len(store.stages.known())} stages, {len(store.sweeps())} sweeps (`list` names them)")
     idle = prune(store, dry_run=True)
-    print(f"prune would free {readable(idle.bytes)}: {_summary(idle)}")
+    say(f"prune would free {readable(idle.bytes)}: {_summary(idle)}")
     _warn(idle)
     return 0
 
 
 def _prune(store: Store, options: argparse.Namespace) -> int:
     pruned = prune(store, dry_run=options.dry_run)
-    print(f"{'would free' if options.dry_run else 'freed'} {readable(pruned.bytes)}: {_summary(pruned)}")
+    say(f"{'would free' if options.dry_run else 'freed'} {readable(pruned.bytes)}: {_summary(pruned)}")
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")
@@ -151,7 +151,7 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
     damages = verify(store)
     for damage in damages:
         say(named_as("--store", damage), amiss=True)
-    print(f"{stages - len(damages)} of {stages} stages are intact")
+    say(f"{stages - len(damages)} of {stages} stages are intact")
     return 1 if damages else 0
 
 

@@ -95,5 +95,6 @@ def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: st
     requests.put(("finish", "finished" if not missing else "failed" if sweep.failures else "killed", files))
     uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
     warn = partial(say, amiss=True)
-    ViewWriter(requests, warn, wrote, read=store.read, uri=uri, experiment=experiment).write()
+    write = partial(ViewWriter, read=store.read, leases=store.leases, uri=uri, experiment=experiment)
+    write(requests, warn, wrote).write()
     say(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {uri}")

@@ -242,7 +242,8 @@ def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], Non
     from orchestrator.views.tracking.view_writer import ViewWriter
 
     uri, experiment = resolve_uri(tracking["uri"]), resolve_experiment(tracking["experiment"])
-    make = partial(ViewWriter, read=store.read, curve=store.checkpoints.curve, uri=uri, experiment=experiment)
+    reading = partial(ViewWriter, read=store.read, curve=store.checkpoints.curve, leases=store.leases)
+    make = partial(reading, uri=uri, experiment=experiment)
     return TrackerProcess(make, say)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,16 @@ def test_what_a_dead_driver_held_is_taken_over(start: Start, tmp_path: Path, und
     assert finished_stages(tmp_path / "one") == 10
     assert trainings(tmp_path / "one", tmp_path / "two") <= 11, "the one stage that was lost, once more"
     assert results_of(tmp_path / "one") == results_of(undisturbed)
+
+
+@pytest.mark.slow  # a new MLflow database takes long
+def test_two_drivers_create_no_run_in_vain(start: Start, tmp_path: Path) -> None:
+    uri = f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
+    shared = (*SWEEP, "cluster=inline", f"store.uri={tmp_path / 'one' / 'store'}", uri)
+    assert start(tmp_path / "before", *SWEEP, "cluster=inline", uri, "seed=7").wait(240) == 0, "the database is there"
+    one, two = (start(tmp_path / name, *shared, "name=both") for name in ("one", "two"))
+
+    assert (one.wait(240), two.wait(240)) == (0, 0), one.stderr + two.stderr
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as connection:
+        stages = connection.execute("select lifecycle_stage, count(*) from runs group by lifecycle_stage").fetchall()
+    assert stages == [("active", (1 + 4) + (1 + 2))]

@@ -60,10 +60,15 @@ class Writing(Tracker):
 
 
 def track(
-    uri: str, plan: Plan, records: Mapping[str, StageRecord], *, before: Mapping[str, StageRecord] | None = None
+    uri: str,
+    plan: Plan,
+    records: Mapping[str, StageRecord],
+    *,
+    before: Mapping[str, StageRecord] | None = None,
+    **reads: Any,
 ) -> Writing:
     """Track a whole sweep of which the stages `before` were finished when it began."""
-    tracker = Writing(uri)
+    tracker = Writing(uri, **reads)
     tracker.start(sweep_info(), plan, before or {})
     for key, record in records.items():
         if key not in (before or {}):

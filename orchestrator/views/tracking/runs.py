@@ -1,7 +1,8 @@
 """The runs of one sweep in MLflow: found again by their tags, created, completed.
 
-Drivers that start one sweep at once come to share its runs: of several with one identity the oldest stays. A driver
-that writes to one which was withdrawn is refused and looks again; at its end each sees that every trial has one run.
+Drivers that start one sweep at once come to share its runs: one of them creates, the others look again (`creating`).
+Where they share no store, of several runs with one identity the oldest stays. A driver that writes to one which was
+withdrawn is refused and looks again; at its end each sees that every trial has one run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from orchestrator.core.redact import redact, shown
 from orchestrator.views.tracking import run_contents as runs_hold
 from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.content import Content
+from orchestrator.views.tracking.creating import CreatedElsewhere
 from orchestrator.views.tracking.run_contents import SweepView
 
 if TYPE_CHECKING:
@@ -35,21 +37,33 @@ MOST_POINTS, MOST_PARAMS = 800, 100  # that MLflow takes at once, with the tags
 
 
 class MlflowRuns:
-    """A connection to MLflow that knows the runs of one sweep; made anew after every trouble."""
+    """A connection to MLflow that knows the runs of one sweep; made anew after every trouble.
 
-    def __init__(self, uri: str, experiment: str, read: ReadFile, say: Callable[[str], None]) -> None:
+    `claim` takes the right to create runs, and says whether this driver has it.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        read: ReadFile,
+        say: Callable[[str], None],
+        claim: Callable[[], bool] = lambda: True,
+    ) -> None:
         database = sqlite_path(uri)
         if database is not None:
             view_database.ensure(database)
         self._folder = None if database is None else database.parent.resolve() / "mlruns"
         self._client = view_database.client_of(uri)
-        self._read, self._say = read, say
+        self._read, self._say, self._claim = read, say, claim
         self._experiment = self._open_experiment(uri, experiment)
         self._parent: Run | None = None
         self._children: dict[str, Run] = {}
         self._statuses: dict[str, str] = {}
         self._created = False
         """Whether a run was created here since all were last looked at."""
+        self._creates = False
+        """Whether this driver has the right to create, and has looked since it got that."""
         self._offered = False
         """Whether the views of this sweep are saved, which takes a stage that has finished."""
 
@@ -77,6 +91,9 @@ class MlflowRuns:
             if run.data.tags.get(PARENT_TAG) == parent.info.run_id:
                 return False
             content = Content(held[1])
+        if (run is None or content.anew) and not self._may_create():
+            self._find(view)
+            return self.write(view, index)
         if run and content.anew:
             self._withdraw(run)
         if run is None or content.anew:
@@ -115,8 +132,11 @@ class MlflowRuns:
 
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            with suppress(MlflowException):  # another driver was faster
+            try:
                 self._client.create_experiment(name, artifact_location(uri, name), EXPERIMENT_TAGS)
+            except MlflowException:
+                if self._client.get_experiment_by_name(name) is None:  # else another driver was faster
+                    raise
             found = self._client.get_experiment_by_name(name)
         assert found is not None, name
         self._place(found.artifact_location)
@@ -144,9 +164,27 @@ class MlflowRuns:
             else:
                 self._withdraw(run)
         if self._parent is None:
-            self._create(view, view.sweep.name, {}, None)
+            if self._may_create():
+                self._create(view, view.sweep.name, {}, None)
             return self._find(view)  # another driver may have created one at the same moment
         return self._parent
+
+    def _may_create(self) -> bool:
+        """Return whether to create what was not found; False where the right to do so is new: look again then.
+
+        Raises:
+            CreatedElsewhere: another driver has the right
+        """
+        if self._creates:
+            return True
+        if not self._claim():
+            raise CreatedElsewhere
+        self._creates = True
+        return False
+
+    def settle(self) -> None:
+        """Forget the right to create, which is about to be given back."""
+        self._creates = False
 
     def _withdraw(self, run: Run) -> None:
         from mlflow.exceptions import MlflowException

@@ -23,13 +23,16 @@ from orchestrator.config.tracking_uri import sqlite_path
 from orchestrator.core.errors import CannotKeep, OrchestratorError
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.redact import redact
+from orchestrator.store.leases import Leases
 from orchestrator.views.tracking import view_database
+from orchestrator.views.tracking.creating import CreatedElsewhere, Creating
 from orchestrator.views.tracking.run_contents import SweepView
 from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
 OPENING, CLOSING = -2, -1  # stand for the parent run among the indices of trials
 REFUSALS = 3  # attempts in a row that MLflow refuses, after which the rest is left out
 LOOK_EVERY = 10.0  # seconds between two looks at the checkpoints of running stages
+LOOK_AGAIN = 0.5  # seconds after which runs that another driver creates are looked for again
 SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
 LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
 PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
@@ -45,7 +48,8 @@ class ViewWriter:
     """Writes the view that `requests` tell of, over a connection that is opened before the first of them.
 
     `say` takes sentences for the user, `wrote` how many runs are left whenever one was written, and `read` fetches the
-    masks of a stage from the store. `curve` gives the points that a running stage's checkpoint holds.
+    masks of a stage from the store. `curve` gives the points that a running stage's checkpoint holds. `leases` makes
+    leases of the store, by which drivers that share it create runs one at a time.
     """
 
     def __init__(
@@ -58,10 +62,12 @@ class ViewWriter:
         uri: str,
         experiment: str,
         curve: Callable[[str], Sequence[CurvePoint]] = lambda _: (),
+        leases: Callable[[], Leases] | None = None,
     ) -> None:
         self._curve, self._due = curve, 0.0
         self._requests, self._say, self._wrote = requests, say, wrote
-        self._connect = partial(MlflowRuns, uri, experiment, read, say)
+        self._connect = partial(MlflowRuns, uri, experiment, read, say, self._claim)
+        self._creating, self._creating_for = Creating(None), partial(Creating, leases, uri, experiment)
         self._database, self._name = sqlite_path(uri), f"MLflow at {redact(uri)}"
         self._runs: MlflowRuns | None = None
         self._view: SweepView | None = None
@@ -76,19 +82,33 @@ class ViewWriter:
         Raises:
             CannotKeep: MLflow can never be used, refuses something, or was away for too long at the end
         """
-        while not self._closed or self._todo:
-            index = OPENING
-            try:
-                self._runs = self._runs or self._connect()
-                if not self._todo:
-                    self._wait()
-                self._gather(0)
-                if self._view is not None and self._todo:
-                    index = next(iter(self._todo))
-                    self._look(self._runs, self._view, index)
-            except Exception as error:
-                self._note(error, index)
-                self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
+        try:
+            while not self._closed or self._todo:
+                self._write_next()
+        finally:
+            self._creating.give_back()
+
+    def _write_next(self) -> None:
+        index = OPENING
+        try:
+            self._runs = self._runs or self._connect()
+            if not self._todo:
+                self._runs.settle()
+                self._creating.give_back()
+                self._wait()
+            self._gather(0)
+            if self._view is not None and self._todo:
+                index = next(iter(self._todo))
+                self._look(self._runs, self._view, index)
+        except CreatedElsewhere:
+            time.sleep(LOOK_AGAIN)
+        except Exception as error:
+            self._note(error, index)
+            self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
+
+    def _claim(self) -> bool:
+        """Take the right to create runs; at the end of the sweep another driver is not waited for without end."""
+        return self._creating.take() or (self._closed and time.monotonic() > self._progress + PATIENCE)
 
     def _wait(self) -> None:
         """Take the next requests; meanwhile look now and then what checkpoints hold of the stages that run."""
@@ -122,6 +142,7 @@ class ViewWriter:
         match request:
             case ("start", sweep, plan, finished):
                 self._view = SweepView(sweep, plan, finished)
+                self._creating = self._creating_for(sweep.name)
                 self._look_at_all()
             case ("record", event) if self._view is not None:
                 self._todo |= dict.fromkeys(self._view.take(event))

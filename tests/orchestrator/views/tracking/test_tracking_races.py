@@ -12,6 +12,8 @@ import pytest
 from factories import make_plan, make_records, sweep_info
 from tracking_cases import Writing, masks, track
 
+from orchestrator.store.store import Store
+from orchestrator.views.tracking import runs
 from orchestrator.views.tracking.run_contents import SweepView
 from orchestrator.views.tracking.runs import MlflowRuns
 
@@ -68,6 +70,46 @@ def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: 
 
     assert [tracker.complete for tracker in trackers] == [True, True], [tracker.said for tracker in trackers]
     assert_whole(uri)
+
+
+def all_runs_of(uri: str) -> list[Any]:
+    """Return the runs, those that were deleted among them."""
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("pruning")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], run_view_type=ViewType.ALL))
+
+
+def test_drivers_that_share_a_store_create_no_run_in_vain(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both_looked, looked, search = threading.Barrier(2), set[int](), runs.search
+
+    def search_together(*arguments: Any) -> Any:
+        found = search(*arguments)
+        if threading.get_ident() not in looked:  # nothing is there yet, for either
+            looked.add(threading.get_ident())
+            both_looked.wait(60)
+        return found
+
+    monkeypatch.setattr(runs, "search", search_together)
+    store, trackers = Store(str(tmp_path / "store")), list[Writing]()
+    drivers = [
+        threading.Thread(target=lambda: trackers.append(track(uri, PLAN, RECORDS, leases=store.leases)))
+        for _ in range(2)
+    ]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join(120)
+
+    assert [tracker.complete for tracker in trackers] == [True, True], [tracker.said for tracker in trackers]
+    assert len(all_runs_of(uri)) == 1 + len(PLAN.trials)
+    assert_whole(uri)
+    assert store.backend.names("leases/stages") == store.backend.names("leases/owners") == []
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])

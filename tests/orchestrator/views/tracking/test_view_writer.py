@@ -47,6 +47,9 @@ class FakeRuns:
         self.writes.append(index)
         return True
 
+    def settle(self) -> None:
+        """There is no right to create here."""
+
     def open(self, view: SweepView) -> bool:
         return self.write(view, OPENING)
 
