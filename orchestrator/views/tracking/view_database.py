@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MIGRATING = 5.0  # seconds without a change after which nobody is at work any more on a database that is half made
 LOCK_SECONDS = 20.0  # that another process may hold the database: as MLflow waits, and longer than migrations take
 _PASSING = {getattr(sqlite3, f"SQLITE_{name}") for name in ("BUSY", "LOCKED", "FULL", "IOERR", "NOMEM")}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # SQLite has a word of its own for the first alone
 _MANNERS = {  # by default a client waits for minutes on a server that is away, and writes into the terminal
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -41,7 +42,7 @@ def client_of(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # what concerns the user is said by us
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what concerns the user is said by us
     return MlflowClient(uri)
 
 
@@ -61,7 +62,10 @@ def ensure(path: Path, *, make: bool = True) -> None:
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
     with closing(sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE" if make else "BEGIN")  # the second driver waits here
-        if not _is_made(path, connection) and make:
+        made = _is_made(path, connection)
+        if made and make:
+            _write_a_page(connection)
+        elif make:
             for statement in _new_database():
                 connection.execute(statement)
             connection.execute("COMMIT")
@@ -77,7 +81,21 @@ def may_pass(error: BaseException) -> bool:
     """Whether an error is of a database that was locked, or of a disk that was full or failed."""
     found = _cause(error)
     code, system = getattr(found, "sqlite_errorcode", 0) & 0xFF, getattr(found, "errno", None)
-    return code in _PASSING or system in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    return code in _PASSING or system == errno.EIO or is_full(error)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error is of a disk or quota that is full, or of a limit on the size of files."""
+    found = _cause(error)
+    code, system = getattr(found, "sqlite_errorcode", 0), getattr(found, "errno", None)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE) or system in _NO_ROOM
+
+
+def _write_a_page(connection: sqlite3.Connection) -> None:
+    """Write into the database and take it back: a full disk is told before MLflow is imported, which takes seconds."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute(f"PRAGMA user_version = {int(version)}")
+    connection.execute("ROLLBACK")
 
 
 def _cause(error: BaseException) -> BaseException:

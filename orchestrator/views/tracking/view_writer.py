@@ -36,6 +36,7 @@ LOOK_AGAIN = 0.5  # seconds after which runs that another driver creates are loo
 SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
 LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
 PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
+FULL_PATIENCE = 2.0  # the same where the disk is full, which nobody changes so soon
 NICENESS = 5  # of the process: the view may lag behind a little, the trials may not
 ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING_URI"
 _REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
@@ -160,12 +161,10 @@ class ViewWriter:
 
     def _note(self, error: Exception, index: int) -> None:
         """Note a trouble; raise `CannotKeep` where trying again cannot help."""
-        from sqlalchemy.exc import ArgumentError  # of a URI that names no kind of database
-
         connecting, self._runs, self._troubles = self._runs is None, None, self._troubles + 1
         reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(". ")
         passing = isinstance(error, OrchestratorError) or view_database.may_pass(error)
-        refused = isinstance(error, ImportError | ArgumentError) or getattr(error, "error_code", None) in _REFUSED
+        refused = isinstance(error, _refusals()) or getattr(error, "error_code", None) in _REFUSED
         if isinstance(error, CannotKeep):
             raise CannotKeep(f"{self._name} cannot be used: {error}.") from error
         if connecting and not passing and (refused or self._database):
@@ -176,9 +175,16 @@ class ViewWriter:
         if (passing or not refused) and not self._told:
             self._told = True
             self._say(f"{self._name} cannot be written now ({reason}); the store keeps all, and it is tried again.")
-        if self._closed and time.monotonic() > self._progress + PATIENCE:
-            raise CannotKeep(f"{self._name} is given up.") from error
+        patience = FULL_PATIENCE if view_database.is_full(error) else PATIENCE
+        if self._closed and time.monotonic() > self._progress + patience:
+            raise CannotKeep(f"{self._name} is given up ({reason}).") from error
         self._look_at_all(index)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return errors that come again each time: of a package that is missing, a URI that names no kind of database."""
+    sqlalchemy = sys.modules.get("sqlalchemy.exc")  # where it is not imported yet, nothing of its was raised
+    return (ImportError, *([sqlalchemy.ArgumentError] if sqlalchemy else []))
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import sqlite3
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -190,6 +191,56 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
     assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
 
 
+FULL = """
+import resource, sys, threading, time
+from orchestrator.views.tracking.view_writer import Requests, ViewWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+told, requests = [], Requests()
+say = lambda text: told or told.append((text, "mlflow" in sys.modules))
+write = ViewWriter(requests, say, print, read=lambda *_: b"", uri=sys.argv[1], experiment="pruning").write
+threading.Thread(target=write, daemon=True).start()
+deadline = time.monotonic() + 60
+while not told and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(told)
+"""
+
+
+def test_that_nothing_can_be_written_is_told_before_mlflow_is_imported(tmp_path: Path, empty_database: bytes) -> None:
+    (tmp_path / "mlflow.db").write_bytes(empty_database)
+
+    command = [sys.executable, "-c", FULL, f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "cannot be written now (disk I/O error); the store keeps all, and it is tried again.', False)" in said
+    assert (tmp_path / "mlflow.db").read_bytes() == empty_database
+
+
+def test_an_experiment_that_cannot_be_made_is_told_with_the_cause(
+    tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def full(*_: object) -> None:
+        try:
+            with closing(sqlite3.connect(":memory:")) as connection:
+                connection.execute("PRAGMA max_page_count = 1")
+                connection.execute("CREATE TABLE a (b)")
+        except sqlite3.Error as error:
+            raise MlflowException("no experiment") from error
+
+    (tmp_path / "mlflow.db").write_bytes(empty_database)
+    monkeypatch.setattr(view_writer, "FULL_PATIENCE", 0.0)
+    monkeypatch.setattr(MlflowClient, "create_experiment", full)
+
+    told, given_up = track(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+    assert "cannot be written now (database or disk is full)" in told
+    assert "is given up (database or disk is full)" in given_up
+
+
 def test_a_full_database_is_told_in_a_sentence_of_ours(
     tmp_path: Path, empty_database: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +250,7 @@ def test_a_full_database_is_told_in_a_sentence_of_ours(
     def leave_no_space(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA max_page_count = 1")
 
-    monkeypatch.setattr(view_writer, "PATIENCE", 0.0)
+    monkeypatch.setattr(view_writer, "FULL_PATIENCE", 0.0)
     (tmp_path / "mlflow.db").write_bytes(empty_database)
     event.listen(Engine, "connect", leave_no_space)
     try:

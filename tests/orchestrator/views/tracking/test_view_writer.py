@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -95,6 +97,18 @@ def test_everything_is_written_and_the_parent_is_closed_last(make: Callable[...,
 
     assert runs.writes == EVERYTHING, "what has gathered for a run is written at once"
     assert runs.said == []
+
+
+def test_a_full_disk_is_given_up_within_a_few_seconds(make: Callable[..., FakeRuns]) -> None:
+    def fault(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    runs, begun = make(fault), time.monotonic()
+    with pytest.raises(CannotKeep, match=r"is given up \(No space left on device\)"):
+        runs.run()
+
+    assert time.monotonic() - begun < 10
+    assert len(runs.said) == 1
 
 
 def test_the_connection_is_made_before_there_is_anything_to_write(make: Callable[..., FakeRuns]) -> None:
