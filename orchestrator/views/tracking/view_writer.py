@@ -35,6 +35,7 @@ LOOK_EVERY = 10.0  # seconds between two looks at the checkpoints of running sta
 LOOK_AGAIN = 0.5  # seconds after which runs that another driver creates are looked for again
 SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
 LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
+DOUBLED = 10  # times that the pause is doubled at most: a float has no power of 1024
 PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
 FULL_PATIENCE = 2.0  # the same where the disk is full, which nobody changes so soon
 NICENESS = 5  # of the process: the view may lag behind a little, the trials may not
@@ -105,7 +106,7 @@ class ViewWriter:
             time.sleep(LOOK_AGAIN)
         except Exception as error:
             self._note(error, index)
-            self._gather(min(2.0 ** (self._troubles - 2), LONGEST_PAUSE))
+            self._gather(min(2.0 ** min(self._troubles - 2, DOUBLED), LONGEST_PAUSE))
 
     def _claim(self) -> bool:
         """Take the right to create runs; at the end of the sweep another driver is not waited for without end."""

@@ -68,6 +68,11 @@ class FakeRuns:
         self.requests.put(("finish", status, {}))
         self.writer().write()
 
+    def run_until_told(self) -> None:
+        """Tell of a sweep that has begun, then write until it is told to have finished."""
+        self.requests.put(("start", sweep_info(), PLAN, make_records(PLAN)))
+        self.writer().write()
+
     def writer(self) -> ViewWriter:
         def read(key: str, name: str) -> Any:
             raise FileNotFoundError(name)
@@ -97,6 +102,24 @@ def test_everything_is_written_and_the_parent_is_closed_last(make: Callable[...,
 
     assert runs.writes == EVERYTHING, "what has gathered for a run is written at once"
     assert runs.said == []
+
+
+def test_an_outage_of_a_thousand_attempts_is_made_up_for(
+    make: Callable[..., FakeRuns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_writer, "LONGEST_PAUSE", 0.0)
+    broken = iter([True] * 1100)
+
+    def fault(_: int) -> None:
+        if next(broken, False):
+            raise ConnectionError("connection refused")
+
+    runs = make(fault)
+    threading.Thread(target=runs.run_until_told, daemon=True).start()
+    wait_for(lambda: runs.connections > 1050)
+    runs.requests.put(("finish", "finished", {}))
+
+    wait_for(lambda: runs.writes == EVERYTHING)
 
 
 def test_a_full_disk_is_given_up_within_a_few_seconds(make: Callable[..., FakeRuns]) -> None:
