@@ -159,6 +159,7 @@ def test_a_reader_refuses_or_repeats(
 def test_every_reader_refuses_or_repeats_whatever_is_drawn(
     whole: Path, tmp_path: Path, bounded: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Values of an optimizer's state that are sound by themselves may still fail in its first step, as a trial does."""
     first = random.SystemRandom().randrange(10**9)
     for seed in range(first, first + MANY):
         draw, store = random.Random(seed), Store(str(tmp_path / "store"))
@@ -166,8 +167,9 @@ def test_every_reader_refuses_or_repeats_whatever_is_drawn(
         key = draw.choice(of_kind(store, "start", "dense", "round"))
         name = draw.choice(sorted(store.finished([key])[key].files))
         operators = OPERATORS[Path(name).suffix]
+        chosen = draw.choice(sorted(operators.keys() - {"odd"} if name == STATE_VALUES else operators))
         content = Path(store.uri, "stages", key, name).read_bytes()
-        put(store, key, name, operators[draw.choice(sorted(operators))](content, draw))
+        put(store, key, name, operators[chosen](content, draw))
         try:
             hold(store, draw.choice(sorted(READERS)), capsys)
         except BaseException as error:
