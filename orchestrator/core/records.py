@@ -273,7 +273,7 @@ class StageRecord:
     def _refuse_undeployed(self, spec: StageSpec | None) -> None:
         """Raise ValueError where a deployment lacks a figure that its measurement reads, or its network."""
         if spec is None or spec.parent is None:
-            raise ValueError("`spec` of a deployment must say its `inputs.network`")
+            raise ValueError("`spec` of a deployment must say its network in `inputs`")
         if lacking := [name for name in ("bytes", "parameters") if name not in self.measurements]:
             raise ValueError(f"`measurements` of a deployment must have {lacking[0]!r}")
 

@@ -223,7 +223,7 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
 
     A store may be somebody else's; the network that is written is read as tensors alone.
     """
-    folder, chosen = place / record.key, FORMATS[spec.fields["format"]]
+    folder, chosen = place / record.key, FORMATS[str(spec.typed.format)]
     folder.mkdir()
     if chosen.runs_code:
         network = _restored(spec, record.inputs[NETWORK], order)
@@ -232,7 +232,7 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
     for name in chosen.files:
         shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
     with fitting(record.key, chosen.files[0], (Exception,)):  # of the runtime's own kinds
-        chosen.load(folder, spec.fields["measure"]["threads"])
+        chosen.load(folder, spec.typed.measure.threads)
     return folder
 
 

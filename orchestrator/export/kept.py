@@ -124,10 +124,10 @@ def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -
 
 def _hold_size(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Raise ExportError where the plan of a store makes a network larger than its weights: it would fill the memory."""
-    model, held = dense.fields["model"], sum(each.numel() for each in weights.values())
+    model, held = dense.typed.model, sum(each.numel() for each in weights.values())
     if not model.get("kind"):
         return  # code of the user's own, which is called once
-    found = load({**dense.fields["data"], **location.get("data", {})}, dense.fields.get("sources"))
+    found = load({**dense.typed.data, **location.get("data", {})}, dense.fields.get("sources"))
     try:
         with torch.device("meta"):
             planned = build(

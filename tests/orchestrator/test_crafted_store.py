@@ -18,16 +18,16 @@ import pytest
 from small_trials import composed, planned, train
 
 import orchestrator
-from orchestrator.compare.__main__ import main as compare
+from orchestrator.commands.compare import main as compare
+from orchestrator.commands.export import main as export
+from orchestrator.commands.gate import main as gate
+from orchestrator.commands.store import main as keep
+from orchestrator.commands.sync import main as sync
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Amount, Forecast, SweepInfo
-from orchestrator.export.__main__ import main as export
-from orchestrator.gate import main as gate
-from orchestrator.store.__main__ import main as keep
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
-from orchestrator.sync import main as sync
 
 SECRET = "hunter2-zx81"
 STEERING = "\x1b[2J\x07\x9b31m\x7f\r\u202e\u2066\u061c\u2028"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import DROPPABLE, MASKS, RECORD, WEIGHTS, component, is_component
-from orchestrator.core.plain_data import canonical_json, digest, quoted, read_as
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import FileInfo, StageRecord
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import FileWriter

@@ -81,7 +81,7 @@ def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, st
         model: as it is to be trained, with the weights that it begins with
         masks: of each trained parameter, in their order
     """
-    state, restart = _state_of(RATES, spec, store), spec.typed.restart
+    state = _state_of(RATES, spec, store)
     if state is None:
         return None
     with fitting(spec.inputs[RATES], STATE, (*MISFITS, NotPlain)):

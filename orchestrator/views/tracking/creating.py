@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from orchestrator.core.canonical import canonical_json, digest
 from orchestrator.core.errors import StoreError
+from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.store.leases import Leases
 
 

@@ -159,7 +159,7 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
     def load(_: Path, __: int) -> Run:
         return lambda example: torch.tensor([[0.0, 1.0]]).expand(len(example[0]), 2)
 
-    always = Format(write, load, ("always",), "torch", "", 50, "torch", "class 1", tolerance=math.inf)
+    always = Format(write, load, ("always",), "torch", "", 50, name="torch", title="class 1", tolerance=math.inf)
     monkeypatch.setattr(stages, "FORMATS", {"torch": always})
     monkeypatch.setattr(stages, "TOLERANCES", {"torch": math.inf})
     outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")

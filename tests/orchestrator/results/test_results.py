@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 
 import orchestrator
 from orchestrator.__main__ import main as orchestrate
+from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS

@@ -21,13 +21,13 @@ from safetensors.numpy import save
 from small_trials import composed, planned, train
 
 import orchestrator
-from orchestrator.core.canonical import digest
+from orchestrator.commands.export import main as export
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
+from orchestrator.core.plain_data import digest
 from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
-from orchestrator.export.__main__ import main as export
 from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
@@ -74,7 +74,7 @@ def put(store: Store, key: str, name: str, content: bytes, agrees: bool = False)
     sealed = unseal((folder / "record.json").read_bytes())
     sealed["record"]["files"][name] = {"sha256": digest(content), "bytes": len(content)}
     if agrees:
-        tensors = json.loads(mask_files.read_npz(content)[mask_files.HEADER].tobytes())["tensors"]
+        tensors = json.loads(mask_files.read_npz(content)(mask_files.HEADER).tobytes())["tensors"]
         sizes = {tensor: math.prod(said["shape"]) for tensor, said in tensors.items()}
         sealed["record"] |= {"tensor_sizes": sizes, "tensor_sparsity": dict.fromkeys(sizes, 0.5)}
         sealed["record"]["parameters"] = sum(sizes.values())

@@ -141,7 +141,7 @@ _MEASURE = {"kind": "measure", "fields": {"format": "onnx", "measure": {"batch_s
         ({"spec": _ROUND, "requested_sparsity": None}, "`requested_sparsity` (=None) must be that of `spec` (0.5)"),
         ({"kind": "measure"}, "`spec` of a measurement must say its `format` and at what `measure.batch_sizes`"),
         ({"kind": "measure", "spec": _MEASURE}, "`measurements` must have 'bytes', above 0"),
-        ({"kind": "deploy"}, "`spec` of a deployment must say its `inputs.network`"),
+        ({"kind": "deploy"}, "`spec` of a deployment must say its network in `inputs`"),
         ({"kind": "deploy", "spec": _DEPLOY}, "`measurements` of a deployment must have 'bytes'"),
     ],
 )
