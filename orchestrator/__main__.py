@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.redact import secrets_in, without
 from orchestrator.execution import interrupts
-from orchestrator.views.terminal.streams import ended_quietly, say, show_what_can_be_shown
+from orchestrator.views.terminal.standard_streams import ended_quietly, say, show_what_can_be_shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,7 +43,7 @@ def main() -> None:
 def run_command(name: str) -> NoReturn:
     """Run a command of COMMANDS with the arguments of this process, and end the process."""
     with interrupts.leaving_on_interrupt():
-        command = import_module(f"orchestrator.commands.{name}").main
+        command = import_module(f"orchestrator.commands.{name}_command").main
     with interrupts.ending_on_interrupt(), ended_quietly():
         sys.exit(command())
 
@@ -54,7 +54,7 @@ def _run_sweep() -> None:
     import hydra  # now that Ctrl-C ends what follows without a traceback
 
     from orchestrator.config import hydra_options
-    from orchestrator.config.groups import with_own_options
+    from orchestrator.config.config_groups import with_own_options
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def compose(config: DictConfig) -> None:
@@ -82,7 +82,7 @@ def _run_sweep() -> None:
     except BrokenPipeError:
         raise
     except Exception as error:
-        from orchestrator.config.refusals.settings import explain_command, is_refusal
+        from orchestrator.config.refusals.refused_settings import explain_command, is_refusal
 
         if not is_refusal(error):
             sys.exit(_say(traceback.format_exc(), 1))

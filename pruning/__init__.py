@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from pruning.choices.published import PUBLISHED as PUBLISHED
     from pruning.compact.shrinking import Shrunk as Shrunk
     from pruning.compact.shrinking import shrink as shrink
-    from pruning.dependencies.grouping import dependency_groups as dependency_groups
-    from pruning.dependencies.groups import DependencyGroup as DependencyGroup
-    from pruning.dependencies.groups import DependencyGroups as DependencyGroups
+    from pruning.dependencies.dependency_groups import DependencyGroup as DependencyGroup
+    from pruning.dependencies.dependency_groups import DependencyGroups as DependencyGroups
+    from pruning.dependencies.group_finding import dependency_groups as dependency_groups
     from pruning.engine.committing import commit as commit
     from pruning.engine.committing import sparsity as sparsity
     from pruning.engine.controls import inverted as inverted
     from pruning.engine.controls import shuffle as shuffle
-    from pruning.engine.cutting import groups as groups
     from pruning.engine.dead_paths import effective_sparsity as effective_sparsity
     from pruning.engine.one_call import prune as prune
     from pruning.engine.plans import Plan as Plan
     from pruning.engine.plans import plan as plan
+    from pruning.engine.pruning_units import groups as groups
     from pruning.holding.keeper import MaskKeeper as MaskKeeper
     from pruning.holding.reparam import mask_gradients as mask_gradients
     from pruning.masks.mask_set import MaskSet as MaskSet
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from pruning.methods.unstructured import RandomUnstructured as RandomUnstructured
     from pruning.schedule import targets as targets
     from pruning.selection.allocation import allocate as allocate
-    from pruning.selection.select import select as select
+    from pruning.selection.unit_selection import select as select
 
 _HOMES = {
     name: home
@@ -80,11 +80,11 @@ _HOMES = {
         "choices.combining": "Choices",
         "choices.published": "PUBLISHED",
         "compact.shrinking": "Shrunk shrink",
-        "dependencies.grouping": "dependency_groups",
-        "dependencies.groups": "DependencyGroup DependencyGroups",
+        "dependencies.group_finding": "dependency_groups",
+        "dependencies.dependency_groups": "DependencyGroup DependencyGroups",
         "engine.committing": "commit sparsity",
         "engine.controls": "inverted shuffle",
-        "engine.cutting": "groups",
+        "engine.pruning_units": "groups",
         "engine.dead_paths": "effective_sparsity",
         "engine.one_call": "prune",
         "engine.plans": "Plan plan",
@@ -100,19 +100,19 @@ _HOMES = {
         "methods.unstructured": "CustomFromMask Identity L1Unstructured RandomUnstructured",
         "schedule": "targets",
         "selection.allocation": "allocate",
-        "selection.select": "select",
+        "selection.unit_selection": "select",
     }.items()
     for name in names.split()
 }
 """Name -> the module that it is imported from, once it is asked for."""
 
 _TORCH_NAMES = {
-    "_compute_norm": ("selection.channels", "channel_norms"),
+    "_compute_norm": ("selection.channel_masks", "channel_norms"),
     "_compute_nparams_toprune": ("amount", "count_to_prune"),
     "_validate_pruning_amount": ("amount", "check_amount_fits"),
     "_validate_pruning_amount_init": ("amount", "validate_amount"),
-    "_validate_pruning_dim": ("selection.channels", "check_dim"),
-    "_validate_structured_pruning": ("selection.channels", "check_structured"),
+    "_validate_pruning_dim": ("selection.channel_masks", "check_dim"),
+    "_validate_structured_pruning": ("selection.channel_masks", "check_structured"),
 }
 """Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
 

@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(interrupts, "leave_when_interrupted", lambda: None)
-    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
 
     def typed(*arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from orchestrator.compare.against.baseline import false_alarms, read_baseline
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 
 ROOT = Path(__file__).parent.parent
 WITHOUT_FIGURES = ROOT / "tests" / "without_figures"
@@ -92,7 +92,7 @@ def test_the_stream_that_is_shown_is_read_in_full(tmp_path: Path, monkeypatch: p
     for number, name in enumerate([*(f"train-{index}" for index in range(8)), "val", "test"]):
         torch.save([(torch.tensor([10.0 * number + place]), place) for place in range(3)], f"{name}.pt")
 
-    found = data.load({"_target_": "shards.load", "num_workers": 2, "steps_per_epoch": 8})
+    found = data_loading.load({"_target_": "shards.load", "num_workers": 2, "steps_per_epoch": 8})
     train, test = (
         [inputs for inputs, _ in split.batches(3, device=torch.device("cpu"), seed=1)]
         for split in (found.train, found.test)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.__main__ import COMMANDS, CONF
 from orchestrator.config import compose, hydra_options, schema
-from scripts.reference.commands import parser_of
+from scripts.reference.command_pages import parser_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

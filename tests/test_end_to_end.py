@@ -74,7 +74,7 @@ def run_here(folder: Path) -> None:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["orchestrator", *SWEEP, "cluster=inline", "tracking=none"])
         patch.setattr(interrupts, "leave_when_interrupted", lambda: None)
-        patch.setattr("orchestrator.views.report.files.report", lambda *_: {})
+        patch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
         main()
     GlobalHydra.instance().clear()
 

@@ -18,7 +18,7 @@ FILES = {
     for package in OURS
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-WORKER = "orchestrator.training.stages"
+WORKER = "orchestrator.training.training_stages"
 """The module a Ray worker runs; whatever it reaches, a worker imports."""
 FLOORS = (
     *(
@@ -193,13 +193,13 @@ import orchestrator.training.preload
 assert gc.isenabled()
 before = set(sys.modules)
 import torch
-from orchestrator.training import loop
-from orchestrator.workloads import data
+from orchestrator.training import training_loop
+from orchestrator.workloads import data_loading
 from orchestrator.workloads.tasks.classification import Classification
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 config = {"steps": 1, "epochs": None, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1}}
-digits = data.load({"kind": "digits"})
-loop.fit(model, digits, Classification(), config, seed=0, device=torch.device("cpu"))
+digits = data_loading.load({"kind": "digits"})
+training_loop.fit(model, digits, Classification(), config, seed=0, device=torch.device("cpu"))
 print(len([name for name in set(sys.modules) - before if not name.startswith("omegaconf")]))
 """
 

@@ -11,10 +11,10 @@ from typing import get_type_hints
 import pytest
 
 from orchestrator.__main__ import CONF
-from orchestrator.config.groups import GROUPS, schema_of
+from orchestrator.config.config_groups import GROUPS, schema_of
 from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.schema import Config
-from scripts.reference import commands, configuration
+from scripts.reference import command_pages, configuration
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -26,7 +26,7 @@ def test_the_configuration_reference_is_current() -> None:
 
 
 def test_the_reference_of_the_commands_is_current() -> None:
-    assert (REFERENCE / "commands.md").read_text() == commands.page(), REMEDY
+    assert (REFERENCE / "commands.md").read_text() == command_pages.page(), REMEDY
 
 
 def keys(schema: type, where: str = "") -> Iterator[str]:
@@ -85,4 +85,4 @@ def test_every_variable_that_is_read_is_listed() -> None:
 @pytest.mark.parametrize("line", [["store", "lst"], ["gate"], ["export", "--too", "onnx", "--output", "here"]])
 def test_a_wrong_command_line_is_told(line: list[str]) -> None:
     with pytest.raises(ValueError, match=f"orchestrator.{line[0]} refuses"):
-        commands.parser_of(line[0], line[1:] or ["--no-such"])
+        command_pages.parser_of(line[0], line[1:] or ["--no-such"])

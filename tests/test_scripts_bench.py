@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.workloads import data, models
+from orchestrator.workloads import data_loading, model_building
 from scripts.peers import digits, race
-from scripts.peers.trial import Lengths, run_trial
+from scripts.peers.peer_trial import Lengths, run_trial
 
 ROOT = Path(__file__).parent.parent
 NOLOAD = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
@@ -37,13 +37,13 @@ def test_a_sweep_of_sleeps_is_planned_run_shown_and_logged(tmp_path: Path) -> No
 
 
 def test_peers_train_the_network_on_the_split_that_we_do() -> None:
-    ours = data.load({"kind": "digits"})
+    ours = data_loading.load({"kind": "digits"})
     for split, (images, labels) in zip((ours.train, ours.val, ours.test), digits.load_splits(), strict=True):
         (theirs,) = split.batches(len(labels), device=torch.device("cpu"))
         torch.testing.assert_close(images, theirs[0].flatten(1))
         assert torch.equal(labels, theirs[1])
 
-    network = models.build(
+    network = model_building.build(
         {"kind": "mlp"} | {"input_shape": None, "classes": None},
         input_shape=ours.input_shape,
         classes=ours.classes,

@@ -1,4 +1,4 @@
-"""The catalogue of data sets. A row's code is (**options) -> the splits that `workloads.data` describes."""
+"""The catalogue of data sets. A row's code is (**options) -> the splits that `workloads.data_loading` describes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.rules import whole, within
+from pruning.catalogue.value_rules import whole, within
 
 
 class DataSet(Row):

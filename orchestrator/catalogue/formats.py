@@ -43,7 +43,7 @@ FORMATS: Mapping[str, Format] = named(
         Format(SHRINK, "", "PyTorch, without the channels, units and heads that are empty", exported=False),
         Format(
             "safetensors",
-            "orchestrator.deploy.formats.generated:CODEC",
+            "orchestrator.deploy.formats.generated_module:CODEC",
             "weights in safetensors, and a module of plain PyTorch that loads them",
             measured=False,
         ),

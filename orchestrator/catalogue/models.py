@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.rules import Rule, is_int, is_number, whole
+from pruning.catalogue.value_rules import Rule, is_int, is_number, whole
 
 
 class Model(Row):

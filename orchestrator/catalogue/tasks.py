@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.rules import Rule, at_least
+from pruning.catalogue.value_rules import Rule, at_least
 
 
 class Task(Row):

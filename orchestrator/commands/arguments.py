@@ -14,7 +14,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.in_words import readable
 from orchestrator.store.saved_sweep import summaries
 from orchestrator.store.store import Keep, Store
-from orchestrator.views.terminal.streams import say
+from orchestrator.views.terminal.standard_streams import say
 
 SHOWN = 100
 """Letters of a command in a list on a terminal."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.compare.chosen import budget_of, reached_of
 from orchestrator.compare.comparison import Comparison, LineKey, Point
+from orchestrator.compare.round_columns import budget_of, reached_of
 from orchestrator.compare.statistics import has_spread, least_gain
-from orchestrator.config.parts.choices import decides_itself, published_at_start
+from orchestrator.config.parts.method_choices import decides_itself, published_at_start
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_fields import Restart

@@ -10,13 +10,13 @@ from dataclasses import replace
 from statistics import fmean as mean
 from typing import Any
 
-from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
-from orchestrator.compare.deployed import by_network, deployed
-from orchestrator.compare.further import further, harmed
-from orchestrator.compare.grouping import Position, positions
-from orchestrator.compare.rows import reasons, rows_of_each, statuses
+from orchestrator.compare.deployment_points import by_network, deployed
+from orchestrator.compare.panels import Position, positions
+from orchestrator.compare.round_columns import WEIGHTS
+from orchestrator.compare.secondary_figures import further, harmed
 from orchestrator.compare.statistics import estimate, matches, paired_difference
+from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS

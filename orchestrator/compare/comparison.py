@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.compare.chosen import WEIGHTS, Chosen
-from orchestrator.compare.deployed import Deployed
-from orchestrator.compare.further import Further, Harm
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.round_columns import WEIGHTS, Chosen
+from orchestrator.compare.secondary_figures import Further, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.config.rules import key
-from pruning.catalogue.rules import Rule, at_least, one_of
+from orchestrator.config.key_rules import key
+from pruning.catalogue.value_rules import Rule, at_least, one_of
 
 LEAST = 0.0001
 """Ray's smallest share of a resource."""

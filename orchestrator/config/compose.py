@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from orchestrator.config.refusals.settings import explain, is_refusal, parse
+from orchestrator.config.refusals.refused_settings import explain, is_refusal, parse
 from orchestrator.config.schema import Config
 from orchestrator.core.specs import Job
 

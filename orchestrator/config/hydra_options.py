@@ -10,8 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from orchestrator.catalogue.formats import FORMATS
-from orchestrator.config import cluster, groups
-from orchestrator.config.groups import OPEN, OWN
+from orchestrator.config import cluster, config_groups
+from orchestrator.config.config_groups import OPEN, OWN
 from orchestrator.config.schema import Config
 from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
 
@@ -39,20 +39,22 @@ IN_FILES = ("model", "data", "task", "method")
 def schema_options() -> dict[str, dict[str, Any]]:
     """Return group -> option -> the dataclass that types it, for the groups whose options are files."""
     found: dict[str, dict[str, Any]] = {
-        name: {kind: partial(groups.schema_of, name, kind) for kind in groups.GROUPS[name].rows} for name in IN_FILES
+        name: {kind: partial(config_groups.schema_of, name, kind) for kind in config_groups.GROUPS[name].rows}
+        for name in IN_FILES
     }
-    found["method"]["base"] = partial(groups.schema_of, "method", None)
+    found["method"]["base"] = partial(config_groups.schema_of, "method", None)
     return found
 
 
 def stored_options() -> dict[str, dict[str, Any]]:
     """Return group -> option -> what makes its node, for options that no file in `conf` has."""
-    rows = {name: group for name, group in groups.GROUPS.items() if name not in IN_FILES}
+    rows = {name: group for name, group in config_groups.GROUPS.items() if name not in IN_FILES}
     found: dict[str, dict[str, Any]] = {
-        name: {kind: partial(groups.schema_of, name, kind) for kind in group.rows} for name, group in rows.items()
+        name: {kind: partial(config_groups.schema_of, name, kind) for kind in group.rows}
+        for name, group in rows.items()
     }
     for name in OPEN:
-        own = {option.name: option.default for option in groups.GROUPS[name].own}
+        own = {option.name: option.default for option in config_groups.GROUPS[name].own}
         found.setdefault(name, {})[OWN] = partial(dict, own)
     for name, presets in {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}.items():
         found[name] = {option: partial(dict, preset.sets) for option, preset in presets.items()}

@@ -13,13 +13,13 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from orchestrator.config import cluster, groups, sources, well_formed
-from orchestrator.config.parts import choices, deploy, results, rounds, training
-from orchestrator.config.rules import key
-from orchestrator.config.rules import violations as broken
+from orchestrator.config import cluster, config_groups, sources, well_formed
+from orchestrator.config.key_rules import key
+from orchestrator.config.key_rules import violations as broken
+from orchestrator.config.parts import deploy, method_choices, results, round_amounts, training
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.file_names import component
-from pruning.catalogue.rules import Rule, at_least
+from pruning.catalogue.value_rules import Rule, at_least
 
 
 class ConfigError(OrchestratorError):
@@ -92,23 +92,23 @@ class Config:
     """How the dense network is trained."""
     score: Any = MISSING
     """What ranks the entries."""
-    unit: choices.Unit = field(default_factory=choices.Unit)
+    unit: method_choices.Unit = field(default_factory=method_choices.Unit)
     """What is pruned at once."""
-    scope: choices.Scope = field(default_factory=choices.Scope)
+    scope: method_choices.Scope = field(default_factory=method_choices.Scope)
     """Among which units is ranked, and how many each tensor keeps."""
-    dynamics: choices.Dynamics = field(default_factory=choices.Dynamics)
+    dynamics: method_choices.Dynamics = field(default_factory=method_choices.Dynamics)
     """Whether what was pruned may return."""
     repair: Any = MISSING
     """What is done to the survivors."""
     method: Any = MISSING
     """How entries are chosen: by a published combination of these choices, or by a class."""
-    schedule: rounds.Schedule = field(default_factory=rounds.Schedule)
+    schedule: round_amounts.Schedule = field(default_factory=round_amounts.Schedule)
     """How much each round prunes, and when."""
     finetune: training.Train = field(default_factory=training.Train)
     """How the network is trained after each round of pruning: the keys of `train`."""
     restart: training.Restart = field(default_factory=training.Restart)
     """What a round trains on from."""
-    prune: rounds.Prune = field(default_factory=rounds.Prune)
+    prune: round_amounts.Prune = field(default_factory=round_amounts.Prune)
     """Which parameters are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
     """In which formats the last network is measured."""
@@ -143,12 +143,12 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _objective_violations(config)
     if config["name"] is not None:
         yield from _name_violations(config["name"])
-    if not (isinstance(config["method"], Mapping) and rounds.is_identity(config["method"])):
-        yield from rounds.given_once(config)
-    for group in groups.GROUPS:
+    if not (isinstance(config["method"], Mapping) and round_amounts.is_identity(config["method"])):
+        yield from round_amounts.given_once(config)
+    for group in config_groups.GROUPS:
         yield from _built_violations(group, config[group])
         if isinstance(config[group], Mapping):
-            yield from groups.violations_of(group, config[group])
+            yield from config_groups.violations_of(group, config[group])
             for target in sources.targets(list(config[group].values())):
                 if target.startswith("orchestrator."):
                     yield (
@@ -156,7 +156,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
                         f"must be your own, and what is built in is named by `{group}.kind`."
                     )
     if all(isinstance(config[group], Mapping) for group in ("method", "score", "repair")):
-        yield from choices.violations(config)
+        yield from method_choices.violations(config)
     for name in ("model", "data", "task", "score", "method", "train", "finetune"):
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
@@ -189,12 +189,13 @@ def _name_violations(name: str) -> Iterator[str]:
 
 def _built_violations(group: str, node: Any) -> Iterator[str]:
     """Yield what is wrong with how a component is named: a built-in by `kind`, one's own by `_target_`."""
-    kinds = groups.GROUPS[group].rows
+    kinds = config_groups.GROUPS[group].rows
     kind, target = (node.get("kind"), node.get("_target_")) if isinstance(node, Mapping) else (None, None)
     if kind and target:
         yield (
-            f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: leave out "
-            f"the kind, or choose `override /{group}: {groups.OWN}` in the `defaults` of a file that sets the target."
+            f"`{group}.kind` (={kind}) and `{group}._target_` (={target}) are both given; pass exactly one: "
+            f"leave out the kind, or choose `override /{group}: {config_groups.OWN}` in the `defaults` of a file that "
+            "sets the target."
         )
     elif target:
         name = str(target).rpartition(".")[2].lower().replace("_", "")
@@ -205,14 +206,14 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
         else:
             yield from _target_violations(group, node)
     elif not kind and (group != "method" or not isinstance(node, Mapping)):
-        own = any(option.name == "_target_" for option in groups.GROUPS[group].own)
+        own = any(option.name == "_target_" for option in config_groups.GROUPS[group].own)
         or_own = f", or a `_target_` of your own, as in `{group}._target_=package.Thing`" if own else ""
         yield f"`{group}` (={node!r}) must name what to build: add a `kind`, one of {', '.join(kinds)}{or_own}."
     elif kind is not None and kind not in tuple(kinds):
         yield f"`{group}.kind` (={kind}) must be one of {', '.join(kinds)}."
     else:
-        known = well_formed.keys(groups.schema_of(group, kind))
-        common = {option.name for option in (*groups.NETWORK, *groups.GROUPS[group].own)}
+        known = well_formed.keys(config_groups.schema_of(group, kind))
+        common = {option.name for option in (*config_groups.NETWORK, *config_groups.GROUPS[group].own)}
         for key in [key for key in node if key not in known]:
             taken = ", ".join(name for name in known if name not in common)
             yield (

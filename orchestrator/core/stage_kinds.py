@@ -38,21 +38,25 @@ class StageKind:
 
 KINDS: Mapping[str, StageKind] = {
     "start": StageKind(
-        "orchestrator.training.stages:train_dense",
+        "orchestrator.training.training_stages:train_dense",
         "start of the training",
         prunes=False,
         reads_test=False,
         keeps="while_needed",
     ),
-    "dense": StageKind("orchestrator.training.stages:train_dense", "dense training", prunes=False),
+    "dense": StageKind("orchestrator.training.training_stages:train_dense", "dense training", prunes=False),
     "round": StageKind(
-        "orchestrator.training.stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
+        "orchestrator.training.training_stages:prune_and_finetune", "round {round}", prunes=True, keeps="at_branches"
     ),
     "deploy": StageKind(
-        "orchestrator.deploy.stages:deploy", "deployment as {format}", prunes=False, own_task=True, trains=False
+        "orchestrator.deploy.deployment_stages:deploy",
+        "deployment as {format}",
+        prunes=False,
+        own_task=True,
+        trains=False,
     ),
     "measure": StageKind(
-        "orchestrator.deploy.stages:measure",
+        "orchestrator.deploy.deployment_stages:measure",
         "latency as {format}",
         prunes=False,
         own_task=True,

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from orchestrator.deploy.formats.format import call
-from orchestrator.deploy.formats.table import FORMATS
-from orchestrator.deploy.shrinking import hold
-from orchestrator.export.kept import Kept
+from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.shrunk_network import hold
+from orchestrator.export.stored_network import Kept
 from pruning.graph.tracing import quiet
 
 FOLDER = "pretrained"

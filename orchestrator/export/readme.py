@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from orchestrator.compare.grouping import positions
+from orchestrator.compare.panels import positions
 from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
-from orchestrator.export.choosing import Choice, metric_named
-from orchestrator.export.kept import Kept
-from orchestrator.export.leaving import size
+from orchestrator.export.export_folder import size
+from orchestrator.export.stored_network import Kept
+from orchestrator.export.trial_choice import Choice, metric_named
 from orchestrator.planning.in_words import readable
 from orchestrator.store.saved_sweep import SavedSweep
 

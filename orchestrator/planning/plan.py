@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.config import sources
-from orchestrator.config.groups import OPEN
-from orchestrator.config.parts import choices
-from orchestrator.config.parts.rounds import is_identity
+from orchestrator.config.config_groups import OPEN
+from orchestrator.config.parts import method_choices
+from orchestrator.config.parts.round_amounts import is_identity
 from orchestrator.config.parts.training import Train
-from orchestrator.config.refusals.choices import as_chosen
+from orchestrator.config.refusals.refused_choices import as_chosen
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
@@ -32,14 +32,14 @@ from orchestrator.core.specs import (
     identity_of,
     start_of,
 )
-from orchestrator.planning import located, restarts
+from orchestrator.planning import pinned_content, restarts
 from orchestrator.planning.deployments import deployments
 from orchestrator.planning.versions import versions_of
 from pruning import schedule as schedules
 
 DENSE_PARTS = ("model", "data", "task", "train")
-ROUND_PARTS = ("method", *choices.CHOICES, "prune", "task", "finetune")
-RETRAINED_PARTS = ("method", *choices.CHOICES, "prune", "task", "train")
+ROUND_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "finetune")
+RETRAINED_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "train")
 """Of a round that trains on from a step of the dense training."""
 AT_STEPS = {"step": REWIND, "rates": RATES}
 """What of a restart names a step -> the role of the start that ends there."""
@@ -54,7 +54,7 @@ LISTED = 20
 def make_plan(jobs: Sequence[Job]) -> Plan:
     """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them."""
     sources.look_again()
-    located.look_again()
+    pinned_content.look_again()
     if not jobs:
         raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
     wrong: dict[str, list[str]] = {}
@@ -123,11 +123,11 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
     """Return the stages that a trial takes, inputs first; the keys of its chain, of its dense training, and of what
     measures the network that it ends with.
     """
-    pinned, location = located.pinned(config)
-    if config["schedule"]["amount"] is None and not choices.decides_itself(config["method"]):
+    pinned, location = pinned_content.pinned(config)
+    if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
         config = {**config, "method": {}}  # what it is called says the same as the choices
     if config["unit"]["kind"] != "group":
-        config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in choices.OF_GROUPS}}
+        config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in method_choices.OF_GROUPS}}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
     fields = _parts({**config, **pinned}, DENSE_PARTS) | {"device": device_kind(config), "threads": threads(config)}
     fields["sources"] = _sources(config, DENSE_PARTS)
@@ -172,7 +172,7 @@ def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, An
     and data, too, and a worker holds each stage to what it was planned with.
     """
     found = sources.fingerprint({name: config[name] for name in names})
-    return {**found, "packages": {**found["packages"], **located.releases(config)}}
+    return {**found, "packages": {**found["packages"], **pinned_content.releases(config)}}
 
 
 def _normal(job: Job) -> Job:
@@ -189,9 +189,9 @@ def _normal(job: Job) -> Job:
     if "method" in parts:
         parts["method"] = dict(with_written_infinities(parts["method"], "n"))
     if "score" in parts and isinstance(job.config.get("schedule"), Mapping):
-        parts["score"] = dict(choices.scored_as(parts["score"], str(job.config["schedule"].get("at"))))
+        parts["score"] = dict(method_choices.scored_as(parts["score"], str(job.config["schedule"].get("at"))))
     if {"method", "score"} <= parts.keys():
-        parts["method"]["name"] = choices.called(parts["method"], parts["score"])
+        parts["method"]["name"] = method_choices.called(parts["method"], parts["score"])
     return replace(job, config={**job.config, **parts})
 
 
@@ -199,7 +199,7 @@ def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[s
     """Hold a configuration to the rules, each distinct one once: a sweep's trials differ in a value or two."""
     key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
     if key not in seen:
-        seen[key] = list(violations(config)) or [*restarts.violations(config), *located.violations(config)]
+        seen[key] = list(violations(config)) or [*restarts.violations(config), *pinned_content.violations(config)]
     return seen[key]
 
 

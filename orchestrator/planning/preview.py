@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from orchestrator.config.parts.choices import published_at_start
+from orchestrator.config.parts.method_choices import published_at_start
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.forecast import told

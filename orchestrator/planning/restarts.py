@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.config.parts.choices import decides_itself, prunes_channels
+from orchestrator.config.parts.method_choices import decides_itself, prunes_channels
 
 WHOLE = ("channel", "group")
 """Kinds of units that are whole channels."""

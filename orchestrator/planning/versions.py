@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.catalogue.formats import FORMATS
-from orchestrator.config.groups import GROUPS
+from orchestrator.config.config_groups import GROUPS
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployed import by_network, deployed
-from orchestrator.compare.grouping import Position, positions
-from orchestrator.compare.rows import last_rows, reasons, rows_of_each, statuses
-from orchestrator.compare.settings import as_typed, settings_of_each, varying
+from orchestrator.compare.deployment_points import by_network, deployed
+from orchestrator.compare.panels import Position, positions
+from orchestrator.compare.trial_rows import last_rows, reasons, rows_of_each, statuses
+from orchestrator.compare.trial_settings import as_typed, settings_of_each, varying
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan, TrialSpec

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 
 from orchestrator.compare.comparison import Comparison
-from orchestrator.results.refusals import ResultsError, no_choice, not_there
+from orchestrator.results.missing_names import ResultsError, no_choice, not_there
 from orchestrator.store.saved_sweep import SavedSweep
 from orchestrator.store.store import Store
-from orchestrator.views.report.figures import axes as drawn
 from orchestrator.views.report.figures import by_method, figure_data, measured
+from orchestrator.views.report.figures import plot_axes as drawn
 from orchestrator.views.report.figures.overlap import overlap_of
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from orchestrator.core.redact import redact
 from orchestrator.core.specs import NETWORK, Key, Plan
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Backend
-from orchestrator.store.finished.commits import folder_of
-from orchestrator.store.finished.stages import Stages
+from orchestrator.store.finished.finished_stages import Stages
+from orchestrator.store.finished.stage_commit import folder_of
 from orchestrator.store.leases import LEASE_SECONDS, Leases
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.object_backend import ObjectBackend, absolute

@@ -35,15 +35,15 @@ from orchestrator.store import retention
 from orchestrator.store.leases import Leases
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
-from orchestrator.sweep.environment import environment
+from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated
 from orchestrator.sweep.outcome import Outcome, behind
-from orchestrator.sweep.past import earlier_forecast, estimated
 from orchestrator.sweep.preflight import preflight
 from orchestrator.sweep.probe import probing
+from orchestrator.sweep.sweep_environment import environment
 from orchestrator.views.report.figures import drawing
 from orchestrator.views.terminal.console import Console
 from orchestrator.views.terminal.progress import Progress
-from orchestrator.views.terminal.streams import say
+from orchestrator.views.terminal.standard_streams import say
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
@@ -87,7 +87,7 @@ def _nothing_started() -> Iterator[None]:
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
     from orchestrator.compare.audit import audit  # a dry run needs none of these
     from orchestrator.compare.compare_trials import compare_trials
-    from orchestrator.views.report.files import kept, report, write
+    from orchestrator.views.report.report_files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
 
     console, folder = Console(), Path("outputs") / info.name

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.compose import compose_jobs, plain, several_deploys
 from orchestrator.config.hydra_options import shadowed
-from orchestrator.config.refusals.settings import is_refusal
+from orchestrator.config.refusals.refused_settings import is_refusal
 from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep.conductor import run

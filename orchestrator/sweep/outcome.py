@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.compare.deployed import figures_of, headline
+from orchestrator.compare.deployment_points import figures_of, headline
 from orchestrator.config.schema import ConfigError, objectives
 from orchestrator.config.tracking_uri import DEFAULT_EXPERIMENT
 from orchestrator.core.errors import OrchestratorError

@@ -10,8 +10,8 @@ from torch import nn
 from orchestrator.core.metrics import Metric
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import Split
-from orchestrator.workloads.tasks.table import TaskError, measured
 from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.task_building import TaskError, measured
 from pruning.measure.macs import in_mode
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -19,8 +19,7 @@ from orchestrator.core.plain_data import LARGEST
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.work_order import never
-from orchestrator.training.loop import Cancelled, Diverged, FitResult
-from orchestrator.training.rounds import LawBroken
+from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.resuming import Keep, Unfit
 from orchestrator.training.state.train_state import (
     TrainState,
@@ -30,7 +29,8 @@ from orchestrator.training.state.train_state import (
     restore_module,
 )
 from orchestrator.training.steps import TrainingError
-from orchestrator.workloads.data import Data
+from orchestrator.training.training_loop import Cancelled, Diverged, FitResult
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite
 from orchestrator.workloads.splits import Split
 from orchestrator.workloads.targets import TargetError, failure, given

@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-from orchestrator.config.groups import GROUPS
+from orchestrator.config.config_groups import GROUPS
 
 BUILT_IN = dict.fromkeys(
     row.code.partition(":")[0] for group in GROUPS.values() for row in group.rows.values() if row.code
 )
 """Modules of what is built in: rows name their code, and import it late; libraries that few have are imported later."""
-MODULES = ("orchestrator.training.stages", *BUILT_IN, "torch._dynamo")
+MODULES = ("orchestrator.training.training_stages", *BUILT_IN, "torch._dynamo")
 
 
 def _load() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import seeded
 from orchestrator.workloads.splits import Batch, LoaderSplit, Split, TensorSplit
-from orchestrator.workloads.streams import StreamSplit
+from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.tasks.batch import given_labels, tensors
-from orchestrator.workloads.weights import state_digest
+from orchestrator.workloads.weight_files import state_digest
 
 FEW = 8
 """Examples that are read of a split that is not held in memory."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.store.node_folder import node_folder, tidy
-from orchestrator.workloads.weights import state_digest, write_state
+from orchestrator.workloads.weight_files import state_digest, write_state
 
 FORMAT = 2
 """To be raised when the same source is prepared to something else."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator.core.errors import DataError
-from orchestrator.planning.located import Misplaced, content_of_text, release_of, texts
+from orchestrator.planning.pinned_content import Misplaced, content_of_text, release_of, texts
 from orchestrator.workloads import node_cache
 from orchestrator.workloads.splits import TensorSplit
 

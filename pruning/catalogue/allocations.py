@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.rules import Rule, is_number
+from pruning.catalogue.value_rules import Rule, is_number
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.rules import Rule, is_int, is_number
+from pruning.catalogue.value_rules import Rule, is_int, is_number
 
 NORMS = ("inf", "-inf", "fro", "nuc")
 """Orders of a norm that are no numbers, as they are written."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.rules import above
+from pruning.catalogue.value_rules import above
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair("none", "", "survivors keep their values", spans_tensors=True),
         Repair(
             "obs",
-            "pruning.repair.surgeon:obs",
+            "pruning.repair.obs_updates:obs",
             "survivors make up for each pruned entry by itself",
             (_OF_MATRIX,),
             "Singh & Alistarh 2020, arXiv 2004.14340",
@@ -49,7 +49,7 @@ REPAIRS: Mapping[str, Repair] = named(
         ),
         Repair(
             "obs_joint",
-            "pruning.repair.surgeon:obs_joint",
+            "pruning.repair.obs_updates:obs_joint",
             "survivors make up for all pruned entries together",
             (_OF_MATRIX,),
             "Hassibi & Stork 1993",
@@ -69,10 +69,14 @@ REPAIRS: Mapping[str, Repair] = named(
                 ),
             ),
         ),
-        Repair("absorb_bias", "pruning.repair.constants:absorb_bias", "constants of dead channels go to the next bias"),
+        Repair(
+            "absorb_bias",
+            "pruning.repair.absorbed_biases:absorb_bias",
+            "constants of dead channels go to the next bias",
+        ),
         Repair(
             "bn_stats",
-            "pruning.repair.statistics:bn_stats",
+            "pruning.repair.batch_norm_statistics:bn_stats",
             "running statistics of BatchNorm are computed anew",
             spans_tensors=True,
         ),

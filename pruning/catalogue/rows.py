@@ -14,7 +14,7 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from pruning.catalogue.rules import Rule
+from pruning.catalogue.value_rules import Rule
 
 REQUIRED: Any = Parameter.empty
 """The default of an option that the code has none for."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from pruning.catalogue.rows import Option, Row, named
-from pruning.catalogue.rules import Rule, above, one_of, whole
+from pruning.catalogue.value_rules import Rule, above, one_of, whole
 
 Need: TypeAlias = Literal["weights", "gradient", "per_example", "hvp", "inputs", "trained"]
 
@@ -67,11 +67,11 @@ SCORES: Mapping[str, Score] = named(
     (
         Score(
             "magnitude",
-            "pruning.scores.weights:magnitude",
+            "pruning.scores.weight_scores:magnitude",
             "|w|",
             paper="Han et al. 2015, arXiv 1506.02626",
         ),
-        Score("random", "pruning.scores.weights:random", "a random number, drawn anew each round", draws=True),
+        Score("random", "pruning.scores.weight_scores:random", "a random number, drawn anew each round", draws=True),
         Score(
             "gradient",
             "pruning.scores.gradients:gradient",
@@ -101,11 +101,11 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "synflow",
-            "pruning.scores.flow:synflow",
+            "pruning.scores.synaptic_flow:synflow",
             "the flow of an input of ones through |w|; no data",
             (Option("bias", bool, False, "Let biases flow in, as |b|; the paper sets them to 0.", (_FLAG,)),),
             "Tanaka et al. 2020, arXiv 2006.05467",
-            session="pruning.scores.flow:Flow",
+            session="pruning.scores.synaptic_flow:Flow",
             in_sweeps={"examples": 1},
         ),
         Score(
@@ -174,13 +174,13 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "lamp",
-            "pruning.scores.weights:lamp",
+            "pruning.scores.weight_scores:lamp",
             "w^2 over the sum of those w^2 of its tensor that are not smaller",
             paper="Lee et al. 2021, arXiv 2010.07611",
         ),
         Score(
             "bn_scale",
-            "pruning.scores.channels:bn_scale",
+            "pruning.scores.channel_scores:bn_scale",
             "|gamma| of the BatchNorm after a channel",
             paper="Liu et al. 2017, arXiv 1708.06519",
             needs=frozenset({"weights", "trained"}),
@@ -189,7 +189,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "fpgm",
-            "pruning.scores.channels:fpgm",
+            "pruning.scores.channel_scores:fpgm",
             "the sum of a filter's distances from the others of its tensor",
             paper="He et al. 2019, arXiv 1811.00250",
             units=True,
@@ -198,7 +198,7 @@ SCORES: Mapping[str, Score] = named(
         ),
         Score(
             "wanda",
-            "pruning.scores.inputs:wanda",
+            "pruning.scores.input_norms:wanda",
             "|w| times the norm of its input over the examples",
             paper="Sun et al. 2023, arXiv 2306.11695",
             needs=frozenset({"inputs", "trained"}),

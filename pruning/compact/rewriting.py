@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pruning.compact.deciding import Decision
-from pruning.graph.flow import Flow
+from pruning.compact.kept_labels import Decision
+from pruning.graph.label_flow import Flow
 from pruning.graph.labels import covering
 from pruning.graph.operations import CONVOLUTIONS, arguments, name_of
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.compact.deciding import Decision, decided
+from pruning.compact.kept_labels import Decision, decided
 from pruning.compact.rewriting import Rewrite, rewrites
-from pruning.compact.surgery import Fold, fields_of, folds, smaller_graph, smaller_module
-from pruning.graph.flow import Flow
+from pruning.compact.smaller_network import Fold, fields_of, folds, smaller_graph, smaller_module
+from pruning.graph.label_flow import Flow
 from pruning.graph.labelling import flow_of
 from pruning.graph.labels import FIXED, ONLY_ONE, Site
 from pruning.graph.operations import described, name_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pruning.choices.axes import Budget
-from pruning.dependencies.groups import DependencyGroup, DependencyGroups
+from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups
 
 TINY = 1e-9
 """What arithmetic may lose: .29 of 100 is 29."""

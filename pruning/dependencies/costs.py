@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.dependencies.groups import Member, Multiplied
-from pruning.graph.flow import Flow
+from pruning.dependencies.dependency_groups import Member, Multiplied
+from pruning.graph.label_flow import Flow
 from pruning.graph.labels import covering
 from pruning.graph.operations import CONVOLUTIONS, PRODUCTS, arguments, name_of
-from pruning.measure.products import Products
+from pruning.measure.matrix_products import Products
 
 WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")
 """Products without a rule for labels: nothing that they read goes."""

@@ -17,10 +17,10 @@ from pruning.choices.combining import Choices
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.across_modules import next_masks
 from pruning.methods.base import BasePruningMethod, PruningContainer
-from pruning.methods.deciding import next_mask
+from pruning.methods.next_masks import next_mask
 from pruning.scores.network import Weight
 from pruning.selection.allocation import allocate, check_reachable, kept_of_all
-from pruning.selection.groups import Groups
+from pruning.selection.selection_groups import Groups
 
 _HOLDERS = (torch_prune.PruningContainer, PruningContainer, torch_prune.BasePruningMethod, BasePruningMethod)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pruning.dependencies.groups import DependencyGroups
-from pruning.selection.groups import Groups
+from pruning.dependencies.dependency_groups import DependencyGroups
+from pruning.selection.selection_groups import Groups
 
 
 def shuffle(

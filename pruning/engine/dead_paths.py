@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from pruning.scores.data import Batches, ScoringInput
-from pruning.scores.flow import synflow
 from pruning.scores.network import Masks, weights_of
+from pruning.scores.scoring_data import Batches, ScoringInput
+from pruning.scores.synaptic_flow import synflow
 
 
 def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Masks | None = None) -> float:

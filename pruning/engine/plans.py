@@ -17,21 +17,21 @@ from pruning.catalogue.rows import load
 from pruning.choices.axes import Schedule, Score, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.budgets import gone, kept_channels, largest_step
-from pruning.dependencies.groups import DependencyGroups
+from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.cutting import Cut, cut_of, dependent, inputs_first, scored_names
+from pruning.engine.pruning_units import Cut, cut_of, dependent, inputs_first, scored_names
 from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, row_of, scored, share
 from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import targets
-from pruning.scores.data import Batches, Loss, ScoringInput, Size
 from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
 from pruning.scores.network import Masks, weights_of
+from pruning.scores.scoring_data import Batches, Loss, ScoringInput, Size
 from pruning.selection.allocation import allocate
-from pruning.selection.groups import Groups
-from pruning.selection.select import select
+from pruning.selection.selection_groups import Groups
+from pruning.selection.unit_selection import select
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pruning.catalogue.scores import SCORES
 from pruning.catalogue.scores import Score as ScoreRow
 from pruning.choices.axes import Score
 from pruning.engine.followers import batch_norms_after
-from pruning.scores.data import ScoringInput
-from pruning.selection.groups import Groups
+from pruning.scores.scoring_data import ScoringInput
+from pruning.selection.selection_groups import Groups
 
 
 def scored(score: Score, given: ScoringInput, names: Sequence[str], dim: int | None = None) -> Mapping[str, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pruning.graph import mixing, moving, products
-from pruning.graph.constants import Constants
-from pruning.graph.flow import Flow
+from pruning.graph import mixing_rules, moving_rules, product_rules
+from pruning.graph.constant_tensors import Constants
+from pruning.graph.label_flow import Flow
 from pruning.graph.tracing import Traced
 
-RULES = {**moving.RULES, **mixing.RULES, **products.RULES}
+RULES = {**moving_rules.RULES, **mixing_rules.RULES, **product_rules.RULES}
 """Name of an operation -> its rule."""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pruning.holding.keeper import MaskKeeper
-from pruning.integrations.kept import Kept
+from pruning.integrations.masked_training import Kept
 
 
 def keep_masks(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pruning.integrations.kept import Kept
+from pruning.integrations.masked_training import Kept
 
 try:
     from lightning.pytorch import Callback

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from pruning.integrations.kept import Kept
+from pruning.integrations.masked_training import Kept
 from pruning.masks.mask_set import MaskSet
 
 

@@ -33,7 +33,7 @@ from pruning.holding.parameter import plain_modules, unwrapped
 from pruning.holding.reparam import held
 from pruning.masks.mask_set import MaskSet
 from pruning.measure.layers import Call, rule_of
-from pruning.measure.products import Product, Products
+from pruning.measure.matrix_products import Product, Products
 
 COMPILING = {"torch._dynamo", "torch.nn.attention.flex_attention"}
 """Modules, one of which is there where a forward is compiled, or compiles; the first takes a second to import."""

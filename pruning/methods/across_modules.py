@@ -19,10 +19,17 @@ from pruning.amount import Amount, resolve_amount
 from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_has_values, check_same_shape
 from pruning.methods.base import BasePruningMethod, commit
-from pruning.methods.deciding import drawing_from, is_builtin
+from pruning.methods.next_masks import drawing_from, is_builtin
 from pruning.methods.structured import LnStructured, RandomStructured
 from pruning.methods.unstructured import CustomFromMask
-from pruning.selection.channels import Norm, alive_channels, channel_norms, check_dim, check_structured, drop_channels
+from pruning.selection.channel_masks import (
+    Norm,
+    alive_channels,
+    channel_norms,
+    check_dim,
+    check_structured,
+    drop_channels,
+)
 from pruning.selection.random_subset import prune_random_across_
 from pruning.selection.smallest import prune_smallest_across_
 

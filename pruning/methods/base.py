@@ -14,7 +14,7 @@ from pruning.holding.masking import masked
 from pruning.holding.parameter import ModuleParameter, check_same_shape, is_pruning_hook
 from pruning.holding.reparam import Reparam, held, mask_name, orig_name
 from pruning.holding.rollback import restored_on_error
-from pruning.methods.deciding import drawing_from, next_mask, prune_survivors
+from pruning.methods.next_masks import drawing_from, next_mask, prune_survivors
 
 
 class BasePruningMethod(ABC):

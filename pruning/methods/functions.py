@@ -15,7 +15,7 @@ from pruning.amount import Amount
 from pruning.holding.parameter import ModuleParameter, drop_vacated, is_pruning_hook, plain_modules, pruned_names
 from pruning.methods.structured import LnStructured, RandomStructured
 from pruning.methods.unstructured import CustomFromMask, Identity, L1Unstructured, RandomUnstructured
-from pruning.selection.channels import Norm
+from pruning.selection.channel_masks import Norm
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 

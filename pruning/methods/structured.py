@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pruning.amount import Amount, resolve_amount, validate_amount
 from pruning.methods.base import BasePruningMethod
-from pruning.methods.deciding import BuiltinMethod
-from pruning.selection.channels import (
+from pruning.methods.next_masks import BuiltinMethod
+from pruning.selection.channel_masks import (
     Norm,
     alive_channels,
     channel_norms,

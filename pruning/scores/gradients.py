@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pruning.scores.data import (
+from pruning.scores.network import BatchNormMode, in_single_precision
+from pruning.scores.scoring_data import (
     ScoringInput,
     gradients,
     joined,
@@ -19,7 +20,6 @@ from pruning.scores.data import (
     weighed,
     wide,
 )
-from pruning.scores.network import BatchNormMode, in_single_precision
 
 
 def gradient(

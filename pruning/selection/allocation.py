@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.choices.axes import Scope
-from pruning.selection.groups import Groups
+from pruning.selection.selection_groups import Groups
 from pruning.selection.smallest import prune_smallest_across_
 
 TINY = 1e-9

@@ -38,8 +38,8 @@ from orchestrator.core.events import StageEvent, SweepInfo, Tracker
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.execution.ray_executor import RayExecutor
-from orchestrator.sweep.environment import environment
-from orchestrator.views.report.files import report
+from orchestrator.sweep.sweep_environment import environment
+from orchestrator.views.report.report_files import report
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.tracking.process import TrackerProcess
 from scripts.benchmarks.sleeping import MeasuredWriter, NoStore, make_sleeping_plan, masks

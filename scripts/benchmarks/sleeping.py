@@ -26,7 +26,7 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.work_order import FileWriter, WorkOrder
 from orchestrator.planning.plan import make_plan
-from orchestrator.store.finished.stages import Stages
+from orchestrator.store.finished.finished_stages import Stages
 from orchestrator.store.local_backend import LocalBackend
 from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.store.unfinished.failures import Failures

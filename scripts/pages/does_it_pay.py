@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from orchestrator.compare.statistics import ratio
-from orchestrator.training.environment import processor
+from orchestrator.training.stage_environment import processor
 from pruning.measure.latency import compare_latency
 from scripts.pages import does_it_pay_page
 from scripts.pages.sparse_runtimes import RUNTIMES, Layer, Runtime, absent, pruned

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.views.report.figures.axes import COLOURS, MARKERS
 from orchestrator.views.report.figures.drawing import render
+from orchestrator.views.report.figures.plot_axes import COLOURS, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

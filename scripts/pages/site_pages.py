@@ -31,13 +31,13 @@ A sweep in a notebook: tables as pandas DataFrames, figures as matplotlib axes, 
 
 ::: orchestrator.open
 
-::: orchestrator.results.store.StoreResults
+::: orchestrator.results.store_results.StoreResults
 
-::: orchestrator.results.sweep.SweepResults
+::: orchestrator.results.sweep_results.SweepResults
 
 ::: orchestrator.results.plots.Plots
 
-::: orchestrator.results.trial.TrialResults
+::: orchestrator.results.trial_results.TrialResults
 """
 LOOPS = """\
 # Training loops of your own

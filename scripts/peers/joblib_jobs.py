@@ -8,7 +8,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from scripts.peers.trial import Lengths, create_experiment, database, log_trial
+from scripts.peers.peer_trial import Lengths, create_experiment, database, log_trial
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from orchestrator.__main__ import CONF
-from scripts.peers.trial import SPARSITIES, Lengths, run_trial
+from scripts.peers.peer_trial import SPARSITIES, Lengths, run_trial
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT = 900

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from orchestrator.core.seeding import derive
-from orchestrator.workloads import data, models
+from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.splits import Split
 
 
 def tickets(seed: int, task: dict[str, Any]) -> list[dict[str, Tensor]]:
     """Return the masks of each level; `task` has data, model, levels, steps, batch, rate and eval_every."""
-    splits = data.load(task["data"])
-    network = models.build(
+    splits = data_loading.load(task["data"])
+    network = model_building.build(
         task["model"], input_shape=splits.input_shape, classes=splits.classes, seed=derive(seed, "0/init")
     )
     train, val, test = (_whole(split) for split in (splits.train, splits.val, splits.test))

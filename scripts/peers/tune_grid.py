@@ -9,7 +9,7 @@ import ray
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 
-from scripts.peers.trial import SPARSITIES, Lengths, database, lengths_given, run_trial
+from scripts.peers.peer_trial import SPARSITIES, Lengths, database, lengths_given, run_trial
 
 
 def trainable(config: dict[str, Any], lengths: Lengths) -> None:

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from orchestrator.__main__ import CONF
-from scripts.reference import code_digests, commands, conf_files, configuration
+from scripts.reference import code_digests, command_pages, conf_files, configuration
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 
 conf_files.write(Path(str(CONF)))
 (REFERENCE / "configuration.md").write_text(configuration.page(CONF), encoding="utf-8")
-(REFERENCE / "commands.md").write_text(commands.page(), encoding="utf-8")
+(REFERENCE / "commands.md").write_text(command_pages.page(), encoding="utf-8")
 code_digests.write(ROOT / "tests/orchestrator/planning/versions.json", renew="--renew" in sys.argv[1:])

@@ -19,12 +19,12 @@ from orchestrator.planning.versions import FAMILIES, version_of
 WORKLOADS, TRAINING = "orchestrator.workloads", "orchestrator.training"
 SHARED = {
     "training": [
-        *(f"{TRAINING}.{name}" for name in ("stages.train_dense", "stages.prune_and_finetune")),
-        *(f"{WORKLOADS}.{name}" for name in ("data.load", "models.build")),
+        *(f"{TRAINING}.{name}" for name in ("training_stages.train_dense", "training_stages.prune_and_finetune")),
+        *(f"{WORKLOADS}.{name}" for name in ("data_loading.load", "model_building.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
-    "deploy": [f"orchestrator.deploy.stages.{name}" for name in ("deploy", "measure")],
-    "round": [f"{TRAINING}.rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
+    "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
+    "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
 HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),

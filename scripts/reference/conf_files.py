@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.groups import GROUPS
+from orchestrator.config.config_groups import GROUPS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS, Preset
 from pruning.catalogue.rows import Row

@@ -18,8 +18,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from orchestrator.catalogue.formats import FORMATS, Format
-from orchestrator.config import groups, hydra_options, schema
-from orchestrator.config.parts import choices
+from orchestrator.config import config_groups, hydra_options, schema
+from orchestrator.config.parts import method_choices
 from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
 from scripts.reference import conf_files
 
@@ -35,7 +35,9 @@ Every key that a trial has, with what it is without a word of yours, and every o
 *default* is what the options chosen by default make it; behind it stands which options make it what else.
 
 """
-SHARED: Mapping[str, type] = {name: groups.dataclass_of(name, of.built_in) for name, of in groups.GROUPS.items()}
+SHARED: Mapping[str, type] = {
+    name: config_groups.dataclass_of(name, of.built_in) for name, of in config_groups.GROUPS.items()
+}
 """Group -> the keys that all its built-in options have."""
 FURTHER = {
     "optimizer": "Ready nodes for `train.optimizer` and `finetune.optimizer`, as in `optimizer@train.optimizer=adam`.",
@@ -91,7 +93,7 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
         group: {
             name: " ".join(filter(None, (row.meaning, row.paper and f"({row.paper})"))) for name, row in of.rows.items()
         }
-        for group, of in groups.GROUPS.items()
+        for group, of in config_groups.GROUPS.items()
     }
     presets = {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}
     meanings |= {group: {name: preset.meaning for name, preset in of.items()} for group, of in presets.items()}
@@ -100,8 +102,8 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
         for name, make in options.items():
             own = f"your own: name it by `{group}._target_`, which chooses this option by itself"
             made = make()
-            sets = _differences(group, made) if isinstance(made, type) else {} if name == groups.OWN else made
-            meaning = own if name == groups.OWN else meanings[group][name]
+            sets = _differences(group, made) if isinstance(made, type) else {} if name == config_groups.OWN else made
+            meaning = own if name == config_groups.OWN else meanings[group][name]
             yield (group, name), _Option(group, name, meaning, sets={f"{group}.{k}": v for k, v in sets.items()})
 
 
@@ -145,7 +147,9 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
     yield "## A trial\n"
     yield from _keys("", schema.Config, defaults, options, [name for name in hints if name not in _groups()])
     for name in _groups():
-        kind = hints[name] if is_dataclass(hints[name]) else SHARED.get(name) or getattr(choices, name.capitalize())
+        kind = (
+            hints[name] if is_dataclass(hints[name]) else SHARED.get(name) or getattr(method_choices, name.capitalize())
+        )
         yield f"\n## {name}\n\n{said[name]}\n"
         yield from _table(name, options)
         if name == "finetune":
@@ -153,8 +157,8 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
             yield f"\nIts keys are those of [train](#train); by default {_settings('finetune', longer)}.\n"
             continue
         yield from _keys(name, kind, defaults[name], options)
-        for built_in, row in (groups.GROUPS[name].rows if name in groups.GROUPS else {}).items():
-            own = groups.schema_of(name, built_in)
+        for built_in, row in (config_groups.GROUPS[name].rows if name in config_groups.GROUPS else {}).items():
+            own = config_groups.schema_of(name, built_in)
             if further := [key for key in meanings(own) if _differs(key, own, kind)]:
                 begin = row.meaning[0].upper() if row.meaning[:2].isalpha() else row.meaning[0]  # else it is a formula
                 yield f"\n### {name}={built_in}\n\n{begin}{row.meaning[1:]}\n"

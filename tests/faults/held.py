@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from orchestrator.training.stages import Stage
+from orchestrator.training.training_stages import Stage
 from pruning.engine import plans
-from pruning.scores.flow import Flow
+from pruning.scores.synaptic_flow import Flow
 
 _within = ""
 """What the stage does now, that of a preflight left out: `scoring`, `training`, or neither."""

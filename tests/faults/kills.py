@@ -24,11 +24,11 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.store.unfinished.checkpoints import Checkpoints
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.state import checkpointing
 from orchestrator.training.state.resuming import Keep
 from orchestrator.training.state.train_state import TrainState
-from orchestrator.workloads.data import load
+from orchestrator.workloads.data_loading import load
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 ADAM = {"_target_": "torch.optim.Adam", "lr": 1e-3}
@@ -185,9 +185,9 @@ def _killed(process: BaseProcess, progress: Any, checkpoints: Checkpoints, key: 
 def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
     """Run the last stage in a process of its own, with checkpoints as often as they are due, whatever they cost."""
     checkpointing.MOST_SHARE = 1.0
-    train = loop._Run.train
+    train = training_loop._Run.train
 
-    def noted(run: loop._Run, cancelled: Any, on_point: Any, keep: Keep, until: int | None) -> None:
+    def noted(run: training_loop._Run, cancelled: Any, on_point: Any, keep: Keep, until: int | None) -> None:
         progress.step, progress.safe = run.step, (went := time.monotonic())
         progress.began = run.step
 
@@ -206,7 +206,7 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
 
         train(run, cancelled, on_point, note, until)
 
-    loop._Run.train = noted  # type: ignore[method-assign]
+    training_loop._Run.train = noted  # type: ignore[method-assign]
     list(run_segment(WorkOrder(specs[-1:], Store(str(root)), lineage=specs[:-1])))
     os._exit(0)
 

@@ -20,7 +20,7 @@ from orchestrator.config.schema import ConfigError
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome, own_frames
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 
 SMALL = (
     *("cluster=inline", "tracking=none", "model=mlp", "model.hidden=[8]", "train.epochs=1", "finetune=none"),
@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(*trials: list[str]) -> Outcome:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(
-            "orchestrator.views.report.files.report", lambda *_: {}
+            "orchestrator.views.report.report_files.report", lambda *_: {}
         )  # its figures take longer than all else
         hydra_options.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -101,8 +101,8 @@ def test_a_diverging_trial_fails_alone(run: Run) -> None:
 def test_a_trial_that_diverged_is_not_tried_again_unless_asked(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fit, begun, line = loop.fit, list[int](), ["train.optimizer.lr=1e10"]
-    monkeypatch.setattr(loop, "fit", lambda *given, **more: begun.append(1) or fit(*given, **more))
+    fit, begun, line = training_loop.fit, list[int](), ["train.optimizer.lr=1e10"]
+    monkeypatch.setattr(training_loop, "fit", lambda *given, **more: begun.append(1) or fit(*given, **more))
 
     def dense(*more: str) -> tuple[int, str]:
         begun.clear()

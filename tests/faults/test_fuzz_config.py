@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, open_dict
 
 from orchestrator.__main__ import CONF
-from orchestrator.config import groups, hydra_options
+from orchestrator.config import config_groups, hydra_options
 from orchestrator.config import schema as schema
 from orchestrator.config.cluster import Cluster
 from orchestrator.config.compose import compose_jobs, plain
-from orchestrator.config.refusals.settings import Compose, explain, is_refusal
+from orchestrator.config.refusals.refused_settings import Compose, explain, is_refusal
 from orchestrator.config.well_formed import keys
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import SweepInfo
@@ -54,9 +54,9 @@ PARTS = ("optimizer._target_", "optimizer.lr", "optimizer.momentum", "scheduler.
 KEYS = sorted(
     {
         f"{name}.{key}"
-        for name, each in groups.GROUPS.items()
+        for name, each in config_groups.GROUPS.items()
         for kind in each.rows
-        for key in keys(groups.schema_of(name, kind))
+        for key in keys(config_groups.schema_of(name, kind))
     }
     | {f"{group}.{key}" for group, node in keys(schema.Config).items() if node for key in keys(node)}
     | {f"{training}.{part}" for training in ("train", "finetune") for part in PARTS}

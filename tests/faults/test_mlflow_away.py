@@ -17,7 +17,7 @@ import pytest
 from commands import SWEEP, Command, finished_stages, plan_of
 from view import Run, assert_complete, runs_in
 
-from orchestrator.commands.sync import main as sync_command
+from orchestrator.commands.sync_command import main as sync_command
 from orchestrator.views.tracking import view_writer
 
 Start = Callable[..., Command]

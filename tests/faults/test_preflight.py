@@ -21,7 +21,7 @@ from orchestrator.core.specs import Job
 from orchestrator.execution.inline import InlineExecutor
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.preflight import rehearsal
 
 THEIRS = """
@@ -145,7 +145,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "their_words.py").write_text(THEIRS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("orchestrator.views.report.files.report", lambda *_: {})
+    monkeypatch.setattr("orchestrator.views.report.report_files.report", lambda *_: {})
 
     def start(*trials: list[str]) -> Outcome:
         hydra_options.register()
@@ -180,8 +180,10 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
-    update = loop._Run._update
-    monkeypatch.setattr(loop._Run, "_update", lambda self, *batch: (steps.append(len(batch[0])), update(self, *batch)))
+    update = training_loop._Run._update
+    monkeypatch.setattr(
+        training_loop._Run, "_update", lambda self, *batch: (steps.append(len(batch[0])), update(self, *batch))
+    )
     with pytest.raises(ConfigError) as caught:
         run(
             *([*half("bitter"), f"seed={seed}"] for seed in (0, 1)),

@@ -34,7 +34,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
     """Run the sweep in this process, so that its file system can be made to fail."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
-        "orchestrator.views.report.files.report", lambda *_: {}
+        "orchestrator.views.report.report_files.report", lambda *_: {}
     )  # its figures take longer than all else
     config = configured(*more)
     return conductor.run([Job((f"seed={n}",), {**config, "seed": n}) for n in range(4)])

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from pruning.masks import files as mask_files
-from pruning.masks.files import HEADER
+from pruning.masks import mask_files as mask_files
+from pruning.masks.mask_files import HEADER
 
 HUGE = 3 * 10**9
 ODD: tuple[Any, ...] = (None, True, -1, 7, 2**62, 10**30, 1.5, "x", "\x1b[2J", [], [7], {}, {"a": 1}, [HUGE])

@@ -18,11 +18,11 @@ import pytest
 from small_trials import composed, planned, train
 
 import orchestrator
-from orchestrator.commands.compare import main as compare
-from orchestrator.commands.export import main as export
-from orchestrator.commands.gate import main as gate
-from orchestrator.commands.store import main as keep
-from orchestrator.commands.sync import main as sync
+from orchestrator.commands.compare_command import main as compare
+from orchestrator.commands.export_command import main as export
+from orchestrator.commands.gate_command import main as gate
+from orchestrator.commands.store_command import main as keep
+from orchestrator.commands.sync_command import main as sync
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.events import Amount, Forecast, SweepInfo
 from orchestrator.store.saved_sweep import manifest
@@ -249,7 +249,7 @@ def test_what_python_prints_is_clean(folder: Path) -> None:
 
 
 WAYS_OUT = {
-    r"(?<![\w.])print\(": {"views/terminal/streams.py"},
+    r"(?<![\w.])print\(": {"views/terminal/standard_streams.py"},
     r"console\.print\(": {"views/report/tables.py", "views/terminal/progress.py"},
     r"std(out|err)\.write": set(),
     r"from html import|html\.escape": {"core/redact.py"},

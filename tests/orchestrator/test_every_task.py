@@ -48,7 +48,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> It
     (folder / "mlflow.db").write_bytes(empty_database)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("orchestrator.views.report.files.draw", lambda *_: {})  # figures take longer than all else
+        patch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})  # figures take longer than all else
         yield folder, run([job(task, seed=seed) for task in MODELS for seed in (0, 1)])
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from orchestrator.training import loop
-from orchestrator.workloads.data import Data
+from orchestrator.training import training_loop
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 from orchestrator.workloads.tasks.classification import Classification
-from orchestrator.workloads.tasks.table import with_loss
 from orchestrator.workloads.tasks.task import Task
+from orchestrator.workloads.tasks.task_building import with_loss
 
 CPU = torch.device("cpu")
 CLASSES = Classification()
@@ -53,14 +53,16 @@ def task_of(options: dict[str, Any]) -> Task:
     return with_loss(options.pop("task", CLASSES), options.get("loss"), "train.loss", CPU)
 
 
-def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> loop.FitResult:
+def fit(model: nn.Module, seed: int = 0, data: Data | None = None, **options: Any) -> training_loop.FitResult:
     """Train `model` on the problem; options that are hooks go to `fit`, the others into its settings."""
     hooks = {
         key: options.pop(key)
         for key in ("on_optimizer", "cancelled", "on_point", "state", "keep", "until")
         if key in options
     }
-    return loop.fit(model, data or problem(), task_of(options), settings(**options), seed=seed, device=CPU, **hooks)
+    return training_loop.fit(
+        model, data or problem(), task_of(options), settings(**options), seed=seed, device=CPU, **hooks
+    )
 
 
 def after_step(act: Callable[[], object]) -> Callable[[Optimizer], object]:
@@ -78,6 +80,6 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def metrics(result: loop.FitResult) -> list[tuple[int, dict[str, float]]]:
+def metrics(result: training_loop.FitResult) -> list[tuple[int, dict[str, float]]]:
     """Return the curve without its times."""
     return [(point.step, dict(point.metrics)) for point in result.curve]

@@ -65,7 +65,7 @@ def test_no_torch_before_it_is_needed(module: str) -> None:
 
 
 def test_the_files_of_masks_need_no_torch() -> None:
-    code = "import sys, pruning.masks.files; sys.exit('torch' in sys.modules)"
+    code = "import sys, pruning.masks.mask_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=SOURCE.parent.parent).returncode == 0
 
 

@@ -14,7 +14,7 @@ class _WithoutFigures:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name != "orchestrator.views.report.files" or (spec := PathFinder.find_spec(name, path)) is None:
+        if name != "orchestrator.views.report.report_files" or (spec := PathFinder.find_spec(name, path)) is None:
             return None
         execute = spec.loader.exec_module
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, to_builtins
 
-from orchestrator.compare.against.figures import (
+from orchestrator.compare.against.paired_figures import (
     PointName,
     figures,
     hardware,

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.grouping import DENSE_SETTINGS, POINT_SETTINGS
-from orchestrator.compare.settings import as_typed, settings_of_each
+from orchestrator.compare.panels import DENSE_SETTINGS, POINT_SETTINGS
+from orchestrator.compare.trial_settings import as_typed, settings_of_each
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.saved_sweep import SavedSweep
 

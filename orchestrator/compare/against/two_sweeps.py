@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from orchestrator.compare.against.baseline import SIZE_MARGIN, SPEED_MARGIN
-from orchestrator.compare.against.figures import (
+from orchestrator.compare.against.paired_figures import (
     PointName,
     figures,
     is_primary,
@@ -17,11 +17,11 @@ from orchestrator.compare.against.figures import (
     name_of,
 )
 from orchestrator.compare.against.pairing import Side, pair
-from orchestrator.compare.against.unlike import unlike_beside_settings
-from orchestrator.compare.against.verdicts import Places, Values, Verdict, elsewhere, judge
+from orchestrator.compare.against.provenance_differences import unlike_beside_settings
+from orchestrator.compare.against.verdict import Places, Values, Verdict, elsewhere, judge
 from orchestrator.compare.audit import TOLERANCE
-from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Point
+from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL, Estimate, at_level, has_spread, least_gain
 from orchestrator.core.metrics import Metric
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.catalogue.formats import FORMATS
-from orchestrator.config.rules import key
-from pruning.catalogue.rules import Rule, at_least, is_int, whole
+from orchestrator.config.key_rules import key
+from pruning.catalogue.value_rules import Rule, at_least, is_int, whole
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
 """Formats that a network is deployed in and measured."""

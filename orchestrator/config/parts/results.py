@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.config.cluster import is_memory
-from orchestrator.config.rules import key
-from pruning.catalogue.rules import Rule, is_number, one_of
+from orchestrator.config.key_rules import key
+from pruning.catalogue.value_rules import Rule, is_number, one_of
 
 MARGIN = Rule(
     lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.catalogue.tasks import OPTIONAL_TARGET, has_target
-from orchestrator.config.rules import key
+from orchestrator.config.key_rules import key
 from orchestrator.core.plain_data import canonical_json
-from pruning.catalogue.rules import Rule, at_least, is_number, one_of, whole, within
+from pruning.catalogue.value_rules import Rule, at_least, is_number, one_of, whole, within
 
 LOOPS_OWN = ("accumulate", "penalty", "ema", "compile", "patience")
 """Keys of a training that the built-in loop alone goes by."""

@@ -11,7 +11,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import StageSpec
 from orchestrator.workloads.splits import Batch
 from orchestrator.workloads.tasks.batch import kind, tensors
-from pruning.catalogue.rules import is_int
+from pruning.catalogue.value_rules import is_int
 
 
 class Misfit(OrchestratorError):

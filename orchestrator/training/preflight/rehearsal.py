@@ -22,13 +22,13 @@ from orchestrator.core.seeding import seeded
 from orchestrator.core.specs import TEACHER, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.core.work_order import Passed, WorkOrder
-from orchestrator.training import loop, rounds
+from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.evaluation import monitored
-from orchestrator.training.networks import data_node, initialised
 from orchestrator.training.preflight.misfits import Misfit, Tried, misfit, named
 from orchestrator.training.scoring.ranking import Round
-from orchestrator.training.stages import Stage, Ways
-from orchestrator.workloads import data, models
+from orchestrator.training.stage_networks import data_node, initialised
+from orchestrator.training.training_stages import Stage, Ways
+from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.inspection import FEW, spoilt_in, unreadable
 from orchestrator.workloads.splits import Batch, Batches, Split, TensorSplit
 from orchestrator.workloads.targets import given
@@ -66,7 +66,10 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
         rehearsal.require_finite()
         unmatched = rehearsal.fits()
         rehearsal.stage.result(Stage.prune if KINDS[spec.kind].prunes else Stage.train)
-    except (loop.Diverged, rounds.Overflow):  # of an untrained network, or after one step: the training may still go on
+    except (
+        training_loop.Diverged,
+        pruning_rounds.Overflow,
+    ):  # of an untrained network, or after one step: the training may still go on
         pass
     except OrchestratorError:
         raise
@@ -84,7 +87,7 @@ def _hold_device(device: str) -> None:
         )
 
 
-def _require_repeatable(node: Mapping[str, Any], loaded: data.Data) -> None:
+def _require_repeatable(node: Mapping[str, Any], loaded: data_loading.Data) -> None:
     """Raise `DataError` for a target that gives other data than it gave before; each set is asked once a process.
 
     What is built in is not asked, nor what holds more than `LARGE` bytes in memory.
@@ -97,7 +100,7 @@ def _require_repeatable(node: Mapping[str, Any], loaded: data.Data) -> None:
     size = sum(split.images.nbytes + split.labels.nbytes for split in held)
     if not loaded.digests or loaded.digest in _repeated or size > LARGE:
         return
-    again = data.load_anew(node).digests
+    again = data_loading.load_anew(node).digests
     if differing := [name for name, found in loaded.digests.items() if again.get(name) != found]:
         raise DataError(
             f"{given('data', node)} must give the same data each time it is called, and gives another "
@@ -133,10 +136,10 @@ class _Rehearsal(Ways):
         if not KINDS[spec.kind].prunes:
             return ()
         prune, amount = spec.typed.prune, spec.typed.amount
-        unmatched = tuple(models.unmatched(self.stage.model, prune))
+        unmatched = tuple(model_building.unmatched(self.stage.model, prune))
         if not isinstance(amount, int):
             return unmatched
-        sizes = rounds.sizes(models.prunable(self.stage.model, prune), Round.of(spec.fields))
+        sizes = pruning_rounds.sizes(model_building.prunable(self.stage.model, prune), Round.of(spec.fields))
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
@@ -188,17 +191,17 @@ class _Rehearsal(Ways):
     def _reads(self, name: str) -> None:
         self._read = name
 
-    def train(self, stage: Stage, fit: Callable[[], loop.FitResult]) -> loop.FitResult:
+    def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
         """Take one step, and none where layers are lost: of the network as it is initialised they may be."""
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
-            return loop.FitResult((), 1, 0)
+            return training_loop.FitResult((), 1, 0)
         try:
             return fit()
-        except loop.Cancelled:
+        except training_loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in stage.model.parameters()):
-                raise loop.Diverged("one step") from None
+                raise training_loop.Diverged("one step") from None
             self._hold_monitor()
-            return loop.FitResult((), 1, 0)
+            return training_loop.FitResult((), 1, 0)
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
         """Leave the weights: those at the start stand for those of any step."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.stage_fields import ScoreFields
 from orchestrator.workloads.splits import Batch, Batches, LoaderSplit, Split
-from orchestrator.workloads.streams import StreamSplit
+from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.tasks.batch import given_labels, tensors
 
 SEARCHED = 256

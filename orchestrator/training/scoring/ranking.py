@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import pruning
-from orchestrator.config.groups import SCORING
-from orchestrator.config.parts.choices import as_typed
+from orchestrator.config.config_groups import SCORING
+from orchestrator.config.parts.method_choices import as_typed
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.seeding import derive, seeded
 from orchestrator.core.stage_fields import StageFields, choices_of
 from orchestrator.training.scoring.examples import ScoringData, count
-from orchestrator.workloads.data import Data
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import first
-from orchestrator.workloads.models import Prunable
+from orchestrator.workloads.model_building import Prunable
 from orchestrator.workloads.targets import TargetError, failure, given
 from orchestrator.workloads.tasks.batch import arguments
 from orchestrator.workloads.tasks.task import Task
@@ -33,7 +33,7 @@ from pruning import BasePruningMethod, MaskSet
 from pruning.choices.axes import Control
 from pruning.choices.combining import Choices
 from pruning.engine.classes import with_unit_of_class
-from pruning.selection.groups import Groups, groups_of
+from pruning.selection.selection_groups import Groups, groups_of
 
 SPLIT = "train"
 """The split of the data that scores read; records name it."""

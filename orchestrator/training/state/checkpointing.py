@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.redact import logger
 from orchestrator.core.work_order import States
-from orchestrator.store.finished.contents import tensors_in
-from orchestrator.training.environment import DECIDING
+from orchestrator.store.finished.stage_contents import tensors_in
+from orchestrator.training.stage_environment import DECIDING
 from orchestrator.training.state.train_state import NotPlain, TrainState
-from orchestrator.workloads.weights import write_state
+from orchestrator.workloads.weight_files import write_state
 
 MOST_SHARE = 0.01
 """Of the time of a training that checkpoints may take: where they are slow, they become rarer."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import pruning
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.seeding import seeded
-from orchestrator.training.rounds import LawBroken, masked
+from orchestrator.training.pruning_rounds import LawBroken, masked
 from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from orchestrator.core.plain_data import read_as
 from orchestrator.core.records import CurvePoint
-from orchestrator.training.networks import MISFITS
+from orchestrator.training.stage_networks import MISFITS
 from orchestrator.training.state.task_state import restore_task, task_state
 from orchestrator.training.state.train_state import (
     TrainState,

@@ -14,10 +14,10 @@ from orchestrator.core.errors import StageMissing
 from orchestrator.core.file_names import STATE, STATE_VALUES
 from orchestrator.core.specs import RATES, REWIND, StageSpec
 from orchestrator.core.work_order import StageStore, WorkOrder
-from orchestrator.training.networks import MISFITS, Network, fitting, redrawn, stored
-from orchestrator.training.rounds import hold_rewound, masked
+from orchestrator.training.pruning_rounds import hold_rewound, masked
+from orchestrator.training.stage_networks import MISFITS, Network, fitting, redrawn, stored
 from orchestrator.training.state.train_state import NotPlain, TrainState, module_state, restore_module
-from orchestrator.workloads.weights import plain_state
+from orchestrator.workloads.weight_files import plain_state
 from pruning import MaskSet
 
 _BEFORE: Mapping[str, Any] = {

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.compare.audit import TOLERANCE
-from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployed import Deployed
-from orchestrator.compare.further import Further
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.round_columns import WEIGHTS
+from orchestrator.compare.secondary_figures import Further
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric, percent
 

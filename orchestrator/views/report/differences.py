@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.compare.against.baseline import SPEED_MARGIN
 from orchestrator.compare.against.two_sweeps import SPARSITY, Difference, PairedPoint, TwoSweeps
-from orchestrator.compare.against.verdicts import LATENCY, SPEEDUP
-from orchestrator.compare.chosen import WEIGHTS
+from orchestrator.compare.against.verdict import LATENCY, SPEEDUP
 from orchestrator.compare.comparison import Point
+from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL
 from orchestrator.core.metrics import percent
+from orchestrator.views.report.gate_report import cells, title_of, verdict_table
 from orchestrator.views.report.plain_files import table_csv
 from orchestrator.views.report.tables import failure_notes, two_seeds_note
-from orchestrator.views.report.verdicts import cells, title_of, verdict_table
 
 FILE = "comparison/differences.csv"
 HEADINGS = ("asked %", "figure", "first", "second", "change [95% interval]", "seeds", "verdict")

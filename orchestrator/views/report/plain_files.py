@@ -8,9 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.comparison import Comparison, Point, Row
-from orchestrator.compare.deployed import Deployed
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.round_columns import Chosen
 from orchestrator.core.redact import shown, shown_json
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

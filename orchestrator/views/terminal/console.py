@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import rich.console
 
-from orchestrator.views.terminal.streams import unread
+from orchestrator.views.terminal.standard_streams import unread
 
 
 class Console(rich.console.Console):

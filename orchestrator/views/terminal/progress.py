@@ -19,8 +19,8 @@ from orchestrator.core.stage_kinds import KINDS
 from orchestrator.planning.in_words import counted, duration
 from orchestrator.planning.pace import Pace
 from orchestrator.views.terminal.by_axis import ByAxis
-from orchestrator.views.terminal.figures import figures, named, reached, validated
 from orchestrator.views.terminal.frame import frame
+from orchestrator.views.terminal.stage_lines import figures, named, reached, validated
 from orchestrator.views.terminal.tally import Tally
 from orchestrator.views.terminal.time_left import TimeLeft
 

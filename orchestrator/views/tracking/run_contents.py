@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from orchestrator.compare.deployed import headline
-from orchestrator.compare.settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.compare.deployment_points import headline
+from orchestrator.compare.trial_settings import as_typed, name_of, settings_of_each, varying
 from orchestrator.core.events import Failure, StageEvent, SweepInfo
 from orchestrator.core.file_names import METRICS_FILE, NOTE_FILE
 from orchestrator.core.plain_data import canonical_json, digest

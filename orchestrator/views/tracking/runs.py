@@ -22,8 +22,8 @@ from orchestrator.core.redact import redact, shown
 from orchestrator.views.tracking import run_contents as runs_hold
 from orchestrator.views.tracking import view_database
 from orchestrator.views.tracking.content import Content
-from orchestrator.views.tracking.creating import CreatedElsewhere
 from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.run_creation import CreatedElsewhere
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

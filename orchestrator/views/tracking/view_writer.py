@@ -25,8 +25,8 @@ from orchestrator.core.records import CurvePoint
 from orchestrator.core.redact import redact
 from orchestrator.store.leases import Leases
 from orchestrator.views.tracking import view_database
-from orchestrator.views.tracking.creating import CreatedElsewhere, Creating
 from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.run_creation import CreatedElsewhere, Creating
 from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
 OPENING, CLOSING = -2, -1  # stand for the parent run among the indices of trials

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from orchestrator.core.metrics import Metric
 from orchestrator.workloads.tasks import batch as forms
 from orchestrator.workloads.tasks.supervised import Criterion, Supervised
-from orchestrator.workloads.tasks.table import TaskError
 from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.tasks.task_building import TaskError
 
 
 def with_teacher(task: Task, teacher: nn.Module, weight: float, temperature: float) -> Distilled:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from factories import make_plan, make_records, sweep_info
 
-from orchestrator.commands.gate import main
+from orchestrator.commands.gate_command import main
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.store import Store
 

@@ -14,11 +14,11 @@ from fakes import trial_of
 from store_cases import FILES, Content, chain, record_for
 
 import orchestrator
-from orchestrator.commands.compare import main as compare_main
-from orchestrator.commands.export import main as export_main
-from orchestrator.commands.gate import main as gate_main
-from orchestrator.commands.store import main
-from orchestrator.commands.sync import main as sync_main
+from orchestrator.commands.compare_command import main as compare_main
+from orchestrator.commands.export_command import main as export_main
+from orchestrator.commands.gate_command import main as gate_main
+from orchestrator.commands.store_command import main
+from orchestrator.commands.sync_command import main as sync_main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan, StageSpec

@@ -14,9 +14,9 @@ import pytest
 from factories import ACCURACY, DENSE_STEPS, PARAMETERS, ROUND_STEPS, SIZES, config, make_plan, make_records, plan_of
 
 from orchestrator.compare.audit import Finding
-from orchestrator.compare.chosen import Chosen
 from orchestrator.compare.compare_trials import compare_trials, merge_plans
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.round_columns import Chosen
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, Plan, StageSpec

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from factories import ACCURACY, config, make_plan, make_records, plan_of, sweep_info
 
-from orchestrator.commands.compare import main
+from orchestrator.commands.compare_command import main
 from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.compare_trials import compare_trials

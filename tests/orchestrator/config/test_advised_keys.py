@@ -14,13 +14,13 @@ import torch
 import yaml
 
 from orchestrator.__main__ import CONF
-from orchestrator.config.groups import GROUPS, schema_of
+from orchestrator.config.config_groups import GROUPS, schema_of
 from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.parts.deploy import Deploy
 from orchestrator.config.schema import Config
-from orchestrator.results.sweep import SweepResults
+from orchestrator.results.sweep_results import SweepResults
 from orchestrator.training.own_loop import Context
-from orchestrator.workloads.data import OURS
+from orchestrator.workloads.data_loading import OURS
 from pruning import Plan
 from pruning.choices.combining import Choices
 

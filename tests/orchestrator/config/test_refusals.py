@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from orchestrator import __main__ as command_line
 from orchestrator.config import hydra_options
-from orchestrator.config.refusals.settings import explain
+from orchestrator.config.refusals.refused_settings import explain
 from orchestrator.execution import interrupts
 
 Ask = Callable[..., str]

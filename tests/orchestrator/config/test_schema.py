@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 from training_cases import CLASSES, CPU, network, problem
 
 from orchestrator.catalogue.models import MODELS
-from orchestrator.config import rules
-from orchestrator.config.groups import DATA_SET, schema_of, violations_of, with_own_options
+from orchestrator.config import key_rules
+from orchestrator.config.config_groups import DATA_SET, schema_of, violations_of, with_own_options
 from orchestrator.config.hydra_options import register, shadowed
 from orchestrator.config.parts.training import Train
 from orchestrator.core.stage_fields import Prune
-from orchestrator.training import loop
-from orchestrator.workloads import models
+from orchestrator.training import training_loop
+from orchestrator.workloads import model_building
 from scripts.reference import conf_files
 
 CONF = Path(__file__).parents[3] / "conf"
@@ -29,7 +29,7 @@ GROUPS = ("model", "data", "train", "finetune", "optimizer", "scheduler")
 
 
 def violations(where: str, train: dict[str, Any]) -> list[str]:
-    return [*rules.violations(where, Train, {**vars(Train()), **train})]
+    return [*key_rules.violations(where, Train, {**vars(Train()), **train})]
 
 
 def files(group: str) -> list[str]:
@@ -66,8 +66,8 @@ def test_every_model_file_builds(name: str) -> None:
     config = composed(f"+model={name}")["model"]
 
     assert config["kind"] == name
-    assert models.prunable(
-        models.build(config, input_shape=(8,) if name == "gpt" else (3, 32, 32), classes=10, seed=0),
+    assert model_building.prunable(
+        model_building.build(config, input_shape=(8,) if name == "gpt" else (3, 32, 32), classes=10, seed=0),
         Prune(("Linear", "Conv2d")),
     )
 
@@ -88,7 +88,7 @@ def test_every_training_file_keeps_the_rules_and_trains(name: tuple[str, str]) -
 
     assert not list(violations(name[0], config))
     config |= {"epochs": None, "steps": 2}
-    assert loop.fit(network(), problem(), CLASSES, config, seed=0, device=CPU).steps == 2
+    assert training_loop.fit(network(), problem(), CLASSES, config, seed=0, device=CPU).steps == 2
 
 
 @pytest.mark.usefixtures("store")
@@ -154,7 +154,7 @@ def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: s
 
 
 def test_the_schema_needs_no_torch() -> None:
-    code = "import sys, orchestrator.config.groups; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    code = "import sys, orchestrator.config.config_groups; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=CONF.parent, check=False).returncode == 0
 

@@ -22,7 +22,7 @@ from orchestrator.config.compose import plain
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
-from orchestrator.deploy import stages
+from orchestrator.deploy import deployment_stages
 from orchestrator.deploy.formats.format import Format, Run
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.sweep.conductor import run
@@ -48,7 +48,9 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, *overrides: str, model:
         own["model"]["classes"] = None
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})  # figures take as long as the sweep
+    monkeypatch.setattr(
+        "orchestrator.views.report.report_files.draw", lambda *_: {}
+    )  # figures take as long as the sweep
     return run([Job((), {**config, **own})])
 
 
@@ -160,8 +162,8 @@ def test_in_a_format_that_changes_outputs_what_networks_achieve_is_measured(
         return lambda example: torch.tensor([[0.0, 1.0]]).expand(len(example[0]), 2)
 
     always = Format(write, load, ("always",), "torch", "", 50, name="torch", title="class 1", tolerance=math.inf)
-    monkeypatch.setattr(stages, "FORMATS", {"torch": always})
-    monkeypatch.setattr(stages, "TOLERANCES", {"torch": math.inf})
+    monkeypatch.setattr(deployment_stages, "FORMATS", {"torch": always})
+    monkeypatch.setattr(deployment_stages, "TOLERANCES", {"torch": math.inf})
     outcome = swept(monkeypatch, tmp_path / "sweep", "deploy.formats=[torch]", "deploy.batch_sizes=[1]")
     (measured,), splits = of_kind(outcome, "measure"), classification_data()
     achieved = {f"{name}/accuracy": float(splits[name][1].float().mean()) for name in ("val", "test")}
@@ -199,7 +201,7 @@ def test_what_else_a_network_returns_is_left_out_of_its_deployment() -> None:
     model, half = Odd(4, 2).train(), SimpleNamespace(sparsity=lambda: 0.5)
     network: Any = SimpleNamespace(model=model, masks=half, data=SimpleNamespace(val=split))
 
-    smaller = stages._smaller(network)
+    smaller = deployment_stages._smaller(network)
 
     assert torch.equal(smaller(torch.ones(1, 4)), model(torch.ones(1, 4)).logits)
     assert model.training

@@ -17,8 +17,8 @@ import pruning
 from orchestrator.core.stage_fields import Prune
 from orchestrator.deploy.formats import format
 from orchestrator.deploy.formats.format import ExportError, called_with, difference
-from orchestrator.deploy.formats.table import FORMATS
-from orchestrator.workloads import models
+from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.workloads import model_building
 
 LINEAR = Prune(("Linear", "Conv2d"))
 WITHOUT_THE_PROJECT = """
@@ -32,8 +32,8 @@ import torch, safetensors.torch, safetensors.numpy
 def built(kind: str, shape: tuple[int, ...], **keys: Any) -> nn.Module:
     """Return a network of the project with half of the units of all layers but the last masked."""
     node = {"kind": kind, "input_shape": None, "classes": None, **keys}
-    model = models.build(node, input_shape=shape, classes=5, seed=0).eval()
-    for each in models.prunable(model, LINEAR)[:-1]:
+    model = model_building.build(node, input_shape=shape, classes=5, seed=0).eval()
+    for each in model_building.prunable(model, LINEAR)[:-1]:
         pruning.ln_structured(each.module, each.parameter, 0.5, n=2, dim=0)
     return model
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.core.specs import StageSpec
-from orchestrator.deploy.achieving import achieved, drawn
+from orchestrator.deploy.deployed_metrics import achieved, drawn
 from orchestrator.deploy.formats import onnx_int8
 from orchestrator.deploy.formats.format import ExportError, call_values, difference
-from orchestrator.deploy.formats.table import FORMATS
-from orchestrator.workloads.data import Data
+from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import TensorSplit
 
 INT8 = FORMATS["onnx_int8"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from orchestrator.deploy.formats.format import difference
-from orchestrator.deploy.formats.table import FORMATS
+from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.formats.two_of_four import LOADING, compressed
 
 

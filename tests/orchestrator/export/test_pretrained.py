@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from orchestrator.deploy.formats.format import Example, call
-from orchestrator.deploy.shrinking import shrunk
-from orchestrator.export.kept import Kept
+from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export.pretrained import save_pretrained
+from orchestrator.export.stored_network import Kept
 
 
 class OfTokens(SimpleNamespace):

@@ -19,8 +19,8 @@ from orchestrator.planning.hardware import processor_model
 from orchestrator.planning.pace import Pace, length, places, wall
 from orchestrator.store.saved_sweep import manifest, read
 from orchestrator.store.store import Store
-from orchestrator.sweep.past import earlier_forecast, estimated
-from orchestrator.views.report import files
+from orchestrator.sweep.earlier_sweeps import earlier_forecast, estimated
+from orchestrator.views.report import report_files
 from orchestrator.views.report.tables import print_forecast
 
 
@@ -207,14 +207,14 @@ def test_what_is_known_of_a_part_is_told_as_the_least() -> None:
 
 
 def test_the_report_says_what_was_estimated_and_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "draw", lambda *_: {})
+    monkeypatch.setattr(report_files, "draw", lambda *_: {})
     plan = make_plan(seeds=(0, 1))
     records = {key: replace(record, started=EPOCH + 1) for key, record in make_records(plan).items()}
     info = replace(sweep_info(), forecast=made(plan, paced(plan, records)))
     console = Console(file=io.StringIO(), width=60)
     print_forecast(info, plan, records, console)
     comparison = compare_trials(plan, records)
-    with_it, without = (files.report(each, plan, records, comparison) for each in (info, sweep_info()))
+    with_it, without = (report_files.report(each, plan, records, comparison) for each in (info, sweep_info()))
 
     told = "Estimated as it began: 0:22 of work, 0:11 with 2 at once, 2,200 steps"
     assert told in console.file.getvalue()  # type: ignore[attr-defined]

@@ -178,7 +178,7 @@ def test_a_changed_training_function_is_another_stage(
             r"`train\._target_` \(=their_loop\.fit\) is not defined: .* has no 'fit'; check the spelling",
         ),
         ("lost.train", r"`train\._target_` \(=lost\.train\) is not on the Python path"),
-        ("orchestrator.training.loop.fit", r"must be your own function; pass null for the built-in loop"),
+        ("orchestrator.training.training_loop.fit", r"must be your own function; pass null for the built-in loop"),
     ],
 )
 def test_a_training_function_that_is_none_is_refused(
@@ -340,7 +340,10 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"model__kind": "vgg"}, r"`model.kind` \(=vgg\) must be one of mlp, cnn"),
         ({"model___target_": "their.Net"}, r"`model._target_` \(=their.Net\) are both given.*leave out the kind"),
         ({"model": {"_target_": "orchestrator.models.cnn"}}, "must be your own.*pass `model=cnn`, or `kind: cnn`"),
-        ({"data": {"_target_": "orchestrator.workloads.data.load"}}, "what is built in has a `kind`: one of digits"),
+        (
+            {"data": {"_target_": "orchestrator.workloads.data_loading.load"}},
+            "what is built in has a `kind`: one of digits",
+        ),
         ({"method": {"_target_": "pruning.unstructured.L1Unstructured"}}, "pass `method=l1_unstructured`"),
         (
             {

@@ -44,8 +44,10 @@ def test_the_closure_holds_what_decides_bits() -> None:
     training, rounds = closures()
     root = dict(rows())
 
-    assert {f"{WORKLOADS}.data._cut", f"{WORKLOADS}.splits._Orders", f"{TRAINING}.loop._Run"} <= set(training)
-    assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weights.plain_state"} <= set(training)
+    assert {f"{WORKLOADS}.data_loading._cut", f"{WORKLOADS}.splits._Orders", f"{TRAINING}.training_loop._Run"} <= set(
+        training
+    )
+    assert {"orchestrator.core.seeding.derive", f"{WORKLOADS}.weight_files.plain_state"} <= set(training)
     assert {"orchestrator.core.stage_fields.choices_of", "pruning.engine.classes.masks_of_class"} <= set(rounds)
     assert any(name.endswith(".BasePruningMethod") for name in rounds)
     assert f"{WORKLOADS}.networks.classifiers._image" in closure([root["model/cnn"]])

@@ -25,8 +25,8 @@ from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError, StoreError
 from orchestrator.core.specs import Plan
 from orchestrator.results.frames import STEP_COLUMNS
-from orchestrator.results.store import StoreResults
-from orchestrator.results.sweep import LINES, SweepResults
+from orchestrator.results.store_results import StoreResults
+from orchestrator.results.sweep_results import LINES, SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import plain_files
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+        patch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
         patch.setattr(sys, "argv", ["orchestrator", "-m", *RUN])
         orchestrate()
     return folder
@@ -152,9 +152,9 @@ def test_a_trial_gives_masks_weights_and_the_network(sweep: SweepResults) -> Non
 
 
 def sweep_data(trial: object) -> tuple[torch.Tensor, torch.Tensor]:
-    from orchestrator.workloads import data
+    from orchestrator.workloads import data_loading
 
-    (batch,) = data.load({"kind": "digits"}).test.batches(10_000, device=torch.device("cpu"))
+    (batch,) = data_loading.load({"kind": "digits"}).test.batches(10_000, device=torch.device("cpu"))
     return batch
 
 
@@ -225,7 +225,7 @@ def net(classes):
 def test_own_code_builds_a_network_only_if_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
     (tmp_path / "read_own.py").write_text(OWN)
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "theirs.yaml").write_text("_target_: read_own.net\nclasses: null\n")
@@ -253,7 +253,9 @@ def test_what_became_of_a_trial_takes_no_comparison(monkeypatch: pytest.MonkeyPa
     records = {key: record for key, record in RECORDS.items() if key not in (end, left)}
     sweep = SweepResults(Store("nowhere"), SavedSweep(sweep_info(), PLAN, records, {end: "loss is \x1bnan"}))
     whole = compare_trials(PLAN, records, {end: "loss is nan"}).trials
-    monkeypatch.setattr("orchestrator.results.sweep.compare_trials", lambda *_: pytest.fail("all were compared"))
+    monkeypatch.setattr(
+        "orchestrator.results.sweep_results.compare_trials", lambda *_: pytest.fail("all were compared")
+    )
 
     assert [trial.status for trial in sweep.trials] == list(whole.values())
     assert [trial.failure for trial in sweep.trials[:2]] == [r"loss is \x1bnan", None]
@@ -447,7 +449,7 @@ def test_a_line_by_trial_is_that_of_its_last_round() -> None:
 
 def test_only_points_are_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a point takes, intervals and tests, takes most of the time of a large sweep's."""
-    monkeypatch.setattr("orchestrator.results.sweep.compare_trials", None)
+    monkeypatch.setattr("orchestrator.results.sweep_results.compare_trials", None)
 
     assert [len(synthetic().frame(by=by)) for by in ("trial", "round", "step")] == [12, 36, 240]  # type: ignore[arg-type]
 

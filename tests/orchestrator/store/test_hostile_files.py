@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from small_trials import composed, planned, train
 
 import orchestrator
-from orchestrator.commands.export import main as export
+from orchestrator.commands.export_command import main as export
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
 from orchestrator.core.plain_data import digest
@@ -32,8 +32,8 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
-from orchestrator.training.loop import Cancelled
-from pruning.masks import files as mask_files
+from orchestrator.training.training_loop import Cancelled
+from pruning.masks import mask_files as mask_files
 
 TRIAL = (
     *("model=mlp", "model.hidden=[6]", "method=ln_structured", "schedule=one_shot", "schedule.sparsity=0.5"),

@@ -13,7 +13,7 @@ from store_cases import FILES, Content, altered, chain, fresh, key_of, record_fo
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.specs import Plan
-from orchestrator.store.finished.stages import StageDamaged
+from orchestrator.store.finished.finished_stages import StageDamaged
 from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 from orchestrator.sweep.probe import Probe, probing

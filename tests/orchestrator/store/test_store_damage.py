@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from factories import config, make_records, plan_of, sweep_info
 
-from orchestrator.commands.compare import main as compare_main
-from orchestrator.commands.store import main as store_main
+from orchestrator.commands.compare_command import main as compare_main
+from orchestrator.commands.store_command import main as store_main
 from orchestrator.core.file_names import MASKS, WEIGHTS
 from orchestrator.core.plain_data import digest
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
-from pruning.masks import files as mask_files
+from pruning.masks import mask_files as mask_files
 
 MANY = int(os.environ.get("DAMAGED_STORES", "200"))
 GROWTH = 600e6

@@ -19,7 +19,7 @@ from orchestrator.core.plain_data import digest
 from orchestrator.core.records import FileInfo
 from orchestrator.core.specs import Plan
 from orchestrator.store import local_backend, object_backend
-from orchestrator.store.finished.stages import StageDamaged
+from orchestrator.store.finished.finished_stages import StageDamaged
 from orchestrator.store.sealed_json import seal
 from orchestrator.store.store import Store
 

@@ -17,7 +17,7 @@ from store_cases import FILES, Content, altered, fresh, key_of, record_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.store import node_folder
-from orchestrator.store.finished.stages import StageDamaged
+from orchestrator.store.finished.finished_stages import StageDamaged
 from orchestrator.store.object_backend import ObjectBackend
 from orchestrator.store.retention import verify
 from orchestrator.store.store import Store

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from factories import make_plan, make_records
 
-from orchestrator.config.rules import violations
+from orchestrator.config.key_rules import violations
 from orchestrator.config.schema import Config, ConfigError
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord

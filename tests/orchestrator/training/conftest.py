@@ -10,7 +10,7 @@ from orchestrator.store.store import Store
 @pytest.fixture(autouse=True)
 def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps draw no figures, which take as long as small trainings."""
-    monkeypatch.setattr("orchestrator.views.report.files.draw", lambda *_: {})
+    monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import chain
+from test_training_stages import chain
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.records import StageRecord
@@ -20,10 +20,10 @@ from orchestrator.core.specs import StageSpec, start_of
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import loop
-from orchestrator.training.loop import Cancelled
+from orchestrator.training import training_loop
 from orchestrator.training.state.checkpointing import Checkpointing
 from orchestrator.training.state.train_state import NotPlain, TrainState
+from orchestrator.training.training_loop import Cancelled
 
 KEY = "a" * 64
 
@@ -235,10 +235,10 @@ def test_the_start_of_a_training_is_a_stage_that_the_whole_may_go_on_from(store:
     assert not [name for name in {**begun.after, **initialised.after} if name.startswith("test/")]
     assert len({dense.key, start.key, nothing.key}) == 3
     steps = list[int]()
-    train = loop._Run.train
+    train = training_loop._Run.train
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop._Run, "train", lambda run, *hooks: (steps.append(run.step), train(run, *hooks)))
+        patch.setattr(training_loop._Run, "train", lambda run, *hooks: (steps.append(run.step), train(run, *hooks)))
         (record,) = run(store, (replace(dense, starts_from=(nothing.key, start.key)),))
     assert steps == [4]
     assert bits(record, store) == bits(expected, other)

@@ -15,12 +15,12 @@ from training_cases import BATCH, CPU, TRAIN, fit, points, problem, settings
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive
-from orchestrator.training import loop, rounds
+from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.own_loop import Context, run_own_loop
-from orchestrator.workloads.data import Data
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.inspection import require_finite, spoilt, spoilt_in
 from orchestrator.workloads.splits import LoaderSplit, TensorSplit
-from orchestrator.workloads.streams import StreamSplit
+from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
@@ -100,7 +100,7 @@ def test_the_validation_split_is_named_by_its_example() -> None:
 
 
 def test_a_learning_rate_is_blamed_where_the_data_are_finite() -> None:
-    with pytest.raises(loop.Diverged, match=r"training diverged; lower `train\.optimizer\.lr`"):
+    with pytest.raises(training_loop.Diverged, match=r"training diverged; lower `train\.optimizer\.lr`"):
         fit(nn.Linear(4, 3), lr=float("inf"))
 
 
@@ -110,7 +110,7 @@ def reporting(model: nn.Module, task: Any, data: Any, config: Train, context: Co
         context.report(1, {"train/loss": task.loss(model, batch).item()})
 
 
-@pytest.mark.parametrize(("data", "error"), [(broken(), DataError), (broken(1e38), loop.Diverged)])
+@pytest.mark.parametrize(("data", "error"), [(broken(), DataError), (broken(1e38), training_loop.Diverged)])
 def test_a_training_function_is_told_of_its_data_too(data: TensorSplit, error: type[Exception]) -> None:
     context = Context(nn.Linear(4, 3), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
     model, config = nn.Linear(4, 3), {**settings(), "_target_": f"{__name__}.reporting"}
@@ -126,7 +126,7 @@ def test_a_pruned_network_s_loss_is_blamed_on_the_validation_split() -> None:
         require_finite({"val": broken()}, 8, CPU, said)
 
     with pytest.raises(DataError, match=rf"^the loss of the pruned network is nan before .*: `data` .* {AT} .* val"):
-        rounds.hold_finite({"loss": torch.nan}, "finetune", blame)
+        pruning_rounds.hold_finite({"loss": torch.nan}, "finetune", blame)
 
 
 @pytest.mark.parametrize(

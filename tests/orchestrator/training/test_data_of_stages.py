@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_stages import chain, run
+from test_training_stages import chain, run
 from torch import Tensor
 
 from orchestrator.core.errors import DataError
@@ -19,7 +19,7 @@ from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training.preflight.rehearsal import run_preflight
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 
 SHIFT = [0.0]
 """What another process would draw."""
@@ -40,7 +40,7 @@ def _one_process() -> Iterator[None]:
 def elsewhere(shift: float) -> None:
     """Go on as in a process that draws other data."""
     SHIFT[0] = shift
-    data._load.cache_clear()
+    data_loading._load.cache_clear()
 
 
 def specs(*targets: float) -> tuple[StageSpec, ...]:
@@ -65,7 +65,7 @@ def altered(store: Store, **changes: Any) -> Store:
 def test_records_name_the_digest_of_their_data_where_these_are_the_users_own(store: Store) -> None:
     dense, pruned = run(store, specs(0.5))
 
-    assert dense.data_digest == pruned.data_digest == data.load({"_target_": f"{__name__}.drawn"}).digest != ""
+    assert dense.data_digest == pruned.data_digest == data_loading.load({"_target_": f"{__name__}.drawn"}).digest != ""
     assert {record.data_digest for record in run(store, chain(0.5))} == {""}
     assert "data_digest" not in dense.result(), "what stands is not repeated for it"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load
-from test_stages import TRAIN, chain, run
+from test_training_stages import TRAIN, chain, run
 from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError

@@ -21,10 +21,10 @@ from orchestrator.core.specs import StageSpec
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.state.from_scratch import ControlError, small_of
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 from orchestrator.workloads.tasks.classification import Classification
 from pruning import MaskSet
 
@@ -34,13 +34,13 @@ def settings(*overrides: str) -> dict[str, Any]:
     return small("method=magnitude", "unit=group", "train.optimizer.momentum=0.9", *overrides)
 
 
-def by_hand(spec: StageSpec) -> tuple[nn.Module, loop.FitResult]:
+def by_hand(spec: StageSpec) -> tuple[nn.Module, training_loop.FitResult]:
     """Return a network with half as many hidden units that is built and trained as a dense one is."""
     with seeded(derive(0, "1/small")):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
-    known = data.load({"_target_": "small_workloads.classification_data"}, None)
+    known = data_loading.load({"_target_": "small_workloads.classification_data"}, None)
     task, device = Classification(), torch.device("cpu")
-    return model, loop.fit(model, known, task, spec.fields["train"], seed=derive(0, "0/fit"), device=device)
+    return model, training_loop.fit(model, known, task, spec.fields["train"], seed=derive(0, "0/fit"), device=device)
 
 
 def test_it_is_trained_as_a_network_of_that_size_is(store: Store) -> None:
@@ -94,7 +94,7 @@ def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_pa
         list(run_segment(WorkOrder((each,), store, lineage=plan.lineage(each.key))))
     asked = iter(range(99))
     lineage = plan.lineage(spec.key)
-    with suppress(loop.Cancelled):
+    with suppress(training_loop.Cancelled):
         list(run_segment(WorkOrder((spec,), store, lineage=lineage, grace=9, cancelled=lambda: next(asked) > 6)))
     assert store.checkpoints.reached(spec.key) == 7
     (found,) = run_segment(WorkOrder((spec,), store, lineage=lineage, grace=9))

@@ -18,8 +18,8 @@ from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
 from orchestrator.sweep import conductor
 from orchestrator.sweep.outcome import Outcome
-from orchestrator.training import loop
-from orchestrator.workloads import data, models
+from orchestrator.training import training_loop
+from orchestrator.workloads import data_loading, model_building
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
 
 STEPS, BATCH, BLOCK = 30, 4, 8
@@ -45,9 +45,9 @@ def run(*trials: list[str]) -> Outcome:
 
 
 def test_losses_are_those_of_a_plain_loop_at_every_step(book: Path) -> None:
-    text = data.load({"kind": "text", "root": str(book), "block": BLOCK})
+    text = data_loading.load({"kind": "text", "root": str(book), "block": BLOCK})
     node = {"kind": "gpt", "layers": 2, "heads": 2, "width": 16, "input_shape": None, "classes": None}
-    model = models.build(node, input_shape=text.input_shape, classes=text.classes, seed=3)
+    model = model_building.build(node, input_shape=text.input_shape, classes=text.classes, seed=3)
     theirs = copy.deepcopy(model)
     rates = {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.99]}
     config = {
@@ -60,7 +60,7 @@ def test_losses_are_those_of_a_plain_loop_at_every_step(book: Path) -> None:
         "optimizer": {"_target_": "torch.optim.AdamW", **rates},
         "scheduler": {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None},
     }
-    fitted = loop.fit(model, text, LanguageModelling(), config, seed=5, device=torch.device("cpu"))
+    fitted = training_loop.fit(model, text, LanguageModelling(), config, seed=5, device=torch.device("cpu"))
 
     written = book.read_text()
     letters = {letter: index for index, letter in enumerate(sorted(set(written)))}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import instantiate
-from test_stages import chain, run
+from test_training_stages import chain, run
 from torch import Tensor, nn
 from training_cases import CLASSES, CPU, network, problem, same, settings, state
 
@@ -16,9 +16,9 @@ from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.store.store import Store
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.own_loop import Context, run_own_loop
-from orchestrator.training.rounds import LawBroken
+from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.state.train_state import TrainState
 from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskKeeper, MaskSet
@@ -148,7 +148,7 @@ MASKS = MaskSet({"0.weight": torch.arange(64).view(16, 4) % 3 != 0})
 
 def own(
     function: Callable[..., Any], model: nn.Module, masks: Mapping[str, Tensor] = MASKS, **options: Any
-) -> loop.FitResult:
+) -> training_loop.FitResult:
     """Train `model` by a function, under masks."""
     keeper = MaskKeeper(model, masks)
     context = Context(
@@ -168,7 +168,7 @@ def test_a_function_goes_on_from_its_checkpoint_bit_for_bit(at: int) -> None:
     """The network draws in dropout and moves buffers in batch normalisation."""
     whole, left, gone_on = network(), network(), network()
     expected, stop = own(resumable, whole), Stop(at)
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         own(resumable, left, cancelled=stop.cancelled, keep=stop.keep)
 
     found = own(resumable, gone_on, state=stop.state)
@@ -179,16 +179,16 @@ def test_a_function_goes_on_from_its_checkpoint_bit_for_bit(at: int) -> None:
 
 
 def test_a_function_without_checkpoints_ends_at_its_next_step() -> None:
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         own(plain, network(), cancelled=Stop(3).cancelled)
 
 
 def test_a_function_that_would_begin_anew_is_refused() -> None:
     stop = Stop(4)
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         own(resumable, network(), cancelled=stop.cancelled, keep=stop.keep)
 
-    with pytest.raises(loop.TrainingError, match=r"must call `context\.resumed` before its first step"):
+    with pytest.raises(training_loop.TrainingError, match=r"must call `context\.resumed` before its first step"):
         own(plain, network(), state=stop.state)
 
 
@@ -196,12 +196,24 @@ def test_a_function_that_would_begin_anew_is_refused() -> None:
     ("function", "error", "said"),
     [
         (forgetful, LawBroken, r"must keep pruned weights at 0, and moved those of 0\.weight; call `context\.attach"),
-        (failing, loop.TrainingError, r"failed after 0 steps with KeyError: 'no such thing'; mend it"),
-        (exploding, loop.Diverged, r"^0\.weight is infinite or NaN after `finetune\._target_`"),
-        (reshaping, loop.TrainingError, r"changed shape or dtype of 0\.weight"),
-        (idle, loop.TrainingError, r"must call `context\.attach\(optimizer\)` before its first step, and took none"),
-        (keeping_nothing, loop.TrainingError, r"`parts` \(=NoneType\) of `context\.checkpoint` must be a function"),
-        (Looping, loop.TrainingError, r"must be a function \(model, task, data, config, context\).*not a class"),
+        (failing, training_loop.TrainingError, r"failed after 0 steps with KeyError: 'no such thing'; mend it"),
+        (exploding, training_loop.Diverged, r"^0\.weight is infinite or NaN after `finetune\._target_`"),
+        (reshaping, training_loop.TrainingError, r"changed shape or dtype of 0\.weight"),
+        (
+            idle,
+            training_loop.TrainingError,
+            r"must call `context\.attach\(optimizer\)` before its first step, and took none",
+        ),
+        (
+            keeping_nothing,
+            training_loop.TrainingError,
+            r"`parts` \(=NoneType\) of `context\.checkpoint` must be a function",
+        ),
+        (
+            Looping,
+            training_loop.TrainingError,
+            r"must be a function \(model, task, data, config, context\).*not a class",
+        ),
     ],
 )
 def test_what_a_function_may_not_do_is_told_in_a_sentence(
@@ -218,7 +230,7 @@ def test_what_a_function_may_not_do_is_told_in_a_sentence(
 def test_a_point_that_no_record_can_hold_is_a_training_that_diverged(value: float) -> None:
     context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
 
-    with pytest.raises(loop.Diverged, match=f"train/loss is {value} at step 3".replace("+", r"\+")):
+    with pytest.raises(training_loop.Diverged, match=f"train/loss is {value} at step 3".replace("+", r"\+")):
         context.report(3, {"train/loss": value})
 
 
@@ -228,7 +240,7 @@ def test_a_point_that_no_record_can_hold_is_a_training_that_diverged(value: floa
 def test_a_point_that_no_record_holds_is_refused_at_once(step: Any, epoch: Any) -> None:
     context = Context(network(), MaskSet({}), lambda: Measured({}), device=CPU, seed=0)
 
-    with pytest.raises(loop.TrainingError, match=r"of `context\.report` must be"):
+    with pytest.raises(training_loop.TrainingError, match=r"of `context\.report` must be"):
         context.report(step, {}, epoch)
     assert context.curve == []
 

@@ -25,11 +25,11 @@ from orchestrator.core.seeding import derive
 from orchestrator.core.specs import Job
 from orchestrator.core.stage_fields import Prune, ScoreFields
 from orchestrator.sweep.conductor import run
-from orchestrator.training import rounds
-from orchestrator.training.rounds import prune_round
+from orchestrator.training import pruning_rounds
+from orchestrator.training.pruning_rounds import prune_round
 from orchestrator.training.scoring.examples import ScoringData
 from orchestrator.training.scoring.ranking import Read, Round
-from orchestrator.workloads.models import prunable
+from orchestrator.workloads.model_building import prunable
 from orchestrator.workloads.splits import LoaderSplit
 from pruning import MaskSet
 
@@ -100,10 +100,12 @@ def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
         assert details["removed"] >= target
         weights = {name: each * masks[name] for name, each in network().state_dict().items() if name in masks}
         chosen = prunable(network(), PRUNE)
-        said = rounds.details(chosen, Round.of(fields(**groups, target=target)), MaskSet({}), masks, weights, details)
+        said = pruning_rounds.details(
+            chosen, Round.of(fields(**groups, target=target)), MaskSet({}), masks, weights, details
+        )
         assert details["removed"] - target < said["rounding"] == details["step"] < 0.2
-        with pytest.raises(rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
-            rounds.details(chosen, Round.of(fields(**groups, target=0.9)), MaskSet({}), masks, weights, details)
+        with pytest.raises(pruning_rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
+            pruning_rounds.details(chosen, Round.of(fields(**groups, target=0.9)), MaskSet({}), masks, weights, details)
     shuffled, control = pruned(network(), **groups, target=0.5, restart={"control": "shuffle"})
     assert control.details["units"] == later.details["units"]
     assert shuffled != second
@@ -119,7 +121,7 @@ def test_of_channels_a_round_says_what_is_gone_and_what_whole_ones_allow(scope: 
 
     assert sum(scoring.details["units"].values()) == 19
     assert scoring.details["removed"] == pytest.approx(gone / 19)
-    assert rounds.details(prunable(network(), PRUNE), *given)["rounding"] == pytest.approx(rounding)
+    assert pruning_rounds.details(prunable(network(), PRUNE), *given)["rounding"] == pytest.approx(rounding)
 
 
 class Branching(nn.Sequential):

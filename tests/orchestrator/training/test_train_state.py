@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from training_cases import EPOCH, fit, metrics, network, problem, same, state
 
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.state.resuming import Unfit
 from orchestrator.training.state.train_state import NotPlain, TrainState, generators, restore_generators
-from orchestrator.workloads.data import Data
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import LoaderSplit
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.distilled import with_teacher
 from orchestrator.workloads.tasks.task import Task
 from orchestrator.workloads.tasks.torch_metrics import TorchMetrics
-from orchestrator.workloads.weights import write_state
+from orchestrator.workloads.weight_files import write_state
 from pruning import MaskKeeper
 
 
@@ -207,7 +207,7 @@ def goes_on(at: int, make: Any = network, data: Data | None = None, **options: A
     whole = make()
     expected = fit(whole, data=data, **options)
     stop = Stop(at)
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(make(), data=data, cancelled=stop.cancelled, keep=stop.keep, **options)
     torch.manual_seed(at)
     model = make()
@@ -228,7 +228,7 @@ def test_a_training_goes_on_bit_for_bit(case: str, at: int) -> None:
 def test_what_a_task_and_its_loss_remember_goes_on(case: str) -> None:
     whole, stop, found = network(), Stop(EPOCH + 3), network()
     expected = fit(whole, task=TASKS[case]())
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(network(), task=TASKS[case](), cancelled=stop.cancelled, keep=stop.keep)
 
     assert metrics(fit(found, task=TASKS[case](), state=stop.state)) == metrics(expected)
@@ -264,7 +264,7 @@ def test_a_pruned_network_goes_on_under_its_masks() -> None:
         model, stop = network(), Stop(9)
         if at is not None:
             held = network()
-            with pytest.raises(loop.Cancelled):
+            with pytest.raises(training_loop.Cancelled):
                 fit(held, on_optimizer=MaskKeeper(held, masks).attach, cancelled=stop.cancelled, keep=stop.keep)
         fit(model, on_optimizer=MaskKeeper(model, masks).attach, state=stop.state if at else None)
         models.append(model)
@@ -289,7 +289,7 @@ def test_the_extra_state_that_is_selected_is_that_of_the_best_step(at: int | Non
     options: dict[str, Any] = {"epochs": 6, "lr": 0.5, "eval_every": 2}
     model, stop = Drawing(), Stop(at or 0)
     if at is not None:
-        with pytest.raises(loop.Cancelled):
+        with pytest.raises(training_loop.Cancelled):
             fit(Drawing(), cancelled=stop.cancelled, keep=stop.keep, **options)
     found = fit(model, state=None if at is None else stop.state, **options)
 
@@ -298,7 +298,7 @@ def test_the_extra_state_that_is_selected_is_that_of_the_best_step(at: int | Non
 
 def test_the_state_of_another_network_changes_nothing() -> None:
     stop = Stop(3)
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(network(), cancelled=stop.cancelled, keep=stop.keep)
     other = nn.Linear(4, 3)
     before = state(other)
@@ -333,7 +333,7 @@ def test_the_state_of_another_network_changes_nothing() -> None:
 )
 def test_a_state_that_does_not_fit_is_set_aside_before_any_step(part: str, change: Callable[[Any], Any]) -> None:
     stop = Stop(EPOCH + 3)
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(network(), ema=0.9, cancelled=stop.cancelled, keep=stop.keep)
     parts = {name: stop.state.part(name) for name in stop.state.values}
 

@@ -29,15 +29,15 @@ from training_cases import (
     state,
 )
 
-from orchestrator.config.groups import schema_of
+from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.core.seeding import derive
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.steps import TrainingError
-from orchestrator.workloads import data as data_sets
-from orchestrator.workloads import models
-from orchestrator.workloads.data import Data
+from orchestrator.workloads import data_loading as data_sets
+from orchestrator.workloads import model_building
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import LoaderSplit, TensorSplit
 from orchestrator.workloads.tasks.regression import Regression
 
@@ -198,7 +198,7 @@ def test_cancelling_ends_at_the_next_batch() -> None:
     answers = iter([False, False, True])
     steps: list[int] = []
 
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(network(), cancelled=lambda: next(answers), on_optimizer=after_step(lambda: steps.append(1)))
 
     assert len(steps) == 2
@@ -228,7 +228,7 @@ def test_the_training_modes_are_restored() -> None:
     assert modes == [True, True]
     assert [module.training for module in model] == [True, False, True, True, True]
 
-    with pytest.raises(loop.Cancelled):
+    with pytest.raises(training_loop.Cancelled):
         fit(model.eval(), cancelled=lambda: True)
     assert not any(module.training for module in model.modules())
 
@@ -249,21 +249,23 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
 
 
 def test_a_validation_loss_that_is_not_finite_is_refused_too() -> None:
-    with pytest.raises(loop.Diverged, match="validation loss is nan at step 1"):
+    with pytest.raises(training_loop.Diverged, match="validation loss is nan at step 1"):
         fit(nn.Linear(4, 3), lr=float("inf"), epochs=None, steps=1)
 
 
 def test_a_training_of_finetune_names_its_own_keys() -> None:
     config = settings(lr=float("inf"), epochs=None, steps=1)
-    with pytest.raises(loop.Diverged, match=r"lower `finetune\.optimizer\.lr`, or clip .*`finetune\.clip_norm=1\.0`"):
-        loop.fit(nn.Linear(4, 3), problem(), CLASSES, config, seed=0, device=CPU, where="finetune")
+    with pytest.raises(
+        training_loop.Diverged, match=r"lower `finetune\.optimizer\.lr`, or clip .*`finetune\.clip_norm=1\.0`"
+    ):
+        training_loop.fit(nn.Linear(4, 3), problem(), CLASSES, config, seed=0, device=CPU, where="finetune")
 
 
 def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "CHECK_EVERY", 5)
+    monkeypatch.setattr(training_loop, "CHECK_EVERY", 5)
     steps: list[int] = []
 
-    with pytest.raises(loop.Diverged, match="at step 2"):
+    with pytest.raises(training_loop.Diverged, match="at step 2"):
         fit(
             nn.Linear(4, 3),
             lr=float("inf"),
@@ -404,9 +406,9 @@ def test_a_real_training_reaches_what_the_default_job_shows() -> None:
     digits = data_sets.load(vars(schema_of("data", "digits")()))
     cosine = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None}
     for seed in range(2):
-        model = models.build(
+        model = model_building.build(
             vars(schema_of("model", "cnn")()), input_shape=digits.input_shape, classes=digits.classes, seed=seed
         )
         config = settings(lr=0.05, epochs=15, batch_size=64, scheduler=cosine)
-        loop.fit(model, digits, CLASSES, config, seed=seed, device=CPU)
+        training_loop.fit(model, digits, CLASSES, config, seed=seed, device=CPU)
         assert evaluate(model, digits.test, CLASSES, device=CPU).figures["accuracy"] > 0.98

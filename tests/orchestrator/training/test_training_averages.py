@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from training_cases import BATCH, CLASSES, CPU, EPOCH, after_step, fit, metrics, problem, same, state
 
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.evaluation import evaluate
 from orchestrator.training.steps import Steps
 from orchestrator.workloads.splits import TensorSplit
@@ -158,5 +158,7 @@ def test_a_step_that_cannot_be_compiled_is_told_in_a_sentence(monkeypatch: pytes
 
     monkeypatch.setattr(torch, "compile", failing)
 
-    with pytest.raises(loop.TrainingError, match=r"^`train\.compile` \(=true\) cannot be: .*no C\+\+ compiler.*false"):
+    with pytest.raises(
+        training_loop.TrainingError, match=r"^`train\.compile` \(=true\) cannot be: .*no C\+\+ compiler.*false"
+    ):
         fit(plain(), compile=True)

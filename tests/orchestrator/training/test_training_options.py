@@ -26,7 +26,7 @@ from training_cases import (
 )
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.training import loop
+from orchestrator.training import training_loop
 from orchestrator.training.evaluation import evaluate
 from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
 from pruning import MaskKeeper, MaskSet
@@ -116,7 +116,9 @@ def test_gradients_that_a_keeper_masks_do_not_count_in_the_norm() -> None:
 def test_an_optimizer_that_needs_a_closure_is_refused_before_the_first_step() -> None:
     model = network()
     before = state(model)
-    with pytest.raises(loop.TrainingError, match=r"`train\.optimizer` \(=LBFGS\) must .* closure.*; pass torch"):
+    with pytest.raises(
+        training_loop.TrainingError, match=r"`train\.optimizer` \(=LBFGS\) must .* closure.*; pass torch"
+    ):
         fit(model, optimizer={"_target_": "torch.optim.LBFGS", "lr": 1.0})
     assert same(state(model), before)
 
@@ -229,7 +231,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 
     assert half != full
     assert half[-1][1]["val/loss"] == pytest.approx(full[-1][1]["val/loss"], rel=0.1)
-    with pytest.raises(loop.TrainingError, match=r"`train\.precision` \(=fp16\) .* on cpu.* pass bf16"):
+    with pytest.raises(training_loop.TrainingError, match=r"`train\.precision` \(=fp16\) .* on cpu.* pass bf16"):
         fit(network(), precision="fp16")
 
 
@@ -249,7 +251,7 @@ def test_bf16_trains_on_the_cpu_and_fp16_is_refused() -> None:
 )
 def test_what_cannot_be_trained_is_refused_in_a_sentence(options: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(OrchestratorError) as caught:
-        loop.fit(network(), problem(), task_of(options), settings(**options), seed=0, device=CPU)
+        training_loop.fit(network(), problem(), task_of(options), settings(**options), seed=0, device=CPU)
 
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)

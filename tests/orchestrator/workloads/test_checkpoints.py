@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.config.sources import file_digest
-from orchestrator.workloads.weights import CheckpointError, initialise
+from orchestrator.workloads.weight_files import CheckpointError, initialise
 
 
 class Code:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from orchestrator.core.errors import DataError
-from orchestrator.workloads import data, inspection
-from orchestrator.workloads.data import Data
+from orchestrator.workloads import data_loading, inspection
+from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import Split, TensorSplit
 
 HERE, N = __name__, 100
@@ -91,7 +91,7 @@ def _unchanged() -> Iterator[None]:
 def anew(form: str, **changes: Any) -> Data:
     CHANGED.clear()
     CHANGED.update(changes)
-    return data.load_anew({"_target_": f"{HERE}.of", "form": form})
+    return data_loading.load_anew({"_target_": f"{HERE}.of", "form": form})
 
 
 @pytest.mark.parametrize("form", ["tensors", "data", "transform", "items", "stream"])
@@ -152,7 +152,7 @@ def test_a_few_examples_of_a_dataset_are_read_however_many_it_has() -> None:
 
 
 def test_what_is_built_in_has_none() -> None:
-    assert data.load({"kind": "digits"}).digest == ""
+    assert data_loading.load({"kind": "digits"}).digest == ""
 
 
 class Torn(Items):
@@ -168,4 +168,4 @@ def torn() -> Any:
 
 def test_an_example_that_cannot_be_read_is_told_as_that() -> None:
     with pytest.raises(DataError, match=r"^`data`: examples of the test split cannot be read: OSError: no such image;"):
-        data.load_anew({"_target_": f"{HERE}.torn"})
+        data_loading.load_anew({"_target_": f"{HERE}.torn"})

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.config.groups import schema_of
+from orchestrator.config.config_groups import schema_of
 from orchestrator.core.errors import DataError
-from orchestrator.workloads import data, node_cache
+from orchestrator.workloads import data_loading, node_cache
 from orchestrator.workloads.images import huggingface, idx_files
 from orchestrator.workloads.images.idx_files import FILES, IdxSet
 from orchestrator.workloads.images.pixels import Normalisation
@@ -151,7 +151,7 @@ def test_named_sets_are_normalised_and_split(
 
     config = vars(schema_of("data", kind)())
 
-    found = data.load({**config, "root": str(tmp_path), "val_size": 2})
+    found = data_loading.load({**config, "root": str(tmp_path), "val_size": 2})
 
     assert (found.input_shape, found.classes) == ((1, 2, 3), 10)
     assert (len(found.train), len(found.val), len(found.test)) == (4, 2, 2)
@@ -221,7 +221,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         module = ModuleType("datasets")
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "datasets", module)
-        data._load.cache_clear()
+        data_loading._load.cache_clear()
         return calls
 
     return put
@@ -230,7 +230,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 def test_hugging_face_images_are_normalised_by_the_training_split(serve: Serve) -> None:
     calls = serve([(4, 6)] * 8)
 
-    found = data.load({**huggingface_set(subset="plain", revision="v1"), "val_fraction": 0.25})
+    found = data_loading.load({**huggingface_set(subset="plain", revision="v1"), "val_fraction": 0.25})
 
     assert calls[0] == (("uoft-cs/cifar10", "plain"), {"split": "train", "revision": "v1"})
     assert (found.input_shape, found.classes, len(found.val)) == ((3, 4, 6), 5, 2)
@@ -245,7 +245,7 @@ def test_hugging_face_images_are_the_same_however_many_are_decoded_at_a_time(
 ) -> None:
     monkeypatch.setattr(huggingface, "CHUNK", 3)
     serve([(4, 6)] * 8)
-    found = data.load({**huggingface_set(), "val_fraction": 0.25, "mode": mode})
+    found = data_loading.load({**huggingface_set(), "val_fraction": 0.25, "mode": mode})
     rows = Rows([(4, 6)] * 8, [0] * 8).columns["img"]
     pixels = np.stack([np.asarray(image.convert(mode)).reshape(4, 6, -1) for image in rows]).transpose(0, 3, 1, 2) / 255
     mean, std = (each.reshape(1, -1, 1, 1) for each in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3))))
@@ -265,24 +265,24 @@ def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(
     arrow.write_bytes(b"1")
     config = {**huggingface_set(), "val_fraction": 0.25}
     serve([(4, 6)] * 8)
-    in_memory = data.load(config)
+    in_memory = data_loading.load(config)
     serve([(4, 6)] * 8, arrow)
-    expected = inputs(data.load(config).train)
+    expected = inputs(data_loading.load(config).train)
     assert torch.equal(expected, inputs(in_memory.train))
 
     monkeypatch.setattr(Rows, "__getitem__", pytest.fail)
-    data._load.cache_clear()
-    assert torch.equal(inputs(data.load(config).train), expected)
+    data_loading._load.cache_clear()
+    assert torch.equal(inputs(data_loading.load(config).train), expected)
 
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     arrow.write_bytes(b"22")
     serve([(4, 6)] * 4, arrow)
-    assert len(data.load(config).test) == 4
+    assert len(data_loading.load(config).test) == 4
     serve([(4, 6)] * 6, arrow)
     monkeypatch.chdir(tmp_path)
     Path(config["path"]).mkdir(parents=True)
-    assert len(data.load(config).test) == 6, "a directory's images may change where its rows do not"
+    assert len(data_loading.load(config).test) == 6, "a directory's images may change where its rows do not"
 
 
 def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:
@@ -290,20 +290,20 @@ def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:
     config = {**huggingface_set(), "val_fraction": None, "val_size": 1}
 
     with pytest.raises(DataError, match=r"`data\.size` .* have 2, from \[4, 6\] to \[5, 5\]"):
-        data.load(config)
-    assert data.load({**config, "size": [2, 3], "mode": "L"}).input_shape == (1, 2, 3)
+        data_loading.load(config)
+    assert data_loading.load({**config, "size": [2, 3], "mode": "L"}).input_shape == (1, 2, 3)
 
 
 def test_hugging_face_column_that_is_not_there(serve: Serve) -> None:
     serve([(4, 6)] * 4)
 
     with pytest.raises(DataError, match=r"`data\.image_key` \(=image\) is no column .*img, label"):
-        data.load({**huggingface_set(), "image_key": "image"})
+        data_loading.load({**huggingface_set(), "image_key": "image"})
 
 
 def test_hugging_face_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    data._load.cache_clear()
+    data_loading._load.cache_clear()
 
     with pytest.raises(DataError, match=re.escape("pip install 'pruning-orchestrator[hf]'")):
-        data.load(huggingface_set())
+        data_loading.load(huggingface_set())

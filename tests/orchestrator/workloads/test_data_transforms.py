@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from orchestrator.core.errors import DataError
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 from orchestrator.workloads.splits import LoaderSplit, Split
 
 HERE, CPU = __name__, torch.device("cpu")
@@ -74,7 +74,7 @@ def inputs_of(split: Split, seed: int | None = None) -> Tensor:
 
 
 def test_training_examples_alone_get_the_transform_and_it_follows_from_the_seed() -> None:
-    found = data.load({"_target_": f"{HERE}.tensors", "val_fraction": 0.2})
+    found = data_loading.load({"_target_": f"{HERE}.tensors", "val_fraction": 0.2})
     train = found.train.batches(4, device=CPU, seed=1)
     first, again, second = (
         {int(value): value % 1 for inputs, _ in train.epoch(number) for value in inputs.flatten().tolist()}
@@ -90,7 +90,7 @@ def test_training_examples_alone_get_the_transform_and_it_follows_from_the_seed(
 
 
 def test_batches_are_made_by_the_collate_of_the_target() -> None:
-    found = data.load({"_target_": f"{HERE}.lengths"})
+    found = data_loading.load({"_target_": f"{HERE}.lengths"})
     (inputs, labels), *_ = found.test.batches(3, device=CPU)
 
     assert labels.tolist() == [0, 1, 2]
@@ -99,7 +99,7 @@ def test_batches_are_made_by_the_collate_of_the_target() -> None:
 
 
 def test_batches_of_tensors_are_made_by_the_collate_too() -> None:
-    found = data.load({"_target_": f"{HERE}.gathered"})
+    found = data_loading.load({"_target_": f"{HERE}.gathered"})
 
     assert found.classes == 2
     for split in (found.val, found.test, found.tests["more"]):
@@ -111,7 +111,7 @@ def test_batches_of_tensors_are_made_by_the_collate_too() -> None:
 @pytest.mark.parametrize("key", ["transform", "collate"])
 def test_what_cannot_be_called_is_told(key: str) -> None:
     with pytest.raises(DataError, match=rf"must return a `{key}` that can be called with .*, not str"):
-        data.load({"_target_": f"{HERE}.wrong", "key": key})
+        data_loading.load({"_target_": f"{HERE}.wrong", "key": key})
 
 
 def test_the_workers_of_an_evaluation_serve_the_next() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.stage_fields import Prune
-from orchestrator.workloads import models
+from orchestrator.workloads import model_building
 from orchestrator.workloads.networks.gpt import gpt
 
 PRUNE = Prune(("Linear",))
@@ -24,7 +24,7 @@ def small(**changes: Any) -> nn.Module:
 
 def test_it_has_0_8_million_parameters_of_which_linear_layers_are_pruned() -> None:
     model = gpt([128], 65)
-    pruned = models.prunable(model, PRUNE)
+    pruned = model_building.prunable(model, PRUNE)
 
     assert sum(each.numel() for each in model.parameters()) == 4 * 12 * 128**2 + (65 + 128 + 65) * 128 + 9 * 2 * 128
     assert len(pruned) == 4 * 6 + 1

@@ -16,9 +16,9 @@ from torch import nn
 from orchestrator.config.sources import file_digest
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.stage_fields import Prune
-from orchestrator.planning import located
-from orchestrator.workloads import models
-from orchestrator.workloads.weights import initialise
+from orchestrator.planning import pinned_content
+from orchestrator.workloads import model_building
+from orchestrator.workloads.weight_files import initialise
 from pruning.measure.macs import macs
 
 PRUNE = Prune(
@@ -35,7 +35,7 @@ VISION = (
 
 def build(kind: str, shape: tuple[int, ...], classes: int, seed: int = 0, **node: Any) -> nn.Module:
     node = {"kind": kind, "input_shape": None, "classes": None, **node}
-    return models.build(node, input_shape=shape, classes=classes, seed=seed)
+    return model_building.build(node, input_shape=shape, classes=classes, seed=seed)
 
 
 def tiny(name: str, folder: Path) -> Any:
@@ -60,7 +60,7 @@ def test_a_decoder_of_transformers_is_built_from_its_configuration(name: str, pr
     assert first(torch.zeros(2, 6, dtype=torch.int64)).logits.shape == (2, 6, 13)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-    assert len(models.prunable(first, PRUNE)) == pruned
+    assert len(model_building.prunable(first, PRUNE)) == pruned
 
 
 def test_what_transformers_saved_is_loaded_with_its_head_or_without(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_what_transformers_saved_is_loaded_with_its_head_or_without(tmp_path: Pa
     for part in (theirs, theirs.transformer):
         part.save_pretrained(tmp_path / "saved")
         ours = build("huggingface", (6,), 11, path=str(tmp_path / "saved"), seed=2, overrides={"vocab_size": 13})
-        place = located.checkpoint(str(tmp_path / "saved"))
+        place = pinned_content.checkpoint(str(tmp_path / "saved"))
         initialise(ours, place, file_digest(place))
 
         assert torch.equal(ours.eval()(tokens).logits, theirs.eval()(tokens).logits)
@@ -126,9 +126,9 @@ def test_timm_that_is_not_installed_is_told_as_that(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     """timm, with something in torchvision's place: wheels of that fit one build of torch, and no network uses it."""
-    if not located.release_of("timm"):
+    if not pinned_content.release_of("timm"):
         pytest.skip("timm is not installed")
-    if not located.release_of("torchvision"):
+    if not pinned_content.release_of("torchvision"):
         for name in VISION:
             monkeypatch.setitem(sys.modules, f"torchvision{name}", MagicMock(FrozenBatchNorm2d=nn.BatchNorm2d))
 
@@ -138,7 +138,9 @@ def test_a_network_of_timm_is_built_for_the_data_and_pruned() -> None:
     first, again, other = (build("timm", (1, 8, 8), 10, architecture="test_resnet", seed=seed) for seed in (1, 1, 2))
 
     assert first.eval()(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-    assert len(models.prunable(first, PRUNE)) == sum(isinstance(m, nn.Linear | nn.Conv2d) for m in first.modules())
+    assert len(model_building.prunable(first, PRUNE)) == sum(
+        isinstance(m, nn.Linear | nn.Conv2d) for m in first.modules()
+    )
     state = [list(model.state_dict().values()) for model in (first, again, other)]
     assert all(torch.equal(a, b) for a, b in zip(state[0], state[1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(state[0], state[2], strict=True))

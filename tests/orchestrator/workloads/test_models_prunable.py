@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from orchestrator.core.stage_fields import Prune
-from orchestrator.workloads import models
+from orchestrator.workloads import model_building
 
 DEFAULT = Prune(("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"))
 
 
 def names(model: nn.Module, **changes: Any) -> list[str]:
-    return [each.name for each in models.prunable(model, replace(DEFAULT, **changes))]
+    return [each.name for each in model_building.prunable(model, replace(DEFAULT, **changes))]
 
 
 def network() -> nn.Module:
@@ -27,7 +27,7 @@ def network() -> nn.Module:
 
 def test_the_default_takes_weights_of_linear_and_convolution() -> None:
     model = network()
-    chosen = models.prunable(model, DEFAULT)
+    chosen = model_building.prunable(model, DEFAULT)
 
     assert [each.name for each in chosen] == ["0.weight", "3.weight", "5.weight"]
     assert [(each.module, each.parameter) for each in chosen] == [
@@ -101,13 +101,17 @@ def test_only_a_masked_parameter_loses_the_suffix_orig() -> None:
 
 
 def test_nothing_left_is_refused_with_what_there_is() -> None:
-    with pytest.raises(models.ModelError, match=r"`prune` .*exclude=\['\*'\].* leaves nothing.*0\.weight, 0\.bias"):
+    with pytest.raises(
+        model_building.ModelError, match=r"`prune` .*exclude=\['\*'\].* leaves nothing.*0\.weight, 0\.bias"
+    ):
         names(network(), exclude=["*"])
 
 
 @pytest.mark.parametrize("key", ["include", "exclude"])
 def test_a_name_that_is_not_there_is_refused(key: str) -> None:
-    with pytest.raises(models.ModelError, match=rf"`prune\.{key}` \(='fc'\) names no parameter.*'fc\.\*'.*0\.weight"):
+    with pytest.raises(
+        model_building.ModelError, match=rf"`prune\.{key}` \(='fc'\) names no parameter.*'fc\.\*'.*0\.weight"
+    ):
         names(network(), **{key: ["fc"]})
 
     assert names(network(), exclude=["fc.*"]) == ["0.weight", "3.weight", "5.weight"]

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from orchestrator.core.errors import DataError
 from orchestrator.store import node_folder
-from orchestrator.workloads import data, node_cache
+from orchestrator.workloads import data_loading, node_cache
 from orchestrator.workloads.images import idx_files
 from orchestrator.workloads.images.idx_files import FILES, IdxSet
 
@@ -38,7 +38,7 @@ HOLDERS = """
 import hashlib, json, multiprocessing, re, sys
 import torch
 from orchestrator.store import node_folder
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 from orchestrator.workloads.images import idx_files
 
 config, published = json.loads(sys.argv[1])
@@ -62,7 +62,7 @@ def hold(barrier, answers):
     barrier.wait()
     before = kilobytes(r"\\bPss: +", "/proc/self/smaps_rollup")
     barrier.wait()
-    held = data.load(config)
+    held = data_loading.load(config)
     found = digest(held)
     barrier.wait()
     mapped = kilobytes(r"[.]safetensors\\n.*?\\bPss: +", "/proc/self/smaps")
@@ -70,7 +70,7 @@ def hold(barrier, answers):
     barrier.wait()
     answers.put([len(calls), found, 1024 * mapped, 1024 * grown])
 
-digest(data.load({"kind": "digits"}))  # what is imported late
+digest(data_loading.load({"kind": "digits"}))  # what is imported late
 fork = multiprocessing.get_context("fork")
 barrier, answers = fork.Barrier(4), fork.SimpleQueue()
 processes = [fork.Process(target=hold, args=(barrier, answers)) for _ in range(4)]
@@ -314,7 +314,7 @@ def test_a_source_file_that_has_changed_is_read_and_checked_again(
     publish(tmp_path, monkeypatch, 30, 10)
     config = {"kind": "mnist", "root": str(tmp_path), "val_size": 5}
     for seed in range(2):
-        data.load({**config, "split_seed": seed})
+        data_loading.load({**config, "split_seed": seed})
     assert len(list(folder.iterdir())) == 1
 
     path = tmp_path / "random" / FILES[1]
@@ -323,14 +323,14 @@ def test_a_source_file_that_has_changed_is_read_and_checked_again(
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))
     with pytest.raises(DataError, match=re.escape(f"{path} has MD5")):
-        data.load({**config, "split_seed": 2})
+        data_loading.load({**config, "split_seed": 2})
 
 
 @linux
 def test_a_process_holds_its_last_four_sets_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path, monkeypatch, 300, 10)
-    data._load.cache_clear()
+    data_loading._load.cache_clear()
     for seed in range(9):
-        data.load({"kind": "mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed})
+        data_loading.load({"kind": "mnist", "root": str(tmp_path), "val_size": 5, "split_seed": seed})
 
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 4

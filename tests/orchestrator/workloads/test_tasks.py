@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
-from orchestrator.workloads.tasks import table
+from orchestrator.workloads.tasks import task_building
 from orchestrator.workloads.tasks.batch import LABELS, answer_of, labels_of, moved, size
 from orchestrator.workloads.tasks.classification import Classification
 from orchestrator.workloads.tasks.language_modelling import LanguageModelling
@@ -239,7 +239,7 @@ def test_the_loss_is_the_one_that_is_given_then_the_models_then_the_tasks() -> N
 
 
 def test_a_figure_that_no_record_can_hold_is_not_known() -> None:
-    found = table.measured(Regression(), {"loss": 1.0, "rmse": 1e151, "mae": -1e150}).figures
+    found = task_building.measured(Regression(), {"loss": 1.0, "rmse": 1e151, "mae": -1e150}).figures
 
     assert math.isnan(found["rmse"])
     assert found["mae"] == -1e150
@@ -323,10 +323,10 @@ ERROR = {"_target_": "torchmetrics.MeanSquaredError", "squared": False}
 
 
 def test_metrics_of_torchmetrics_are_scikit_learns() -> None:
-    task = table.build({"kind": "torchmetrics", "measures": {"f1": F1}, "margin": 0.02})
+    task = task_building.build({"kind": "torchmetrics", "measures": {"f1": F1}, "margin": 0.02})
     logits, labels = drawn(50, 4), classes(50, of=4)
     parts = list(zip(logits.split(7), labels.split(7), strict=True))
-    whole, batched = (table.measured(task, task.measure(MODEL, each)) for each in ([(logits, labels)], parts))
+    whole, batched = (task_building.measured(task, task.measure(MODEL, each)) for each in ([(logits, labels)], parts))
 
     assert task.metrics[0].better == "higher"
     assert task.metrics[0].margin == 0.02
@@ -388,11 +388,11 @@ def test_our_figures_are_those_of_torchmetrics() -> None:
 )
 def test_a_wrong_metric_is_refused_in_a_sentence(node: dict[str, Any], words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
-        table.build({"kind": "torchmetrics", **node})
+        task_building.build({"kind": "torchmetrics", **node})
 
 
 def test_a_metric_that_does_not_take_the_outputs_is_told_by_its_key() -> None:
-    task = table.build({"kind": "torchmetrics", "measures": {"f1": F1}})
+    task = task_building.build({"kind": "torchmetrics", "measures": {"f1": F1}})
     with pytest.raises(OrchestratorError) as caught:
         task.measure(MODEL, [(drawn(6, 5), classes(6, of=5))])
 
@@ -402,7 +402,7 @@ def test_a_metric_that_does_not_take_the_outputs_is_told_by_its_key() -> None:
 
 
 def test_a_metric_of_many_numbers_is_refused() -> None:
-    task = table.build({"kind": "torchmetrics", "measures": {"f1": {**F1, "average": None}}})
+    task = task_building.build({"kind": "torchmetrics", "measures": {"f1": {**F1, "average": None}}})
     with pytest.raises(OrchestratorError, match=r"`task.measures.f1` .* must compute one number"):
         task.measure(MODEL, [(drawn(9, 4), classes(9, of=4))])
 
@@ -430,7 +430,7 @@ RMSE = Metric("rmse", "", "lower", 0.1)
 )
 def test_an_own_task_is_held_to_its_members(members: dict[str, Any], words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
-        table.build({"_target_": f"{__name__}.Members", **members})
+        task_building.build({"_target_": f"{__name__}.Members", **members})
 
 
 @pytest.mark.parametrize(
@@ -445,10 +445,12 @@ def test_an_own_task_is_held_to_its_members(members: dict[str, Any], words: str)
     ],
 )
 def test_details_are_what_a_record_can_hold(details: dict[str, Any], words: str) -> None:
-    task = table.build({"_target_": f"{__name__}.Members"})
-    assert table.measured(task, Measured({"loss": 1.0, "rmse": 1.0}, {"hits": [1], "of": (3,), "x": {"y": None}}))
+    task = task_building.build({"_target_": f"{__name__}.Members"})
+    assert task_building.measured(
+        task, Measured({"loss": 1.0, "rmse": 1.0}, {"hits": [1], "of": (3,), "x": {"y": None}})
+    )
     with pytest.raises(OrchestratorError, match=words):
-        table.measured(task, Measured({"loss": 1.0, "rmse": 1.0}, details))
+        task_building.measured(task, Measured({"loss": 1.0, "rmse": 1.0}, details))
 
 
 def better_up() -> Members:
@@ -464,14 +466,14 @@ def twice() -> Members:
 
 
 def test_an_own_task_has_metrics_that_can_be() -> None:
-    assert table.build({"_target_": f"{__name__}.Members"}).metrics == (RMSE,)
+    assert task_building.build({"_target_": f"{__name__}.Members"}).metrics == (RMSE,)
     with pytest.raises(
         OrchestratorError, match=r"has a metric that cannot be: .*'up'.*: `better` must be `higher` or `lo"
     ):
-        table.build({"_target_": f"{__name__}.better_up"})
+        task_building.build({"_target_": f"{__name__}.better_up"})
     with pytest.raises(OrchestratorError, match=r"'Off By!'.*: `name` must be 1 to 40 letters, digits and underscores"):
-        table.build({"_target_": f"{__name__}.spoken"})
+        task_building.build({"_target_": f"{__name__}.spoken"})
     with pytest.raises(OrchestratorError, match="must give each metric a name of its own"):
-        table.build({"_target_": f"{__name__}.twice"})
+        task_building.build({"_target_": f"{__name__}.twice"})
     with pytest.raises(OrchestratorError, match="must return a number as `rmse` from `measure`"):
-        table.measured(table.build({"_target_": f"{__name__}.Members"}), {"loss": 1.0})
+        task_building.measured(task_building.build({"_target_": f"{__name__}.Members"}), {"loss": 1.0})

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.errors import DataError
-from orchestrator.workloads import data
+from orchestrator.workloads import data_loading
 from orchestrator.workloads.splits import TensorSplit
 
 CPU = torch.device("cpu")
 
 
-def load(root: Path, **options: Any) -> data.Data:
-    return data.load({"kind": "text", "root": str(root), "block": 5, "val_fraction": 0.25, **options})
+def load(root: Path, **options: Any) -> data_loading.Data:
+    return data_loading.load({"kind": "text", "root": str(root), "block": 5, "val_fraction": 0.25, **options})
 
 
 def whole(split: Any) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def test_a_large_text_is_mapped_from_a_file_of_the_node(tmp_path: Path, monkeypa
     (tmp_path / "a.txt").write_text("some text " * 200)
     first = load(tmp_path / "a.txt")
     monkeypatch.setattr("orchestrator.workloads.text._tokenised", None)  # nothing tokenises it again
-    data._load.cache_clear()
+    data_loading._load.cache_clear()
     again = load(tmp_path / "a.txt")
 
     assert list(tmp_path.glob("pruning-orchestrator-*/*.safetensors"))
@@ -135,7 +135,10 @@ def test_what_was_changed_since_the_plan_is_refused(book: Path) -> None:
     ("options", "said"),
     [
         ({"block": 300}, r"`data.block` \(=300\) must be less than the 200 tokens of the test part of the text"),
-        ({"block": 199, "val_fraction": 0.01}, r"`data.val_size` \(=0, from data.val_fraction=0.01\) must lie between"),
+        (
+            {"block": 199, "val_fraction": 0.01},
+            r"`data.val_size` \(=0, from data.val_fraction=0.01\) must lie between",
+        ),
     ],
 )
 def test_too_little_text_is_told(book: Path, options: dict[str, Any], said: str) -> None:

@@ -15,8 +15,8 @@ from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.methods import METHODS
 from pruning.catalogue.repairs import REPAIRS
 from pruning.catalogue.rows import REQUIRED, Option, Row, named
-from pruning.catalogue.rules import above
 from pruning.catalogue.scores import SCORES
+from pruning.catalogue.value_rules import above
 from pruning.choices.published import PUBLISHED
 
 FIRST: Mapping[str, list[str]] = {

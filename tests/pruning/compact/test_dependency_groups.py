@@ -18,7 +18,7 @@ import pruning
 from pruning import DependencyGroups
 from pruning.choices.axes import Scope, Unit
 from pruning.dependencies.budgets import gone, kept_channels, largest_step
-from pruning.dependencies.groups import Member
+from pruning.dependencies.dependency_groups import Member
 from pruning.measure.macs import macs
 
 BUDGETS = ("channels", "parameters", "macs", "bytes")

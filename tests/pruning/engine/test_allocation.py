@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pruning.choices.axes import Scope, Unit
 from pruning.schedule import targets
 from pruning.selection.allocation import allocate, er, erk, largest_remainder, uniform_plus
-from pruning.selection.groups import groups_of
+from pruning.selection.selection_groups import groups_of
 
 ERK_300_100 = {
     0.2: (0.162241231, 0.469362084, 1),

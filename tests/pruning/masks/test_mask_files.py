@@ -15,8 +15,8 @@ from mask_cases import some_masks
 from torch import nn
 
 from pruning import MaskSet
-from pruning.masks import files as mask_files
-from pruning.masks.files import HEADER
+from pruning.masks import mask_files as mask_files
+from pruning.masks.mask_files import HEADER
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.scores import lamp, magnitude, random, synflow
-from pruning.scores.data import ScoringInput
-from pruning.scores.flow import Flow
+from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.synaptic_flow import Flow
 
 
 def test_magnitude_is_the_absolute_value() -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from orchestrator.compare.chosen import WEIGHTS
 from orchestrator.compare.comparison import Comparison, Point
+from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.core.records import StageRecord
 from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.views.report.figures import axes as drawn
-from orchestrator.views.report.figures.axes import WITHIN, shortened
+from orchestrator.views.report.figures import plot_axes as drawn
 from orchestrator.views.report.figures.by_method import Profile
 from orchestrator.views.report.figures.figure_data import Matrix, Plot, Series
+from orchestrator.views.report.figures.plot_axes import WITHIN, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from orchestrator.compare.comparison import Comparison, Point
-from orchestrator.compare.deployed import Deployed
+from orchestrator.compare.deployment_points import Deployed
 from orchestrator.core.metrics import Metric
 from orchestrator.views.report.figures.figure_data import FRONT, Panel, Plot, Series, lines_of, title
 

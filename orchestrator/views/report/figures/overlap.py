@@ -10,12 +10,12 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import MASKS
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import logger
-from orchestrator.store.finished.contents import MOST_ENTRIES, masks_in
+from orchestrator.store.finished.stage_contents import MOST_ENTRIES, masks_in
 from orchestrator.views.report.figures import by_method
 from orchestrator.views.report.figures.figure_data import Matrix
 
 if TYPE_CHECKING:
-    from orchestrator.store.finished.contents import Masks
+    from orchestrator.store.finished.stage_contents import Masks
 
 _LOGGER = logger("orchestrator")
 MOST = MOST_ENTRIES

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from factories import ACCURACY, DENSE_STEPS, ROUND_STEPS, SIZES, make_plan, make_records
 
-from orchestrator.compare.chosen import scoring_steps
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.round_columns import scoring_steps
 from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
-from orchestrator.views.report import files
+from orchestrator.views.report import report_files
 from orchestrator.views.report.figures import by_method, drawing, figure_data, overlap
 
 PLAN = make_plan(sparsities=(0.5, 0.75, 0.9))
@@ -187,7 +187,7 @@ def test_what_one_method_cannot_show_is_not_drawn() -> None:
     found = compare_trials(plan, records)
 
     assert (figure_data.cost(found), by_method.densities(records, found), by_method.overlapping(found)) == ((), (), ())
-    drawn = files.draw(plan, records, found, lambda key, name: b"not asked for")
+    drawn = report_files.draw(plan, records, found, lambda key, name: b"not asked for")
     assert drawn.keys() == {"tradeoff", "fine_tuning", "curves", "layers"}
 
 

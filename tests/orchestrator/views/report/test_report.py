@@ -23,24 +23,24 @@ from numpy.typing import NDArray
 from rich.console import Console
 from store_cases import Content
 
-from orchestrator.commands.compare import main as compare_main
-from orchestrator.commands.store import main as store_main
-from orchestrator.commands.sync import main as sync_main
+from orchestrator.commands.compare_command import main as compare_main
+from orchestrator.commands.store_command import main as store_main
+from orchestrator.commands.sync_command import main as sync_main
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.file_names import NOTE_FILE
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.results.sweep import SweepResults
+from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
 from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.figures.overlap import overlap_of
-from orchestrator.views.report.files import kept, report, write
 from orchestrator.views.report.page import page
+from orchestrator.views.report.report_files import kept, report, write
 from orchestrator.views.report.tables import print_comparison
 from orchestrator.views.tracking.read_back import load_from_mlflow
-from pruning.masks import files as mask_files
+from pruning.masks import mask_files as mask_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
 
@@ -597,7 +597,7 @@ def test_no_figure_can_be_drawn_and_the_tables_stand(
 def test_a_page_that_cannot_be_made_costs_no_other_file(
     files: dict[str, bytes], part: str, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"orchestrator.views.report.files.{part}", fail)
+    monkeypatch.setattr(f"orchestrator.views.report.report_files.{part}", fail)
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
     assert made == {name: content for name, content in files.items() if name != path}
@@ -605,7 +605,7 @@ def test_a_page_that_cannot_be_made_costs_no_other_file(
 
 
 def test_an_audit_that_fails_leaves_the_page(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("orchestrator.views.report.files.audit", fail)
+    monkeypatch.setattr("orchestrator.views.report.report_files.audit", fail)
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS))
 
     assert b"<h2>Comparison</h2>" in made["comparison/report.html"]
@@ -621,7 +621,7 @@ def test_a_driver_draws_the_report_without_torch(tmp_path: Path) -> None:
     code = """
 import pickle, sys
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.views.report.files import report
+from orchestrator.views.report.report_files import report
 info, plan, records, masks = pickle.load(open(sys.argv[1], "rb"))
 files = report(info, plan, records, compare_trials(plan, records), lambda key, name: masks[key])
 print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & set(sys.modules))

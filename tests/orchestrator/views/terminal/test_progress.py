@@ -16,8 +16,8 @@ from orchestrator.core.events import Amount, Failure, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.planning.in_words import duration
-from orchestrator.views.terminal.figures import measured, reached
 from orchestrator.views.terminal.progress import Progress
+from orchestrator.views.terminal.stage_lines import measured, reached
 from orchestrator.views.terminal.tally import Tally, TrialState
 from orchestrator.views.terminal.time_left import TimeLeft
 

@@ -20,7 +20,7 @@ from tracking_cases import Writing, undisturbed
 from tracking_cases import points as points_of
 
 from orchestrator.compare.compare_trials import compare_trials
-from orchestrator.views.report.files import report
+from orchestrator.views.report.report_files import report
 from orchestrator.views.tracking import view_writer
 
 pytestmark = [

@@ -1,0 +1,184 @@
+"""`python -m orchestrator.compare SWEEP [SWEEP]`: the comparison of a sweep again, or two sweeps side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from orchestrator.commands.arguments import (
+    file_system,
+    list_store,
+    list_sweeps,
+    open_store,
+    sweeps_parser,
+)
+from orchestrator.compare.against.pairing import Side
+from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
+from orchestrator.compare.audit import audit
+from orchestrator.compare.compare_trials import collector_paused, compare_trials, merge_plans
+from orchestrator.compare.comparison import Comparison
+from orchestrator.config.parts.results import MARGIN
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.events import SweepInfo
+from orchestrator.core.metrics import margin_fault
+from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
+from orchestrator.views.report import differences, tables
+from orchestrator.views.report.figures.overlap import ReadFile
+from orchestrator.views.report.report_files import report, write
+from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_mlflow
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison of a sweep, of several as one, or of two side by side; write what is asked for."""
+    show_what_can_be_shown()
+    options = _parser().parse_args(arguments)
+    try:
+        with collector_paused(), given_as("--store"):  # all that is made is needed to the end
+            return _run(options, _margin(options.margin))
+    except OrchestratorError as error:
+        say(error, amiss=True)
+        return 2
+    except OSError as error:
+        say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = sweeps_parser(
+        "compare", "Compare the trials of a sweep, or two sweeps side by side, from what the store holds of them."
+    )
+    parser.add_argument("--merge", action="store_true", help="compare the trials of several sweeps as those of one")
+    parser.add_argument("--other-store", metavar="URI", help="where the second of two sweeps ran, if elsewhere")
+    parser.add_argument("--other-option", action="append", default=[], metavar="KEY=VALUE", help="of its file system")
+    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument(
+        "--margin",
+        metavar="LOSS",
+        help="that a match may hide, in the metric's own scale (default: compare.margin of the sweeps)",
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures; of two sweeps CSV"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace, margin: float | None) -> int:
+    if options.mlflow:
+        where, read = f"MLflow at {options.mlflow}", None
+        known = sweeps_in_mlflow(options.mlflow, options.experiment)
+        load = partial(load_from_mlflow, uri=options.mlflow, experiment=options.experiment)
+    else:
+        store = open_store(options)
+        if not options.sweeps:
+            return list_store(store)
+        where, read, known, load = str(store), store.read, store.sweeps(), partial(saved_sweep.load, store)
+    if not options.sweeps:
+        return list_sweeps(known, where)
+    two = _asks_for_two(options)
+    names = saved_sweep.chosen_sweeps(
+        known, options.sweeps[:1] if two and options.other_store else options.sweeps, where
+    )
+    sweeps = [load(name) for name in names]
+    if two and options.other_store:
+        sweeps.append(_from_other_store(options))
+    shown = sweeps if two else [_merged(sweeps)]
+    sides = [Side(sweep, _compared(sweep, margin)) for sweep in shown]
+    if two:
+        _side_by_side(compare_two(*sides), options.output)
+        return 0
+    _alone(sides[0], read, options.output)
+    return 0 if sides[0].comparison.points else 2
+
+
+def _asks_for_two(options: argparse.Namespace) -> bool:
+    """Say whether two sweeps are to stand side by side; raise OrchestratorError where it is not clear what is asked."""
+    count = len(options.sweeps)
+    if options.other_store and (count != 2 or options.merge):
+        raise OrchestratorError(
+            f"`--other-store` (={options.other_store}) says where the second of two sweeps ran; name two, without "
+            "--merge."
+        )
+    if count > 2 and not options.merge:
+        raise OrchestratorError(
+            f"`SWEEP` names {count} sweeps, and two at most stand side by side; pass --merge to compare the trials of "
+            "all as those of one sweep."
+        )
+    return count == 2 and not options.merge
+
+
+def _from_other_store(options: argparse.Namespace) -> SavedSweep:
+    given = file_system(options.other_option, "--other-option")
+    with given_as("--other-store"):
+        store = Store(options.other_store, options=given).opened(exists=True)
+        (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
+        sweep = saved_sweep.load(store, name)
+    return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # the other may be called the same
+
+
+def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:
+    for metric in {record.primary for record in sweep.records.values()} if margin is not None else ():
+        if fault := margin_fault(metric, margin or 0.0):
+            raise OrchestratorError(f"`--margin` (={margin}) {fault}")
+    return compare_trials(sweep.plan, sweep.records, sweep.failures, margin)
+
+
+def _side_by_side(found: TwoSweeps, output: str | None) -> None:
+    for line in differences.two_sweeps_text(found):
+        say(line)
+    if output:
+        write(Path(output), {differences.FILE: differences.two_sweeps_csv(found)})
+        say(f"differences: {Path(output, differences.FILE).absolute()}")
+
+
+def _alone(side: Side, read: ReadFile | None, output: str | None) -> None:
+    sweep, comparison = side.sweep, side.comparison
+    _print(sweep, comparison)
+    if output:
+        write(Path(output), report(sweep.info, sweep.plan, sweep.records, comparison, read))
+        say(f"report: {Path(output, 'comparison', 'report.html').absolute()}")
+
+
+def _margin(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        margin = float(text)
+    except ValueError:
+        raise OrchestratorError(f"`--margin` (={text}) must be a number; pass 0.01 for one point.") from None
+    if not MARGIN.holds(margin):
+        raise OrchestratorError(f"`--margin` (={margin}) must {MARGIN.text}.")
+    return margin
+
+
+def _merged(sweeps: Sequence[SavedSweep]) -> SavedSweep:
+    first = sweeps[0]
+    if len(sweeps) == 1:
+        return first
+    return SavedSweep(
+        info=SweepInfo(
+            name=" + ".join(sweep.info.name for sweep in sweeps),
+            config={sweep.info.name: dict(sweep.info.config) for sweep in sweeps},
+            command="\n".join(sweep.info.command for sweep in sweeps),
+            environment=first.info.environment,
+        ),
+        plan=merge_plans([sweep.plan for sweep in sweeps]),
+        records={key: record for sweep in sweeps for key, record in sweep.records.items()},
+        failures={key: reason for sweep in sweeps for key, reason in sweep.failures.items()},
+    )
+
+
+def _print(sweep: SavedSweep, comparison: Comparison) -> None:
+    from orchestrator.views.terminal.console import Console
+
+    console = Console(highlight=False)
+    tables.print_comparison(comparison, console)
+    tables.print_audit(audit(sweep.plan, sweep.records, comparison), console)
+    tables.print_forecast(sweep.info, sweep.plan, sweep.records, console)

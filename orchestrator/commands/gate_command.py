@@ -1,0 +1,89 @@
+"""`python -m orchestrator.gate BASELINE [SWEEP]`: whether a sweep is as good as a baseline, for CI."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.commands.arguments import CommandParser, add_store, open_store
+from orchestrator.commands.named_files import read_named, replace_named
+from orchestrator.compare.against.baseline import Baseline, make_baseline, read_baseline, text_of
+from orchestrator.compare.against.gate_verdicts import alarms, passes, verdicts
+from orchestrator.compare.against.paired_figures import hardware
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.comparison import Comparison
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.views.report.gate_report import gate_table, junit
+from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hold a sweep to a baseline, or write one: 0 where it passes, 1 where it does not, 2 for a mistake or no data."""
+    show_what_can_be_shown()
+    options = _parser().parse_args(arguments)
+    try:
+        with given_as("--store"):
+            store = open_store(options)
+            sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
+        comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+        if options.write_baseline:
+            return _write(Path(options.baseline), sweep, comparison)
+        if (baseline := _read(Path(options.baseline))) is None:
+            raise OrchestratorError(f"`BASELINE` (={options.baseline}) is not there; --write-baseline writes it.")
+        return _judge(baseline, sweep, comparison, options)
+    except OrchestratorError as error:
+        say(error, amiss=True)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="python -m orchestrator.gate", description="Say whether a finished sweep is as good as a baseline."
+    )
+    parser.add_argument("baseline", metavar="BASELINE", help="a JSON file that --write-baseline wrote")
+    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="or how its name begins (default: saved last)")
+    add_store(parser)
+    parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit here, as JUnit XML")
+    parser.add_argument("--allow-undecided", action="store_true", help="pass where a limit cannot be decided")
+    parser.add_argument(
+        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE; margins there are kept"
+    )
+    return parser
+
+
+def _read(path: Path) -> Baseline | None:
+    """Return the baseline that a file holds; None if there is no such file."""
+    if (content := read_named("BASELINE", path)) is None:
+        return None
+    try:
+        return read_baseline(content)
+    except ValueError as error:
+        raise OrchestratorError(
+            f"`BASELINE` (={path}) is damaged or mistyped: {error}; mend it, or remove it and write it anew with "
+            "--write-baseline."
+        ) from None
+
+
+def _write(path: Path, sweep: SavedSweep, comparison: Comparison) -> int:
+    baseline = make_baseline(sweep.info, comparison, sweep.plan, sweep.records, _read(path))
+    replace_named("BASELINE", path, text_of(baseline).encode())
+    for line in alarms(comparison, baseline):
+        say(line)
+    say(f"{path}: {len(baseline.points)} points of {sweep.info.name}")
+    return 0
+
+
+def _judge(baseline: Baseline, sweep: SavedSweep, comparison: Comparison, options: argparse.Namespace) -> int:
+    found = verdicts(baseline, comparison, sweep.plan, sweep.records)
+    for line in gate_table(found):
+        say(line)
+    if (here := hardware(sweep.records.values())) != baseline.hardware:
+        say(f"The baseline ran on {', '.join(baseline.hardware)}, {sweep.info.name} on {', '.join(here)}.")
+    if options.junit:
+        content = junit(found, options.allow_undecided, f"gate of {sweep.info.name} against {options.baseline}")
+        replace_named("--junit", Path(options.junit), content)
+    return 0 if passes(found, options.allow_undecided) else 1

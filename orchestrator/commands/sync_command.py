@@ -1,0 +1,100 @@
+"""`python -m orchestrator.sync [SWEEP ...]`: complete the MLflow view of sweeps from the store. Trains nothing."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from orchestrator.commands.arguments import file_system, list_store, open_store, sweeps_parser
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.config.parts.results import ADDRESS
+from orchestrator.config.tracking_uri import resolve_experiment, resolve_uri
+from orchestrator.core.errors import CannotKeep, OrchestratorError
+from orchestrator.core.events import Failure, StageEvent
+from orchestrator.execution import interrupts
+from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
+from orchestrator.sweep.outcome import EXIT_BEHIND, behind
+from orchestrator.views.report.report_files import report
+from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
+from orchestrator.views.tracking.view_writer import Requests, ViewWriter
+
+PROGRESS_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write to MLflow what it lacks of the named sweeps, or of all; 3 where that could not be done."""
+    interrupts.leave_when_interrupted()
+    show_what_can_be_shown()
+    parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
+    parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
+    parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
+    parser.add_argument("--list", action="store_true", help="only list the sweeps of the store")
+    options = parser.parse_args(arguments)
+    try:
+        if options.uri is not None and not ADDRESS.holds(options.uri):
+            raise OrchestratorError(f"`--uri` (={options.uri}) must {ADDRESS.text}.")
+        with given_as("--store"):
+            store = open_store(options)
+            known = store.sweeps()
+        if options.list or not known:
+            return list_store(store)
+        chosen = saved_sweep.chosen_sweeps(known, options.sweeps, str(store)) or known
+    except OrchestratorError as error:
+        say(error, amiss=True)
+        return 2
+    return _sync_all(store, chosen, options)
+
+
+def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:
+    """Complete one view after the other, as far as that goes; stop where MLflow cannot be used."""
+    status, left = 0, list[str]()
+    for position, name in enumerate(names):
+        try:
+            with given_as("--store"):
+                sweep = saved_sweep.load(store, name)
+            sync(store, sweep, options.uri, options.experiment)
+        except CannotKeep as error:
+            say(error, amiss=True)
+            left += names[position:]
+            break
+        except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
+            say(error, amiss=True)
+            status = 2
+    if left:
+        where = {"uri": options.store, "options": file_system(options.option, "--option")}
+        say(behind(left, where, uri=options.uri, experiment=options.experiment), amiss=True)
+    return status or (EXIT_BEHIND if left else 0)
+
+
+def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> None:
+    """Write to MLflow what it lacks of `sweep`.
+
+    Raises:
+        CannotKeep: MLflow cannot be used, refuses something, or was away for too long
+    """
+    told, total = time.monotonic(), len(sweep.plan.trials) + 2
+
+    def wrote(left: int) -> None:
+        nonlocal told
+        if time.monotonic() > told + PROGRESS_SECONDS:
+            told = time.monotonic()
+            say(f"{sweep.info.name}: {total - left} of {total} runs")
+
+    missing = [key for key in sweep.plan.stages if key not in sweep.records]
+    comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
+    files = report(sweep.info, sweep.plan, sweep.records, comparison, store.read)
+    requests = Requests()
+    requests.put(("start", sweep.info, sweep.plan, sweep.records))
+    for key in sweep.failures.keys() & missing:
+        requests.put(("record", StageEvent("failed", key, time.time(), failure=Failure(sweep.failures[key]))))
+    requests.put(("finish", "finished" if not missing else "failed" if sweep.failures else "killed", files))
+    uri, experiment = resolve_uri(uri), resolve_experiment(experiment)
+    warn = partial(say, amiss=True)
+    write = partial(ViewWriter, read=store.read, leases=store.leases, uri=uri, experiment=experiment)
+    write(requests, warn, wrote).write()
+    say(f"{sweep.info.name}: {len(sweep.plan.trials)} trials are in MLflow at {uri}")

@@ -1,0 +1,173 @@
+"""Which trials belong together: panels (model and data), lines (all but seed and sparsity), and what to call them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from orchestrator.compare.trial_settings import as_typed, name_of, settings_of_each, varying
+from orchestrator.core.plain_data import canonical_json, digest
+from orchestrator.core.specs import Plan, TrialSpec
+
+POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
+"""What moves a trial along its line."""
+_MOVING = ("seed", "target", "amount")
+"""How a stage's fields call that, and what repeats a trial."""
+
+DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
+"""What a dense network depends on, but its seed."""
+CONTROL = "restart.control"
+"""What the last round of a trial alone says, and so none of the stages that tell its line."""
+_NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a trial stands in a comparison: its panel, its line in that panel, and its point on the line."""
+
+    panel: tuple[str, str]
+    """Names of model and data set."""
+    line: str
+    """The label of the line, unique within the panel."""
+    method: str
+    schedule: str
+    point: tuple[tuple[str, str], str, str]
+    """Identity of the point: equal for trials that differ in nothing but the seed."""
+    dense: str
+    """Identity of the dense configuration: equal for trials whose dense networks differ in nothing but the seed."""
+    dense_label: str
+    """What to call it: "dense", and as much as it takes to tell the dense networks of a panel apart."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Trial:
+    panel: tuple[str, str]
+    line: str
+    dense: str
+    settings: Mapping[str, Any]
+
+
+def positions(plan: Plan) -> tuple[Position, ...]:
+    """Return the position of each trial of `plan`, in order.
+
+    Trials are on one line when everything that their results depend on is equal, but the seed and the sparsity (or
+    amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
+    """
+    described = _described(plan)
+    each = zip(plan.trials, settings_of_each([trial.config for trial in plan.trials]), strict=True)
+    trials = [_identified(plan, trial, settings, described) for trial, settings in each]
+    line_labels: dict[tuple[tuple[str, str], str], str] = {}
+    dense_labels: dict[tuple[tuple[str, str], str], str] = {}
+    for panel in dict.fromkeys(trial.panel for trial in trials):
+        lines: dict[str, Mapping[str, Any]] = {}
+        networks: dict[str, Mapping[str, Any]] = {}
+        for trial in trials:
+            if trial.panel == panel:
+                lines.setdefault(trial.line, trial.settings)
+                networks.setdefault(trial.dense, trial.settings)
+        methods = [_name(settings, "method", "trial") for settings in lines.values()]
+        labels = _labels(methods, list(lines.values()))
+        line_labels |= {(panel, line): label for line, label in zip(lines, labels, strict=True)}
+        own = [{k: v for k, v in settings.items() if k.startswith(DENSE_SETTINGS)} for settings in networks.values()]
+        labels = _labels(["dense"] * len(networks), own)
+        dense_labels |= {(panel, network): label for network, label in zip(networks, labels, strict=True)}
+    return tuple(
+        Position(
+            panel=trial.panel,
+            line=line_labels[trial.panel, trial.line],
+            method=_name(trial.settings, "method"),
+            schedule=str(trial.settings.get("schedule.kind", "")),
+            point=(trial.panel, trial.line, spec.identity),
+            dense=trial.dense,
+            dense_label=dense_labels[trial.panel, trial.dense],
+            seed=int(spec.config.get("seed", 0)),
+        )
+        for spec, trial in zip(plan.trials, trials, strict=True)
+    )
+
+
+def _described(plan: Plan) -> dict[str, str]:
+    """Return a digest of each stage that begins a trial: of all its fields but those that move or repeat one."""
+    found: dict[str, str] = {}
+    parts: dict[int, str] = {}  # by identity: stages of a plan that was read share the parts of their configurations
+    for key in dict.fromkeys(key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
+        spec = plan.stages[key]
+        fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
+        for value in fields.values():
+            if id(value) not in parts:
+                parts[id(value)] = canonical_json(value)
+        found[key] = digest(canonical_json([spec.kind, {name: parts[id(value)] for name, value in fields.items()}]))
+    return found
+
+
+def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], described: Mapping[str, str]) -> _Trial:
+    """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
+    dense = plan.stages[trial.dense]
+    settings |= {"device": dense.typed.device, "threads": dense.typed.threads}
+    shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
+    if (control := settings.get(CONTROL, "none")) != "none":
+        shown[CONTROL] = control
+    stages = [described[key] for key in dict.fromkeys((trial.dense, *trial.stages[:2]))]
+    return _Trial(
+        panel=(_name(settings, "model", "model"), _name(settings, "data", "data")),
+        line=digest(canonical_json([shown, stages])),
+        dense=described[trial.dense],
+        settings=settings,
+    )
+
+
+@cache
+def _is_shown(setting: str) -> bool:
+    """Whether a setting tells lines apart even where no stage depends on it: names, and how the schedule is given."""
+    return setting not in (*POINT_SETTINGS, "schedule.at") and (
+        setting.startswith("schedule.") or setting.endswith(".name")
+    )
+
+
+def _name(settings: Mapping[str, Any], group: str, default: str = "") -> str:
+    """What a model, data set or method is called: its name, else what builds it."""
+    return str(
+        next((found for key in ("name", "kind", "_target_") if (found := settings.get(f"{group}.{key}"))), default)
+    )
+
+
+def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the labels of lines, those that are alike made longer by the settings in which the lines differ."""
+    names = [name for name in varying(lines) if name not in ("seed", *POINT_SETTINGS)]
+    order = [name for name in _NAMES if name in names]
+    order += [name for name in names if name_of(name) and name_of(name) not in names]
+    order += [name for name in names if name not in order and not name_of(name)]
+    words = _short(order)
+    for name in order:
+        values: dict[str, set[str]] = {}
+        for label, line in zip(labels, lines, strict=True):
+            values.setdefault(label, set()).add(as_typed(line.get(name)))
+        labels = [
+            f"{label}, {_setting(name, words[name], line)}" if len(values[label]) > 1 else label
+            for label, line in zip(labels, lines, strict=True)
+        ]
+    seen: dict[str, int] = {}
+    for position, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:  # they differ in their source code or in what is redacted only
+            labels[position] = f"{label} #{seen[label]}"
+    return labels
+
+
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """Return a word for each setting: `lr`, but `train.optimizer.lr` where that of `finetune` differs as well."""
+    paths = {name: (name_of(name) or name.removesuffix(".kind")).removesuffix(".name") for name in names}
+    counts = Counter(path.rpartition(".")[2] for path in paths.values())
+    words = {name: path.rpartition(".")[2] for name, path in paths.items()}
+    return {name: word if counts[word] == 1 else paths[name] for name, word in words.items()}
+
+
+def _setting(name: str, word: str, line: Mapping[str, Any]) -> str:
+    value = as_typed(line.get(name))
+    if name_of(name):
+        return f"{word}={value.rpartition('.')[2]}"
+    return value if name == "schedule.kind" else f"{word}={value}"

@@ -1,0 +1,152 @@
+"""What came of each trial: a tidy row for each finished round, its status, and why it failed. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from orchestrator.compare.comparison import Row, TrialStatus
+from orchestrator.compare.panels import Position
+from orchestrator.compare.round_columns import chosen, scoring_steps
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan, StageSpec, TrialSpec
+from orchestrator.core.stage_kinds import KINDS
+
+Records = Mapping[str, StageRecord]
+
+
+class _Stage(NamedTuple):
+    """A finished stage, with what is asked of it by every trial that takes it."""
+
+    spec: StageSpec
+    record: StageRecord
+    seconds: float
+    cost: float
+    """Its steps, and what its score read in steps: see `scoring_steps`."""
+    shared: bool
+    """Whether several trials take it."""
+
+
+def rows_of_each(plan: Plan, records: Records, known: Sequence[Position]) -> list[list[Row]]:
+    """Return for each trial the rows of its finished stages: the network that it is compared with, and each round.
+
+    Args:
+        known: where each trial stands
+    """
+    stage = _stages(plan, records)
+    return [list(_rows(stage, records, *each)) for each in zip(plan.trials, known, strict=True)]
+
+
+def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[Row | None]:
+    """Return for each trial the row of its last round, None where it has not ended."""
+    stage = _stages(plan, records)
+    found: list[Row | None] = []
+    for trial, position in zip(plan.trials, known, strict=True):
+        ended = all(key in records for key in trial.stages)
+        found.append(_row(trial, position, [*map(stage, trial.stages)]) if ended else None)
+    return found
+
+
+def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, position: Position) -> Iterator[Row]:
+    if trial.dense not in trial.stages and trial.dense in records:
+        yield _row(trial, position, [stage(trial.dense)])
+    chain: list[_Stage] = []
+    for key in trial.stages:
+        if key not in records:
+            return
+        chain.append(stage(key))
+        if KINDS[chain[-1].record.kind].reads_test:
+            yield _row(trial, position, chain)
+
+
+def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
+    """Return the row of the last stage of `chain`, which says what it took to come there."""
+    spec, record, own = chain[-1].spec, chain[-1].record, [each for each in chain if not each.shared]
+    after, before, remaining, early = record.after, record.before, record.remaining_parameters, record.least_loss
+    val, test = _names(record.primary.name)
+    return Row(
+        trial=trial.name,
+        model=position.panel[0],
+        data=position.panel[1],
+        line=position.line,
+        method=position.method,
+        schedule=position.schedule,
+        seed=position.seed,
+        round=record.round,
+        final=record.key == trial.stages[-1],
+        requested_sparsity=record.requested_sparsity,
+        sparsity=record.sparsity,
+        metric=record.primary.name,
+        test=after.get(test, math.nan),
+        test_loss=after.get("test/loss", math.nan),
+        val=after.get(val, math.nan),
+        val_loss=after.get("val/loss", math.nan),
+        val_before=before.get(val),
+        val_loss_before=before.get("val/loss"),
+        early_step=None if early is None else early.step,
+        early_val=None if early is None else early.metrics.get(val),
+        parameters=record.parameters,
+        remaining_parameters=remaining,
+        compression=record.parameters / max(1, remaining),
+        macs=record.macs,
+        macs_remaining=record.macs_remaining,
+        speedup=record.macs_speedup,
+        steps=record.steps,
+        seconds=chain[-1].seconds,
+        total_steps=sum([each.record.steps for each in chain]),
+        total_cost=sum([each.cost for each in chain]),
+        total_seconds=sum([each.seconds for each in chain]),
+        own_steps=sum([each.record.steps for each in own]),
+        own_seconds=sum([each.seconds for each in own]),
+        stage=record.key,
+        chosen=chosen(spec.typed, record),
+        others={name: value for name, value in after.items() if name not in (test, val, "test/loss", "val/loss")},
+    )
+
+
+def _stages(plan: Plan, records: Records) -> Callable[[str], _Stage]:
+    """Return what gives a finished stage by its key."""
+
+    @cache
+    def stage(key: str) -> _Stage:
+        record, spec = records[key], plan.stages[key]
+        cost = record.steps + scoring_steps(spec, record)
+        return _Stage(spec, record, record.seconds, cost, len(plan.trials_of[key]) > 1)
+
+    return stage
+
+
+@cache
+def _names(metric: str) -> tuple[str, str]:
+    """Return what a metric is called on validation and on test."""
+    return f"val/{metric}", f"test/{metric}"
+
+
+def statuses(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, TrialStatus]:
+    """Return trial -> what became of it."""
+    return {
+        trial.name: status(keys, plan, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
+    }
+
+
+def status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str]) -> TrialStatus:
+    """Return what became of a trial that takes the stages `keys`."""
+    missing = [key for key in keys if key not in records]
+    if not missing:
+        return "finished"
+    if any(key in failures for key in keys):
+        return "failed"
+    return "unfinished" if any(KINDS[plan.stages[key].kind].trains for key in missing) else "unmeasured"
+
+
+def reasons(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, str]:
+    """Return trial -> why it failed, of those that did."""
+    each = {trial.name: reason(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)}
+    return {name: found for name, found in each.items() if found is not None}
+
+
+def reason(keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
+    """Return why a trial that takes the stages `keys` failed, None where it did not."""
+    return next((failures[key] for key in keys if key not in records and key in failures), None)

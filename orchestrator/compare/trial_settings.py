@@ -1,0 +1,74 @@
+"""A trial's resolved config as flat, dotted settings: leave out circumstances, find a sweep's axes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.config.config_groups import GROUPS
+from orchestrator.core.redact import redact_tree
+
+CIRCUMSTANCES = frozenset(
+    {"name", "objective", "deploy", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
+)
+"""Top-level keys that say where and why a trial runs, and what becomes of it, not what it is: a sweep that has run can
+be deployed later, as the same sweep."""
+
+
+def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what defines each trial as flat settings: its config without the circumstances, secrets redacted.
+
+    A part that is one object in many configs, as in a plan that was read, is flattened once.
+    """
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    every = []
+    for config in configs:
+        found: dict[str, Any] = {}
+        for key, value in config.items():
+            if key in CIRCUMSTANCES:
+                continue
+            if (key, id(value)) not in known:
+                known[key, id(value)] = dict(_flat({key: value}))
+            found |= known[key, id(value)]
+        every.append(found)
+    return every
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a nested dict as (`group.key`, value); a list is a leaf, an empty dict has none."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            (redacted,) = redact_tree({name: value}).values()
+            yield name, redacted
+
+
+def name_of(setting: str) -> str:
+    """Return the setting that names what another builds: `method.kind` -> `method.name`; none for any other setting."""
+    group, _, last = setting.rpartition(".")
+    builds = last == "_target_" or (last == "kind" and group in GROUPS)
+    return f"{group}.name" if group and builds else ""
+
+
+def as_typed(value: Any) -> str:
+    """Return `value` as one would type it in an override: `null`, `true`, `0.9`, `[1,2]`."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+
+
+def varying(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names whose values differ, or that only some have, in order of first appearance: a sweep's axes."""
+    missing = object()
+    first: dict[str, Any] = {}
+    differ: set[str] = set()
+    for index, each in enumerate(settings):
+        for name in {**first, **each}:
+            value = each.get(name, missing)
+            known = first.setdefault(name, value if index == 0 else missing)
+            if value is known or name in differ:  # as most are, where parts of configurations are shared
+                continue
+            if value is missing or known is missing or as_typed(value) != as_typed(known):
+                differ.add(name)
+    return tuple(name for name in first if name in differ)

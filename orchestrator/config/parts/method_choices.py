@@ -1,0 +1,194 @@
+"""The choices that a pruning method is made of, as groups of a configuration; no torch.
+
+`pruning.choices` says which values they take and which go together: the schema is derived from its dataclasses, and
+`violations` quotes the engine's refusals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from orchestrator.config.key_rules import key
+from orchestrator.core import stage_fields
+from orchestrator.core.plain_data import read_as
+from orchestrator.core.stage_fields import RANKING, Component, StageFields, choices_of
+from pruning.catalogue.allocations import ALLOCATIONS
+from pruning.catalogue.methods import METHODS
+from pruning.catalogue.value_rules import one_of
+from pruning.choices import axes
+from pruning.choices.combining import Choices
+from pruning.choices.published import PUBLISHED
+
+CHOICES = ("score", "unit", "scope", "dynamics", "repair")
+"""The groups that say how a round ranks."""
+OF_GROUPS = ("budget", "round_to")
+"""Keys of a scope that dependency groups alone take: those of other units are refused any value but the default."""
+
+
+def schema_of_axis(axis: type, *, words: Mapping[str, Collection[str]] | None = None) -> type:
+    """Return a choice of the engine as a dataclass that OmegaConf takes: text for literals, dicts for mappings.
+
+    Args:
+        axis: a class of `pruning.choices.axes`.
+        words: field -> the values that it may have, where the engine has a catalogue of them.
+    """
+    hints = get_type_hints(axis)
+    made = []
+    for each in fields(axis):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        rules = [one_of(*words[each.name])] if words and each.name in words else []
+        made.append((each.name, _plain_type(hints[each.name]), key(default, *rules)))
+    schema = make_dataclass(axis.__name__, made, namespace={"AXIS": axis})
+    schema.__module__ = __name__  # where pickle finds it
+    return schema
+
+
+def _plain_type(hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        return str
+    if get_origin(hint) is Mapping:
+        return dict[get_args(hint)]  # type: ignore[misc]  # at run time
+    if type(None) in get_args(hint):
+        (kind,) = (each for each in get_args(hint) if each is not type(None))
+        return _plain_type(kind) | None
+    return hint
+
+
+if TYPE_CHECKING:
+    Unit: TypeAlias = Any
+    Scope: TypeAlias = Any
+    Dynamics: TypeAlias = Any
+else:
+    Unit, Dynamics = map(schema_of_axis, (axes.Unit, axes.Dynamics))
+    Scope = schema_of_axis(axes.Scope, words={"allocation": ALLOCATIONS})
+
+
+def scored_as(score: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+    """Return a score with the mode of BatchNorm that null stands for, by when the network is pruned."""
+    if score.get("batch_norm", "") is not None:
+        return score
+    return {**score, "batch_norm": "train" if at == "start" else "eval"}
+
+
+def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
+    """Return what reports call a method: one that is a score alone goes by that which is chosen instead."""
+    name, kind = method.get("name"), score.get("kind")
+    published = PUBLISHED.get(str(name))
+    if decides_itself(method) or (published is None and method.get("kind") != RANKING):
+        return name
+    usual = published.choices.score.kind if published else "magnitude"
+    if kind == usual:
+        return name
+    instead = score.get("name") or str(score.get("_target_")).rpartition(".")[2]
+    is_score_alone = published and published.choices == Choices(axes.Score(usual)) and not published.restart
+    if method.get("kind") == RANKING or is_score_alone:
+        return instead
+    return f"{name}, score={instead}"
+
+
+def decides_itself(method: Mapping[str, Any]) -> bool:
+    """Whether a method is a class that chooses entries by itself, and not by the choices."""
+    return stage_fields.decides_itself(read_as(Component, method))
+
+
+def prunes_channels(method: Mapping[str, Any]) -> bool:
+    """Whether a method is a built-in class that prunes whole channels."""
+    row = METHODS.get(str(method.get("kind")))
+    return row is not None and row.channels
+
+
+def published_at_start(config: Mapping[str, Any]) -> bool:
+    """Whether the paper of a trial's method prunes the network as it is initialised."""
+    published = PUBLISHED.get(str(config["method"].get("name")))
+    return published is not None and published.at_start
+
+
+def as_typed(said: str) -> str:
+    """Return a refusal of the engine with its names of options as a user of a sweep types them."""
+    said = re.sub(r"`score\.options\['(\w+)'\]`", r"`score.\1`", said)
+    return said.replace("`control.kind`", "`restart.control`")
+
+
+def violations(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each choice of a configuration without a meaning, by itself or beside others."""
+    schedule, method = config["schedule"], config["method"]
+    if decides_itself(method) and (told := [*_of_a_class(config)]):
+        yield from told
+        return
+    fields: dict[str, Any] = {name: config[name] for name in ("method", *CHOICES)}
+    fields |= {"inner": schedule["inner"], "restart": {"control": config["restart"]["control"]}}
+    try:
+        for each in ("unit", "scope", "dynamics"):
+            getattr(axes, each.capitalize())(**config[each])
+        choices = choices_of(fields, read_as(StageFields, fields))
+    except (ValueError, TypeError) as error:
+        yield as_typed(str(error))
+        return
+    if decides_itself(method):
+        return
+    of_magnitudes = method.get("kind") == RANKING and config["score"].get("kind") == "magnitude"
+    if schedule["amount"] is not None and not of_magnitudes:
+        yield (
+            f"`schedule.amount` (={schedule['amount']}) is what a class such as method={RANKING} takes, and "
+            f"`score` (={_named(config['score'])}) ranks to a sparsity; pass schedule.sparsity, and "
+            "schedule.amount=null."
+        )
+    elif schedule["amount"] is not None:
+        yield from _of_a_class(config)
+    scope, rounds, sparsity = choices.scope, schedule["rounds"], schedule["sparsity"]
+    if scope.kind == "window":
+        exact = 1 - scope.n / scope.m
+        if rounds > 1 or (sparsity is not None and abs(sparsity - exact) > 1e-9):
+            yield (
+                f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one, where "
+                f"scope=window keeps {scope.n} of each {scope.m}; pass schedule=one_shot schedule.sparsity={exact:g}."
+            )
+    if scope.allocation == "given" and sparsity is not None:
+        yield (
+            f"`schedule.sparsity` (={sparsity}) must be null with scope.allocation=given, where `scope.densities` say "
+            "what is kept; pass schedule.sparsity=null."
+        )
+
+
+def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each choice beside a class that does not read it."""
+    plain, method, scope = Choices(), config["method"], config["scope"]
+    named = method.get("name") or method.get("kind") or method.get("_target_")
+    if config["schedule"]["amount"] is not None and not decides_itself(method):
+        named = f"{named} with schedule.amount"
+    chosen = {
+        "score": (_named(config["score"]), plain.score.kind),
+        "unit": (config["unit"]["kind"], plain.unit.kind),
+        "scope.allocation": (scope["allocation"], plain.scope.allocation),
+        "dynamics": (config["dynamics"]["kind"], plain.dynamics.kind),
+        "repair": (config["repair"]["kind"], plain.repair.kind),
+        "schedule.inner": (config["schedule"]["inner"], plain.schedule.inner),
+    }
+    for name, (value, default) in chosen.items():
+        if value != default:
+            yield (
+                f"`{name}` (={value}) says how a score ranks, and `method` (={named}) is a class that decides by "
+                f"itself; pass method=magnitude, or leave out `{name}`."
+            )
+    if scope["kind"] not in ("layer", "global"):
+        yield (
+            f"`scope` (={scope['kind']}) says how a score ranks, and `method` (={named}) is a class that takes "
+            "layer or global alone; pass method=magnitude, or another scope."
+        )
+    if config["restart"]["control"] == "invert":
+        yield (
+            f"`restart.control` (=invert) inverts scores, and `method` (={named}) has none to invert; pass "
+            "method=magnitude, or another control."
+        )
+    if scope["kind"] == "global" and prunes_channels(method):
+        yield (
+            f"`scope` (=global) ranks single entries of all tensors, and {method['kind']} takes whole channels of one; "
+            "pass scope=layer, or method=magnitude unit=channel."
+        )
+
+
+def _named(score: Mapping[str, Any]) -> Any:
+    return score.get("kind") or score.get("_target_")

@@ -1,0 +1,245 @@
+"""The stages that deploy a network, and measure it beside the dense one. No Ray, no MLflow.
+
+A deployment takes out what masks have emptied, writes what is left in a format, and holds what that gives to the
+outputs of the masked network. A measurement times two deployments in turns; its figures are circumstances of the
+record, and no part of its result.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from orchestrator.catalogue.formats import SHRINK
+from orchestrator.core.errors import StageMissing
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact_tree
+from orchestrator.core.specs import DENSE, NETWORK, StageSpec
+from orchestrator.core.work_order import FileWriter, Result, WorkOrder
+from orchestrator.deploy.deployed_metrics import achieved, drawn
+from orchestrator.deploy.formats.format import ExportError, Run, call, called_with
+from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
+from orchestrator.deploy.latency_measuring import Measuring
+from orchestrator.deploy.shrunk_network import hold, shrunk
+from orchestrator.training.stage_environment import environment
+from orchestrator.training.stage_networks import Network, fitting, restored
+from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
+from pruning.graph.tracing import Example
+from pruning.measure.latency import Call, Make, calling
+
+EXAMPLES, BATCHES = 64, 4
+"""Of the test split, by which the outputs of a deployment are held to those of the masked network."""
+
+
+def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Take out of a finished network what is empty, and write it: its weights and the format's files are the stage's.
+
+    Raises:
+        ExportError: it cannot be traced, or written in the format, or a package for that is missing; or its outputs
+            are not those of the masked network.
+    """
+    begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
+    network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
+    model = network.model.cpu().eval()  # where no convolution rounds float32 to TF32
+    smaller = _smaller(network)
+    weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
+    files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    run: Run = partial(call, smaller)
+    with TemporaryDirectory() as place:
+        if chosen is not None:
+            count = chosen.calibration
+            example = drawn(model, network.data, left, count) if count else _example(network, 2)
+            chosen.write(smaller, example, Path(place))
+            written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
+            files |= {file: partial(_write, content) for file, content in written.items()}
+            size, run = sum(map(len, written.values())), chosen.load(Path(place), order.threads)
+        remedy = f"leave {name} out of `deploy.formats`"
+        worst = hold(run, model, _tested(network), TOLERANCES[name], name=name, remedy=remedy)
+        after = achieved(model, run, network.data, left) if chosen and chosen.changes_outputs else {}
+    record = replace(
+        _record(spec, _finished(spec, NETWORK, order), order, begun),
+        after=after,
+        weights_digest=state_digest(weights),
+        details={} if report is None else {"form": report.form, "kept": report.kept},
+    )
+    parameters = sum(parameter.numel() for parameter in smaller.parameters())
+    return Result(_timed(record, {"bytes": size, "parameters": parameters, "difference": worst}), files, None)
+
+
+def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Time a deployed network beside the deployed dense one, at each batch size.
+
+    Raises:
+        Cancelled: between two blocks, once `order.cancelled()` says so.
+    """
+    begun, name, what = _begin(order), spec.typed.format, spec.typed.measure
+    pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
+    figures = {each: pruned.measurements[each] for each in ("bytes", "parameters")}
+    figures["dense_bytes"] = dense.measurements["bytes"]
+    network = _restored(spec, pruned.inputs[NETWORK], order)
+    measuring = Measuring(what, order, _device(network))
+    with TemporaryDirectory() as place:
+        if name == SHRINK:
+            networks = [_smaller(_restored(spec, dense.inputs[NETWORK], order)), _smaller(network)]
+        else:
+            folders = [_folder(each, spec, Path(place), order) for each in (dense, pruned)]
+        for size in what.batch_sizes:
+            example = _example(network, size)
+            if name == SHRINK:
+                makes = [calling(each, example) for each in networks]
+            else:
+                makes = [_loading(name, folder, what.threads, example) for folder in folders]
+            figures |= measuring.figures(makes, size)
+    package = (FORMATS[name].needs if name in FORMATS else ())[-1:] or ("torch",)
+    record = replace(
+        _record(spec, pruned, order, begun),
+        after=pruned.after,
+        weights_digest=pruned.weights_digest,
+        details={"dense": dict(dense.after)} if dense.after else {},
+        warnings=measuring.warnings,
+        environment=environment(order.device)
+        | _processor(network, name)
+        | {"threads": str(what.threads), "runtime": f"{package[0]} {version(package[0])}"},
+    )
+    return Result(_timed(record, figures | {"others": measuring.others}), {}, None)
+
+
+def _processor(network: Network, name: str) -> dict[str, str]:
+    """Return what times a network where that is a GPU, as it is of the network itself alone."""
+    device = _device(network)
+    return {"processor": torch.cuda.get_device_name(device)} if name == SHRINK and device.type == "cuda" else {}
+
+
+def _begin(order: WorkOrder) -> float:
+    """Return Unix seconds."""
+    torch.set_num_threads(order.threads)
+    return time.time()
+
+
+def _record(spec: StageSpec, above: StageRecord, order: WorkOrder, begun: float) -> StageRecord:
+    """Return the record of a stage that trains nothing: the network is that of `above`, and has no figures anew."""
+    return replace(
+        above,
+        key=spec.key,
+        kind=spec.kind,
+        before={},
+        after={},
+        curve=(),
+        steps=0,
+        best_step=0,
+        started=begun,
+        started_from=above.weights_digest,
+        details={},
+        warnings=(),
+        device=order.device,
+        host=socket.gethostname(),
+        attempt=order.attempt,
+        environment=environment(order.device),
+        files={},
+        spec=redact_tree(spec.to_json()),
+    )
+
+
+def _timed(record: StageRecord, figures: Mapping[str, float]) -> StageRecord:
+    return replace(record, measurements={"seconds": max(0.0, time.time() - record.started), **figures})
+
+
+def _finished(spec: StageSpec, role: str, order: WorkOrder) -> StageRecord:
+    """Return the record of an input."""
+    key = spec.inputs[role]
+    record = order.store.finished([key]).get(key)
+    if record is None:
+        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
+    return record
+
+
+def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
+    """Return the network that the stage `key` left; on the CPU for any format but PyTorch."""
+    network = restored(replace(spec, inputs={NETWORK: key}), order)
+    if spec.typed.format != SHRINK:
+        network.model.cpu()
+    return network
+
+
+def _smaller(network: Network) -> nn.Module:
+    """Return the network in evaluation, without what masks have emptied."""
+    if not network.masks.sparsity():
+        return network.model.eval()
+    try:
+        return shrunk(network.model, _example(network, 2))
+    except ExportError as error:
+        raise ExportError(f"the network cannot be shrunk: {str(error).rstrip('.')}; pass deploy=none.") from error
+
+
+def _example(network: Network, size: int) -> Example:
+    """Return what the network is called with for so many examples of the validation split, some again where it has
+    fewer.
+    """
+    batch = next(iter(network.data.val.batches(size, device=_device(network))))
+    inputs = called_with(network.model, batch)
+    found = max((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), default=size)
+
+    def filled(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or not leaf.ndim or len(leaf) != found or found >= size:
+            return leaf
+        return leaf[torch.arange(size, device=leaf.device) % found]
+
+    filled_up: Example = tree_map(filled, inputs)
+    return filled_up
+
+
+def _device(network: Network) -> torch.device:
+    return next((each.device for each in network.model.parameters()), torch.device("cpu"))
+
+
+def _tested(network: Network) -> Iterator[Example]:
+    """Yield what the network is called with for batches of the test split."""
+    for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
+        yield called_with(network.model, batch)
+
+
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
+def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder) -> Path:
+    """Return a folder with the files of a deployment: those of the store, or new ones where loading runs code in them.
+
+    A store may be somebody else's; the network that is written is read as tensors alone.
+    """
+    folder, chosen = place / record.key, FORMATS[str(spec.typed.format)]
+    folder.mkdir()
+    if chosen.runs_code:
+        network = _restored(spec, record.inputs[NETWORK], order)
+        chosen.write(_smaller(network), _example(network, 2), folder)
+        return folder
+    for name in chosen.files:
+        shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
+    with fitting(record.key, chosen.files[0], (Exception,)):  # of the runtime's own kinds
+        chosen.load(folder, spec.typed.measure.threads)
+    return folder
+
+
+def _loading(name: str, folder: Path, threads: int, example: Example) -> Make:
+    """Return what loads a deployment anew, with inputs of its own."""
+
+    def make() -> Call:
+        return partial(FORMATS[name].load(folder, threads), copy.deepcopy(example))
+
+    return make

@@ -1,0 +1,169 @@
+"""The format `safetensors`: weights, and a module in plain PyTorch that is generated to hold and load them."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import indent
+from types import ModuleType
+
+import torch
+from torch import Tensor, fx, nn
+
+from orchestrator.deploy.formats import two_of_four
+from orchestrator.deploy.formats.format import Codec, ExportError, Run, call
+from orchestrator.workloads.weight_files import write_state
+from pruning.graph.tracing import Example, Traced, traced
+
+MODULE, WEIGHTS = "network.py", "network.safetensors"
+SNIPPET = """\
+import network
+
+module = network.load()
+with torch.no_grad():
+    outputs = module({call})
+"""
+IMPORTED = ("inf", "nan", "NoneType", "device")
+"""Names that torch.fx writes, and the module has without more."""
+EXPANDED = """\
+    for name in {names}:
+        values, indices = tensors.pop(f"{{name}}.values"), tensors.pop(f"{{name}}.indices")
+        tensors[name] = _expanded(values, indices, PARAMETERS[name][0])
+"""
+TEMPLATE = '''\
+"""{title} as plain PyTorch, written by pruning-orchestrator. Its weights lie beside it.
+
+    module = load()
+    outputs = module({inputs})
+
+It is the network in evaluation: no dropout, BatchNorm by its statistics.
+"""
+
+{imports}from math import inf, nan
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import device, nn
+
+PARAMETERS = {{
+{parameters}}}
+BUFFERS = {{
+{buffers}}}
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name, (shape, dtype) in PARAMETERS.items():
+            tensor = torch.empty(shape, dtype=dtype)
+            parameter = nn.Parameter(tensor, requires_grad=dtype.is_floating_point)
+            self._owner(name).register_parameter(name.split(".")[-1], parameter)
+        for name, (shape, dtype) in BUFFERS.items():
+            self._owner(name).register_buffer(name.split(".")[-1], torch.empty(shape, dtype=dtype))
+
+    def _owner(self, name):
+        module = self
+        for step in name.split(".")[:-1]:
+            if not hasattr(module, step):
+                module.add_module(step, nn.Module())
+            module = getattr(module, step)
+        return module
+
+{forward}
+
+{expanding}def load(path=None):
+    """Return the network with its weights; path: of their file."""
+    network = Network()
+    tensors = load_file(path or Path(__file__).with_name("{weights}"))
+{expanded}    network.load_state_dict(tensors)
+    return network.eval()
+'''
+
+
+def write(network: nn.Module, example: Example, folder: Path) -> None:
+    """Write the weights that the network's operations read, and the module that does these operations."""
+    try:
+        trace = traced(network, example, any_batch=True)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    tensors, names = _tensors(trace)
+    parameters = {id(parameter) for parameter in trace.model.parameters()}
+    learned = {name: tensor for name, tensor in tensors.items() if id(tensor) in parameters}
+    fours = {name: two_of_four.compressed(tensor) for name, tensor in learned.items()}
+    short = {name: parts for name, parts in fours.items() if parts is not None}
+    inputs = [str(node.target) for node in trace.graph.graph.find_nodes(op="placeholder")]
+    forward, imports = _forward(trace.graph.graph, names)
+    text = TEMPLATE.format(
+        title=type(network.network if hasattr(network, "network") else network).__name__,
+        inputs=", ".join(inputs),
+        parameters=_sizes(learned),
+        buffers=_sizes({name: tensor for name, tensor in tensors.items() if name not in learned}),
+        forward=forward,
+        imports=imports,
+        weights=WEIGHTS,
+        expanding=two_of_four.LOADING if short else "",
+        expanded=EXPANDED.format(names=list(short)) if short else "",
+    )
+    (folder / MODULE).write_text(text)
+    held = {name: tensor.detach() for name, tensor in tensors.items() if name not in short}
+    for name, (values, indices) in short.items():
+        held |= {f"{name}.values": values, f"{name}.indices": indices}
+    with (folder / WEIGHTS).open("wb") as file:
+        write_state(held, file)
+
+
+def load(folder: Path, threads: int) -> Run:
+    """Return what runs the module; it is code that is executed, so load what you have written yourself."""
+    torch.set_num_threads(threads)
+    network: nn.Module = runpy.run_path(str(folder / MODULE))["load"]()
+
+    def run(example: Example) -> Tensor:
+        with torch.no_grad():
+            outputs: Tensor = call(network, example)
+            return outputs
+
+    return run
+
+
+def _tensors(trace: Traced) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors that the graph reads, each once by the name that it has, and attribute -> that name."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    of: dict[int, str] = {}
+    for node in trace.graph.graph.find_nodes(op="get_attr"):
+        tensor = trace.tensor(node.target)
+        name = of.setdefault(id(tensor), node.target.removeprefix("network."))
+        tensors[name], names[node.target] = tensor, name
+    return tensors, names
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> str:
+    return "".join(f"    {name!r}: ({tuple(tensor.shape)}, {tensor.dtype}),\n" for name, tensor in tensors.items())
+
+
+def _forward(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return the method that does the operations of a graph, and the imports that it needs beside torch's."""
+    for node in graph.find_nodes(op="get_attr"):
+        node.target = names[node.target]
+    graph.set_codegen(fx.graph.CodeGen())
+    code = graph.python_code("self")
+    return indent(code.src.strip(), "    ") + "\n", "".join(_imports(code.globals))
+
+
+def _imports(used: Mapping[str, object]) -> Iterator[str]:
+    """Yield the imports of functions that the operations call by other names than those of torch."""
+    for name, thing in used.items():
+        if isinstance(thing, ModuleType) or name in IMPORTED:
+            continue
+        home = str(getattr(thing, "__module__", ""))
+        if home.partition(".")[0] not in ("_operator", "builtins", "math", "torch"):
+            raise ExportError(
+                f"the operation {home}.{getattr(thing, '__qualname__', name)} of the network has no form in the format "
+                "safetensors; take the format torch."
+            )
+        yield f"from {home} import {thing.__name__} as {name}\n"  # type: ignore[attr-defined]  # a function
+
+
+CODEC = Codec(write, load, (MODULE, WEIGHTS), "torch", SNIPPET, runs_code=True)

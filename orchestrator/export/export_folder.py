@@ -1,0 +1,137 @@
+"""Write a network's folder: its formats, each held to the outputs of the masked network, whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import markdown
+from orchestrator.deploy.deployed_metrics import achieved, drawn
+from orchestrator.deploy.formats.format import ExportError, Format
+from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.deploy.shrunk_network import hold
+from orchestrator.export.pretrained import FOLDER, save_pretrained
+from orchestrator.export.stored_network import Kept
+
+
+@dataclass(frozen=True)
+class Written:
+    """One format as it lies in the folder.
+
+    Args:
+        bytes: of its files.
+        difference: the largest of outputs from the masked network's, relative to the largest output.
+        code: what loads it.
+        achieved: its metrics by split, where the format changes outputs.
+    """
+
+    format: Format
+    bytes: int
+    difference: float
+    code: str
+    achieved: Mapping[str, float]
+
+
+def size(network: nn.Module) -> int:
+    """Return the bytes of a network's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in network.state_dict().values())
+
+
+def writable(output: str) -> Path:
+    """Return the folder to write; raise ExportError where something lies there."""
+    folder = Path(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ExportError(f"`--output` (={output!r}) is there already, and not empty; name another folder.")
+    return folder
+
+
+def chosen_formats(names: Sequence[str]) -> list[Format]:
+    """Return the formats of these names, each once; raise ExportError where one is unknown."""
+    for name in names:
+        if name not in FORMATS:
+            raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}.")
+    return [FORMATS[name] for name in dict.fromkeys(names)]
+
+
+def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Path, head: str) -> list[Written]:
+    """Write a network in some formats into a new folder.
+
+    Args:
+        head: of README.md, which goes on with the formats.
+
+    Raises:
+        ExportError: it cannot be written, or gives other outputs; nothing is left then
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        written = [_written(kept, smaller, each, aside) for each in formats]
+        loads = save_pretrained(kept, smaller, aside) if FORMATS["safetensors"] in formats else ""
+        (aside / "README.md").write_text(_page(written, kept.record, head) + _pretrained(loads), encoding="utf-8")
+        aside.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()  # it is empty
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return written
+
+
+def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
+    inputs = kept.inputs()
+    example = drawn(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
+    chosen.write(smaller, example, folder)
+    run, remedy = chosen.load(folder, 1), "take another format"
+    worst = hold(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
+    held = sum((folder / name).stat().st_size for name in chosen.files)
+    code = chosen.code(smaller, inputs[0])
+    imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))
+    made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
+    code = f"import {chosen.arrays}\n{imports}\n{made}"
+    found = achieved(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
+    return Written(chosen, held, worst, code, found)
+
+
+def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
+    rows = "".join(
+        f"| {each.format.name} | {', '.join(each.format.files)} | {each.bytes:,} | {each.difference:.1e} |\n"
+        for each in written
+    )
+    blocks = "".join(
+        f"\n### {each.format.name}\n\n{each.format.title[0].upper()}{each.format.title[1:]}.\n\n"
+        f"```python {each.format.name}\n{each.code}```\n"
+        for each in written
+    )
+    return (
+        f"{head}\n## Files\n\n| format | files | bytes | difference of outputs |\n|---|---|---:|---:|\n{rows}"
+        "\nThe difference is the largest from the masked network's outputs on batches of the test split and on one "
+        "example,\nrelative to the largest output, in float32 on this machine's CPU.\n"
+        f"{''.join(_achieved(written, record))}"
+        f"\n## Loading\n\nIn this folder, by what each imports alone; batches may be of any size.\n{blocks}"
+    )
+
+
+def _achieved(written: Sequence[Written], record: StageRecord) -> Iterator[str]:
+    """Yield what the network achieves in each format that changes its outputs."""
+    for each in written:
+        told = [
+            f"{metric.title} {markdown(metric.said(each.achieved[figure]))} on {title}"
+            for metric in record.metrics
+            for split, title in (("val", "validation"), ("test", "test"))
+            if (figure := f"{split}/{metric.name}") in each.achieved
+        ]
+        if told:
+            yield f"\nAs {each.format.name}, whose outputs are others, it achieves: {', '.join(told)}.\n"
+
+
+def _pretrained(loads: str) -> str:
+    if not loads:
+        return ""
+    code = f'import transformers\n\nmodel = transformers.{loads}.from_pretrained("{FOLDER}")\n'
+    return f"\n### transformers\n\nIts own class, as save_pretrained writes it.\n\n```python transformers\n{code}```\n"

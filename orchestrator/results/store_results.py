@@ -1,0 +1,82 @@
+"""A store, opened to be read: what `orchestrator.open` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.compare.compare_trials import collector_paused
+from orchestrator.core.redact import shown
+from orchestrator.results.missing_names import ResultsError
+from orchestrator.results.sweep_results import SweepResults
+from orchestrator.store import saved_sweep
+from orchestrator.store.backends import given_as
+from orchestrator.store.store import Store
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+COLUMNS = ("date", "status", "trials", "finished", "bytes", "command")
+
+
+class StoreResults:
+    """The sweeps of a store; nothing in it is changed, and nothing that it names is imported.
+
+    Args:
+        store: read only.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __repr__(self) -> str:
+        """Name it."""
+        return f"<store {str(self.store)!r}: {len(self.store.sweeps())} sweeps>"
+
+    def _repr_html_(self) -> str:
+        """Return the table of its sweeps for a notebook."""
+        return str(self.sweeps().to_html())
+
+    def sweeps(self) -> DataFrame:
+        """Return a line for each sweep by its name, the one saved last first.
+
+        `date` is when it was saved last, in local time; `trials` and `finished` are counts, `bytes` is the size of its
+        stages and checkpoints.
+        """
+        from pandas import DataFrame, Index
+
+        with given_as("uri"):
+            found = saved_sweep.summaries(self.store)
+        rows = [
+            (
+                datetime.fromtimestamp(int(each.saved)),
+                each.status,
+                each.trials,
+                each.finished,
+                each.bytes,
+                shown(each.command),
+            )
+            for each in found
+        ]
+        return DataFrame(rows, Index([each.name for each in found], name="sweep"), list(COLUMNS))
+
+    def sweep(self, name: str | None = None) -> SweepResults:
+        """Return the sweep that is called so, or whose name alone begins so; None: the one saved last.
+
+        Raises:
+            OrchestratorError: there is none, or several, or it cannot be read
+        """
+        if not isinstance(name, str | None):
+            raise ResultsError(f"`name` (={name!r}) must be a text, or None for the sweep saved last.")
+        with given_as("uri"), collector_paused():
+            full = saved_sweep.chosen_sweep(self.store, name, argument="name")
+            return SweepResults(self.store, saved_sweep.load(self.store, full))
+
+
+def open_store(uri: str, options: Mapping[str, Any]) -> StoreResults:
+    """Return what lies at `uri`; see `orchestrator.open`."""
+    if not isinstance(uri, str):
+        raise ResultsError(f"`uri` (={uri!r}) must be a text, a directory or a URI such as s3://bucket/prefix.")
+    with given_as("uri"):
+        return StoreResults(Store(uri, options=options, read_only=True).opened(exists=True))

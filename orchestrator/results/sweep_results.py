@@ -1,0 +1,171 @@
+"""A saved sweep: its trials, its comparison, its tables and figures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from orchestrator.compare.compare_trials import collector_paused, compare_trials
+from orchestrator.compare.comparison import Comparison
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import html, shown
+from orchestrator.core.specs import Plan
+from orchestrator.results import frames
+from orchestrator.results.missing_names import ResultsError, no_choice, not_there
+from orchestrator.results.trial_results import TrialResults
+from orchestrator.store.saved_sweep import SavedSweep, status_of
+from orchestrator.store.store import Store
+from orchestrator.views.report import tables
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from orchestrator.results.plots import Plots
+
+By = Literal["point", "trial", "round", "step"]
+LINES = 60
+"""Of its tables, that a sweep shows in a notebook."""
+
+
+class SweepResults:
+    """What a store holds of a sweep, as it was when it was opened; `store.sweep(name)` reads it anew."""
+
+    def __init__(self, store: Store, saved: SavedSweep) -> None:
+        failures = {key: shown(reason) for key, reason in saved.failures.items()}
+        self.store, self.saved = store, replace(saved, failures=failures)
+        self.name, self.command = saved.info.name, shown(saved.info.command)
+
+    def __repr__(self) -> str:
+        """Name it, and say what came of it."""
+        return f"<sweep {self.name!r}: {self.status}, {len(self.trials)} trials>"
+
+    def __str__(self) -> str:
+        """Return the table as a sweep prints it, and what is said below it."""
+        comparison = self.comparison()
+        return "\n".join(map(shown, (*tables.text_table(comparison), *tables.notes(comparison))))
+
+    def _repr_html_(self) -> str:
+        """Return the table and the figure for a notebook."""
+        from orchestrator.views.report.figures import drawing, figure_data
+        from orchestrator.views.report.page import comparison_tables
+
+        comparison = self.comparison()
+        finished = sum(status == "finished" for status in comparison.trials.values())
+        parts = [
+            f"<p><b>{html(self.name)}</b>: {self.status}, {finished} of {len(self.trials)} trials finished</p>",
+            *_first(comparison_tables(comparison)),
+        ]
+        if comparison.operating_points:
+            drawn = drawing.render(lambda: drawing.tradeoff(figure_data.tradeoff(comparison)))
+            image = base64.b64encode(drawn["svg"]).decode()
+            parts.append(f'<img alt="tradeoff" style="background: white" src="data:image/svg+xml;base64,{image}">')
+        return "\n".join(parts)
+
+    @property
+    def plan(self) -> Plan:
+        """Its stages, each once, and its trials."""
+        return self.saved.plan
+
+    @property
+    def records(self) -> Mapping[str, StageRecord]:
+        """Stage key -> what the finished stage says of itself."""
+        return self.saved.records
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of the sweep, without secrets."""
+        return self.saved.info.config
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The releases it ran with."""
+        return self.saved.info.environment
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed`, `unfinished`, or `running` while a driver trains a stage of it."""
+        return status_of(self.store, self.saved, all(all(map(self.records.__contains__, w)) for w in self.plan.work))
+
+    @cached_property
+    def trials(self) -> tuple[TrialResults, ...]:
+        """The trials, in their order."""
+        return tuple(TrialResults(self.store, self.saved, trial) for trial in self.plan.trials)
+
+    def trial(self, name: str) -> TrialResults:
+        """Return the trial that is called so, or the only one whose name begins so.
+
+        Raises:
+            ResultsError: there is none, or several; near names are told
+        """
+        if not isinstance(name, str):
+            raise ResultsError(f"`name` (={name!r}) must be a text; pass a number to `sweep.trials[...]`.")
+        found = [trial for trial in self.trials if trial.name == name]
+        found = found or [trial for trial in self.trials if trial.name.startswith(name)]
+        if len(found) > 1:
+            names = ", ".join(repr(trial.name) for trial in found[:3])
+            raise ResultsError(f"`name` (={name!r}) fits {len(found)} trials, {names} among them; give more of it.")
+        if not found:
+            raise not_there("name", name, [trial.name for trial in self.trials], "the sweep has")
+        return found[0]
+
+    def comparison(self, margin: float | None = None) -> Comparison:
+        """Return the operating points over seeds with their intervals, differences from dense, and verdicts.
+
+        Args:
+            margin: the loss that a match may hide, in the metric's own scale; None: what the sweep was configured to
+        """
+        if margin is None:
+            return self._compared
+        return compare_trials(self.plan, self.records, self.saved.failures, margin)
+
+    def frame(self, by: By = "point") -> DataFrame:
+        """Return the results as a pandas DataFrame.
+
+        Settings that vary between trials stand in columns of their own, under their dotted names.
+
+        Args:
+            by: `point`: a line for each operating point, over seeds, with intervals, as in summary.csv; `trial`: each
+                trial after its last round; `round`: each trial and round, as in trials.csv; `step`: training curves
+
+        Raises:
+            ResultsError: `by` is none of these
+        """
+        if by not in get_args(By):
+            raise no_choice("by", by, get_args(By))
+        with collector_paused():
+            if by == "point":
+                return frames.by_point(self.plan, self.comparison())
+            if by == "trial":
+                return frames.by_trial(self.plan, self.records, self.saved.failures)
+            if by == "round":
+                return frames.by_round(self.plan, self.records)
+            return frames.by_step(self.plan.trials, self.records, frames.parameters(self.plan))
+
+    @property
+    def plot(self) -> Plots:
+        """The figures, each in matplotlib axes: `sweep.plot.tradeoff(ax=ax)`."""
+        from orchestrator.results.plots import Plots
+
+        return Plots(self.store, self.saved, self.comparison())
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return a file of a finished stage, its digest checked."""
+        return self.store.read(key, name)
+
+    @cached_property
+    def _compared(self) -> Comparison:
+        return compare_trials(self.plan, self.records, self.saved.failures)
+
+
+def _first(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the parts of tables with the first lines of all: a notebook keeps what it shows."""
+    lines = 0
+    for part in parts:
+        lines += part.startswith("<tr")
+        if lines <= LINES or not part.startswith("<tr"):
+            yield part
+    if lines > LINES:
+        yield f"<p>and {lines - LINES} lines more: <code>sweep.frame()</code> has all</p>"

@@ -1,0 +1,148 @@
+"""One trial of a sweep: its masks, curves, weights and networks, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.compare.trial_rows import reason, status
+from orchestrator.compare.trial_settings import settings_of_each
+from orchestrator.core.file_names import WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import shown, shown_tree
+from orchestrator.core.specs import TrialSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.results import frames
+from orchestrator.results.missing_names import ResultsError
+from orchestrator.store.saved_sweep import SavedSweep
+from orchestrator.store.store import Store
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import Tensor, nn
+
+    from pruning import MaskSet
+
+
+class TrialResults:
+    """What came of one trial. A `round` counts from 1, 0 is the dense network, and None the last round of the trial."""
+
+    def __init__(self, store: Store, saved: SavedSweep, spec: TrialSpec) -> None:
+        self._store, self._saved, self._spec = store, saved, spec
+        self.name = shown(spec.name)
+
+    def __repr__(self) -> str:
+        """Name it, and say what became of it."""
+        return f"<trial {self.name!r}: {self.status}>"
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are wanting)."""
+        saved = self._saved
+        return status(saved.plan.work_of(self._spec), saved.plan, saved.records, saved.failures)
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed."""
+        return reason(self._saved.plan.work_of(self._spec), self._saved.records, self._saved.failures)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What was overridden for it, as one types it."""
+        return tuple(map(shown, self._spec.overrides))
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """All that defines it, by dotted name, as `train.epochs`."""
+        (found,) = settings_of_each([self._spec.config])
+        return shown_tree(found)  # type: ignore[no-any-return]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that are finished, 0 for the dense network."""
+        return tuple(number for number, key in self._stages.items() if key in self._saved.records)
+
+    def record(self, round: int | None = None) -> StageRecord:
+        """Return what the stage of a round says of itself: all figures, sparsities by tensor, the curve, the times.
+
+        Raises:
+            ResultsError: the trial has no such round, or that is not finished
+        """
+        stages = self._stages
+        number = max(stages) if round is None else round
+        if type(number) is not int or number not in stages:
+            raise ResultsError(
+                f"`round` (={number!r}) must be one of {', '.join(map(str, stages))}, the rounds of trial "
+                f"{self.name!r}, or None for the last."
+            )
+        if stages[number] not in self._saved.records:
+            done = ", ".join(map(str, self.rounds)) or "none"
+            raise ResultsError(
+                f"round {number} of trial {self.name!r} is not finished, of its rounds are {done}; pass one of these, "
+                "or run the sweep again."
+            )
+        return self._saved.records[stages[number]]
+
+    def masks(self, round: int | None = None) -> MaskSet:
+        """Return the masks of a round, 1 for what is kept; of the dense network there are none.
+
+        Raises:
+            ResultsError: the trial has no such round, or that is not finished
+            StoreError: the file is damaged, or holds no masks of the trial's network
+        """
+        import torch
+
+        from pruning import MaskSet
+
+        record = self.record(round)
+        found = self._store.stages.masks(record.key) if KINDS[record.kind].prunes else {}
+        return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
+
+    def history(self) -> DataFrame:
+        """Return the training curves of its finished stages, a line for each point, as `sweep.frame(by="step")`."""
+        return frames.by_step([self._spec], self._saved.records, {}).drop(columns="trial")
+
+    def weights(self, round: int | None = None) -> Mapping[str, Tensor]:
+        """Return parameters and buffers by name, as the round left them: pruned entries are zero.
+
+        Raises:
+            ResultsError: the trial has no such round, that is not finished, or its weights were dropped
+            StoreError: the file is damaged
+        """
+        return self._store.stages.tensors(self._with_weights(round).key, WEIGHTS)
+
+    def model(self, round: int | None = None, *, run_own_code: bool = False) -> nn.Module:
+        """Return the network, built as the trial built it, with the weights of a round: pruned entries are zero.
+
+        It is on the CPU and in evaluation mode; `trial.masks(round).apply(model)` puts it under its masks.
+
+        Args:
+            round: counted from 1; 0 is the dense network, None the last
+            run_own_code: allow that a `_target_` of the sweep's is imported and run, which can be anything
+
+        Raises:
+            ResultsError: as of `weights`
+            OrchestratorError: it takes code of the user's own, or that, or the data, are not what was planned with
+        """
+        from orchestrator.export.stored_network import kept
+        from orchestrator.export.trial_choice import Choice
+
+        key = self._with_weights(round).key
+        return kept(self._store, self._saved, Choice(key, self._spec), run_own_code=run_own_code).model
+
+    def _with_weights(self, round: int | None) -> StageRecord:
+        record = self.record(round)
+        if WEIGHTS not in record.files:
+            raise ResultsError(
+                f"the store does not keep the weights of round {record.round} of trial {self.name!r}, from which "
+                "nothing starts; run the sweep with store.keep=all, and a `store.uri` of its own."
+            )
+        return record
+
+    @cached_property
+    def _stages(self) -> Mapping[int, str]:
+        """Round -> the key of its stage."""
+        stages = self._saved.plan.stages
+        keys = [self._spec.dense, *self._spec.stages]
+        return {stages[key].round: key for key in keys if KINDS[stages[key].kind].reads_test}

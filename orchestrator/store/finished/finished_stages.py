@@ -1,0 +1,286 @@
+"""The commit protocol of a store: a stage is there whole, with the digests of its files, or it is not there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
+from orchestrator.core.file_names import DROPPABLE, MASKS, RECORD, WEIGHTS, component, is_component
+from orchestrator.core.plain_data import canonical_json, digest
+from orchestrator.core.records import FileInfo, StageRecord
+from orchestrator.core.redact import logger
+from orchestrator.core.work_order import FileWriter
+from orchestrator.store.backends import Backend
+from orchestrator.store.finished.stage_commit import Commit, check_name, folder_of, join, parse
+from orchestrator.store.finished.stage_contents import MOST_ENTRIES, masks_in, tensors_in, values_in
+from orchestrator.store.sealed_json import seal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestrator.store.finished.stage_contents import Masks
+
+_REQUESTS = 32
+"""Stages that are looked at side by side on an object store."""
+
+_T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed")
+
+_log = logger(__name__)
+
+
+class StageDamaged(StageMissing):
+    """A file of a finished stage is not what its record says; the stage was set aside, so the next run repeats it."""
+
+
+class Stages:
+    """The finished stages behind a backend; `name` is what messages call the store.
+
+    Where `read_only`, what is damaged is left where it is.
+    """
+
+    def __init__(self, backend: Backend, name: str, read_only: bool = False) -> None:
+        self._backend, self._name, self._read_only = backend, name, read_only
+
+    def standing(self, key: str) -> Commit | None:
+        """Return what is committed, or None; what is damaged is set aside and named in a warning."""
+        try:
+            return self._examine(key)
+        except StageDamaged as error:
+            _log.warning("%s", error)
+            return None
+
+    def known(self) -> list[str]:
+        """Return the keys of all stages that may be committed; a folder of another name is none of ours."""
+        return [name for name in self._backend.names("stages") if is_component(name)]
+
+    def all_standing(self, keys: Iterable[str]) -> dict[str, Commit]:
+        """Return `standing` of many keys, those that have one."""
+        found = self._each(self.standing, dict.fromkeys(keys))
+        return {commit.key: commit for commit in found if commit is not None}
+
+    def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
+        """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
+        for name in files:
+            check_name(name)
+        record = parse(self._sealed(Commit(record, "")), record.key).record  # as it will be read, or refused by now
+        for _ in range(5):
+            standing = self.standing(record.key)
+            if standing is None:
+                if (committed := self._publish(record, files)) is not None:
+                    return committed
+            elif standing.record.started_from != record.started_from:
+                self._set_aside(record.key, "what it had started from was repeated, and is other weights now")
+            elif WEIGHTS in standing.record.files or WEIGHTS not in files:
+                return standing.record
+            elif canonical_json(standing.record.result()) == canonical_json(record.result()):
+                return self._put_back(standing, files)
+            else:
+                self._set_aside(record.key, "its weights had been dropped, and repeating it gave another result")
+        raise StoreError(f"{self._name}: {folder_of(record.key)} kept changing while it was written; run again")
+
+    def read(self, key: str, name: str) -> bytes:
+        """Return a small file of a finished stage, its digest checked."""
+        return self._verified(key, name, self._small)[0]
+
+    def fetch(self, key: str, name: str) -> Path:
+        """Return where a file of a finished stage lies on this node, its digest checked."""
+        return self._verified(key, name, self._backend.fetch)[0]
+
+    def tensors(self, key: str, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a file of a finished stage by name, mapped from the file."""
+        return self._parsed(key, name, self._backend.fetch, lambda path, _: tensors_in(path))
+
+    def values(self, key: str, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of a finished stage."""
+        return self._parsed(key, name, self._small, lambda content, _: values_in(content))
+
+    def masks(self, key: str) -> Masks:
+        """Return the masks of a finished round by the names of their parameters."""
+
+        def parser(content: bytes, commit: Commit) -> Masks:
+            return masks_in(content, commit.record, self._most_entries(commit))
+
+        return self._parsed(key, MASKS, self._small, parser)
+
+    def check(self, key: str) -> None:
+        """Read every file of a stage; raise StageDamaged for the first that is damaged."""
+        commit = self._examine(key)
+        if commit is None and not self._backend.remote:  # where a stage is published with its record
+            raise self._damaged(key, RECORD, "found no such file")
+        for name in commit.record.files if commit else ():
+            self._verified(key, name, lambda path, _: (None, self._backend.describe(path)))
+
+    def _most_entries(self, commit: Commit) -> int:
+        """Return how many mask entries may be read: a small number, or as many as the weights beside have bytes."""
+        with suppress(FileNotFoundError):
+            if WEIGHTS in commit.record.files and commit.record.prunable_parameters > MOST_ENTRIES:
+                return max(MOST_ENTRIES, self._backend.size(commit.path(WEIGHTS)))
+        return MOST_ENTRIES
+
+    def _small(self, path: str, info: FileInfo) -> tuple[bytes, FileInfo]:
+        data = self._backend.read(path, info.bytes)
+        return data, FileInfo(digest(data), len(data))
+
+    def _parsed(
+        self,
+        key: str,
+        name: str,
+        get: Callable[[str, FileInfo], tuple[_T, FileInfo]],
+        parser: Callable[[_T, Commit], _Parsed],
+    ) -> _Parsed:
+        """Parse a file of a finished stage whose digest fits; a file that the parser refuses is damaged all the same.
+
+        Anybody can write a record with the digest of any file.
+        """
+        content, commit = self._verified(key, name, get)
+        try:
+            return parser(content, commit)
+        except ValueError as error:
+            reason = str(error)
+        if self._examine(key) != commit:  # another process repeated it, just now
+            return self._parsed(key, name, get, parser)
+        raise self._damaged(key, name, reason)
+
+    def _verified(self, key: str, name: str, get: Callable[[str, FileInfo], tuple[_T, FileInfo]]) -> tuple[_T, Commit]:
+        """Return a file of a finished stage as `get` gives it, if its digest is that of the record, and the commit."""
+        check_name(name)
+        commit = self._examine(key)
+        if commit is None:
+            raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again", key)
+        if name not in commit.record.files:
+            remedy = (
+                "its weights were dropped; a run that needs them repeats it" if name in DROPPABLE else "there is none"
+            )
+            raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}", key)
+        expected = commit.record.files[name]
+        try:
+            content, info = get(commit.path(name), expected)
+            if info == expected:
+                return content, commit
+            found = _described(info)
+        except FileNotFoundError:
+            found = "no such file"
+        if self._examine(key) != commit:  # another process dropped its weights or repeated it, just now
+            return self._verified(key, name, get)
+        raise self._damaged(key, name, f"expected {_described(expected)}, found {found}")
+
+    def drop_weights(self, keys: Iterable[str]) -> None:
+        """Delete weights (and states) of finished stages, once they are struck from the record; all else stays."""
+        self._each(self._drop_weights, keys)
+
+    def _drop_weights(self, key: str) -> None:
+        commit = self._examine(key)
+        if commit is not None and WEIGHTS in commit.record.files:
+            files = {name: info for name, info in commit.record.files.items() if name not in DROPPABLE}
+            self._rewrite(Commit(replace(commit.record, files=files), commit.attempt))
+            for name in commit.record.files.keys() - files.keys():
+                self._backend.remove(commit.path(name))
+
+    def _each(self, act: Callable[[str], _T], keys: Iterable[str]) -> list[_T]:
+        """Do one thing for many stages: side by side where each costs requests."""
+        if not self._backend.remote:
+            return [act(key) for key in keys]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(act, keys))
+
+    def _publish(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord | None:
+        """Write a stage and return its record, or None if another process was faster."""
+        folder, attempt = folder_of(record.key), uuid.uuid4().hex if self._backend.remote else ""
+
+        def with_files(found: Mapping[str, FileInfo]) -> StageRecord:
+            return replace(record, files={name: found[join(attempt, name)] for name in files})
+
+        writers = {join(attempt, name): writer for name, writer in files.items()}
+        found = self._backend.publish(folder, writers, lambda found: self._sealed(Commit(with_files(found), attempt)))
+        if found is not None:
+            return with_files(found)
+        standing = self.standing(record.key)
+        if not attempt:
+            if standing is None:
+                self._set_aside(record.key, "a folder without a record")
+        elif standing is not None and standing.attempt == attempt:
+            return standing.record  # the acknowledgement of our own write was lost, and its repetition refused
+        else:
+            self._backend.remove_folder(f"{folder}/{attempt}")
+        return None
+
+    def _put_back(self, commit: Commit, files: Mapping[str, FileWriter]) -> StageRecord:
+        dropped = [name for name in DROPPABLE if name in files and name not in commit.record.files]
+        put = {name: self._backend.put(commit.path(name), files[name]) for name in dropped}
+        record = replace(commit.record, files={**commit.record.files, **put})
+        self._rewrite(Commit(record, commit.attempt))
+        return record
+
+    def _rewrite(self, commit: Commit) -> None:
+        self._backend.write(f"{folder_of(commit.key)}/{RECORD}", self._sealed(commit))
+
+    def _sealed(self, commit: Commit) -> bytes:
+        try:
+            content = seal({"attempt": commit.attempt, "record": commit.record.to_json()})
+            parse(content, commit.key)
+        except ValueError as error:
+            raise StoreError(
+                f"the record of stage {commit.key} holds NaN, an infinity or what no record can say: {error}"
+            ) from error
+        return content
+
+    def _examine(self, key: str) -> Commit | None:
+        """Return what is committed, or None; raise StageDamaged, once it is set aside, for what is damaged."""
+        try:
+            content = self._backend.read(f"{folder_of(key)}/{RECORD}")
+        except FileNotFoundError:
+            return None
+        try:
+            commit = parse(content, key)
+        except ValueError as error:
+            raise self._damaged(key, RECORD, str(error)) from None
+        except OrchestratorError as error:
+            raise StoreError(f"{self._name}: {folder_of(key)}/{RECORD}: {error}") from None
+        if not self._backend.remote and (wrong := self._wrong_size(commit)):
+            if self._changed(key, content):
+                return self._examine(key)
+            raise self._damaged(key, *wrong)
+        return commit
+
+    def _wrong_size(self, commit: Commit) -> tuple[str, str] | None:
+        for name, info in commit.record.files.items():
+            try:
+                found = self._backend.size(commit.path(name))
+            except FileNotFoundError:
+                return name, f"expected {info.bytes} bytes, found no such file"
+            if found != info.bytes:
+                return name, f"expected {info.bytes} bytes, found {found}"
+        return None
+
+    def _changed(self, key: str, content: bytes) -> bool:
+        try:
+            return self._backend.read(f"{folder_of(key)}/{RECORD}") != content
+        except FileNotFoundError:
+            return True
+
+    def _damaged(self, key: str, name: str, found: str) -> StageDamaged:
+        damage = f"stage {key}: {name} is damaged: {found}"
+        if self._read_only:
+            return StageDamaged(f"{self._name}: {damage}. The next run sets it aside and repeats it", key)
+        try:
+            where = f"The stage was set aside in {self._set_aside(key, damage)}; the next run repeats it"
+        except StoreError as error:
+            where = f"The stage could not be set aside ({error})"
+        return StageDamaged(f"{self._name}: {damage}. {where}", key)
+
+    def _set_aside(self, key: str, reason: str) -> str:
+        target = f"quarantine/{component(key, 'key')}-{uuid.uuid4().hex[:8]}"
+        self._backend.move(folder_of(key), target)
+        self._backend.write(f"{target}/reason.txt", f"{reason}\n".encode())
+        return target
+
+
+def _described(info: FileInfo) -> str:
+    return f"{info.bytes} bytes of SHA-256 {info.sha256}"

@@ -1,0 +1,165 @@
+"""Prune one round and check the result: counts, nesting, zeros, and weights that went back to a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pruning
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.training.scoring.ranking import Read, Round, Scoring, rank
+from orchestrator.workloads.model_building import Prunable, prunable
+from pruning import MaskSet
+from pruning.selection.selection_groups import Groups
+
+
+class LawBroken(OrchestratorError):
+    """A trial whose result must not be reported: the result differs from what was asked for."""
+
+    repeats = True
+
+
+class Overflow(LawBroken):
+    """A pruned network whose loss is not a number."""
+
+
+def prune_round(model: nn.Module, asked: Round, parent: MaskSet, read: Read) -> tuple[MaskSet, Scoring]:
+    """Prune a plain model by a round's method on top of the masks so far; return its masks, and what scoring took.
+
+    The model is left plain, with zeros where the masks are 0. A tensor of n units of which z are masked loses
+    round(s n) - z more for a target sparsity s; a raw amount goes to the method's class as it is. A control that
+    shuffles has the masks shuffled then.
+    """
+    masks, scoring = rank(model, prunable(model, asked.fields.prune), asked, parent, read)
+    pruning.remove_all(model)
+    return masks, scoring
+
+
+def masked(model: nn.Module, masks: MaskSet) -> None:
+    """Set the entries of a plain model that are masked to zero."""
+    masks.apply(model)
+    pruning.remove_all(model)
+
+
+def sizes(chosen: Sequence[Prunable], asked: Round) -> dict[str, int]:
+    """Return how many units a count can take of each tensor, or of all together where these are ranked as one."""
+    found = asked.cut(chosen, [each.name for each in chosen]).sizes
+    return {"all prunable parameters": sum(found.values())} if asked.choices.scope.kind == "global" else dict(found)
+
+
+def hold_finite(metrics: Mapping[str, float], where: str, blame: Callable[[str], None]) -> None:
+    """Raise `LawBroken` for a network whose loss after pruning is not finite: nothing can be compared with it.
+
+    Args: its `metrics` before training; `where` the configuration says how it is trained; `blame`, which raises an
+    error that begins with its argument where the data are at fault.
+    """
+    if not math.isfinite(metrics["loss"]):
+        said = f"the loss of the pruned network is {metrics['loss']} before any fine-tuning"
+        blame(said)
+        raise Overflow(
+            f"{said}: its activations overflow; use `{where}.precision=fp32`, or a method that leaves the layers "
+            "balanced."
+        )
+
+
+def hold_laws(
+    chosen: Sequence[Prunable],
+    asked: Round,
+    parent: MaskSet,
+    masks: MaskSet,
+    weights: Mapping[str, Tensor],
+    scoring: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[str, ...]:
+    """Check a round; return the names of dead tensors.
+
+    Args:
+        chosen: the parameters that are pruned.
+        asked: the round.
+        parent: the masks before it.
+        masks: those after it.
+        weights: name -> values after it.
+        scoring: see `rank`; `units` by tensor, and the fraction `removed` of them, or of the budget of groups.
+
+    Raises:
+        LawBroken: masks are not nested, a pruned weight is not zero, or the achieved sparsity differs from the target
+            by more than rounding to whole units allows.
+    """
+    if len(parent) and asked.choices.dynamics.kind == "nested" and not asked.shuffles and not masks.nested_in(parent):
+        raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
+    for name, mask in masks.items():
+        weight = weights[name]
+        if bool(((weight != 0) & ~mask.to(weight.device)).any()):
+            raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
+    if asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
+        raise LawBroken(said)
+    return tuple(name for name, mask in masks.items() if not bool(mask.any()))
+
+
+def _off_target(chosen: Sequence[Prunable], asked: Round, masks: MaskSet, scoring: Mapping[str, Any]) -> str | None:
+    """Return how masks miss the target of a round; None where they reach it."""
+    target = float(asked.fields.target or 0.0)
+    if asked.spans:
+        if scoring["removed"] >= target - 1e-6:
+            return None
+        budget = asked.choices.scope.budget
+        return f"achieved sparsity {scoring['removed']:.6f} is not the requested {target:.6f} of the {budget}."
+    groups = asked.cut(chosen, scoring.get("units") or [*masks])
+    total, kept = sum(groups.sizes.values()), sum(int(alive.sum()) for alive in groups.alive(masks).values())
+    if abs(total - kept - target * total) <= _slack(groups) + 1e-6 * total:
+        return None
+    remedy = f"; {asked.fields.method.said('method')} must prune as many as it is told" if asked.choices.select else ""
+    return (
+        f"achieved sparsity {1 - kept / total:.6f} is not the requested {target:.6f}: {kept} of {total} units of kind "
+        f"{groups.unit.kind} are left, where rounding allows {_slack(groups):g} more or fewer{remedy}."
+    )
+
+
+def rounding(chosen: Sequence[Prunable], asked: Round, scoring: Mapping[str, Any]) -> float:
+    """Return by how much whole units may keep `removed` from the target, as a fraction of all units."""
+    if asked.fields.target is None:
+        return 0.0
+    if "step" in scoring:
+        return float(scoring["step"])
+    groups = asked.cut(chosen, scoring.get("units") or [each.name for each in chosen])
+    return _slack(groups) / max(1, sum(groups.sizes.values()))
+
+
+def _slack(groups: Groups) -> float:
+    """Return by how many units, in all, rounding may keep a round from its target."""
+    scope = groups.scope
+    if scope.kind == "row":
+        return float(sum(layout.units // max(1, layout.pool) for layout in groups))
+    return 0.5 * (len(groups.sizes) if scope.kind == "layer" and scope.allocation in ("each", "given") else 1)
+
+
+def details(
+    chosen: Sequence[Prunable],
+    asked: Round,
+    parent: MaskSet,
+    masks: MaskSet,
+    weights: Mapping[str, Tensor],
+    scoring: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Check a round, see `hold_laws`; return what its record says besides figures."""
+    dead = hold_laws(chosen, asked, parent, masks, weights, scoring)
+    return {"dead_tensors": [*dead], "rounding": rounding(chosen, asked, scoring), "scoring": scoring}
+
+
+def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:
+    """Raise `LawBroken` unless `weights` have the bytes that were saved where `masks` keep them, and 0 elsewhere."""
+    for name, tensor in saved.items():
+        kept = masks.get(name, torch.ones((), dtype=torch.bool)).to(tensor.device).expand(tensor.shape)
+        if _bytes(weights[name][kept]) != _bytes(tensor[kept]) or bool(weights[name][~kept].any()):
+            raise LawBroken(
+                f"rewound weights are not those of the step to rewind to: {name} has other bytes where its mask is 1, "
+                "or is not zero where it is 0."
+            )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.cpu().contiguous().view(-1, 1).view(torch.uint8).numpy().tobytes()

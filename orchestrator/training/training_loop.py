@@ -1,0 +1,299 @@
+"""Train a network and evaluate it: plain PyTorch, every random draw from one seed, nothing remembered between calls."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from orchestrator.config.key_rules import violations
+from orchestrator.config.parts.training import Train
+from orchestrator.core.errors import Cancelled as Cancelled
+from orchestrator.core.records import CurvePoint
+from orchestrator.core.seeding import derive, seeded
+from orchestrator.core.work_order import never
+from orchestrator.training.evaluation import autocast, evaluate, monitored
+from orchestrator.training.state.resuming import Keep, Resumable
+from orchestrator.training.state.train_state import TrainState, extra_state, restore_extra_state
+from orchestrator.training.steps import Averages, Gradients, Steps, TrainingError, optimizer_of, scaler_of, scheduler_of
+from orchestrator.training.steps import Diverged as Diverged
+from orchestrator.workloads.data_loading import Data
+from orchestrator.workloads.inspection import require_finite
+from orchestrator.workloads.splits import Batch
+from orchestrator.workloads.tasks.task import Task
+from pruning.measure.macs import in_mode
+
+CHECK_EVERY = 100
+"""Steps after which losses are looked at in any case: looking waits for the device."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came of a training; the weights are in the model."""
+
+    curve: tuple[CurvePoint, ...]
+    steps: int
+    """Optimizer steps taken, from where the training began."""
+    best_step: int
+    """That of these whose weights the model has now; 0 if none has."""
+    state: TrainState | None = None
+    """Of a training that was to end at a step: where it is then. Its tensors are those of the model."""
+
+
+def fit(
+    model: nn.Module,
+    data: Data,
+    task: Task,
+    config: Mapping[str, Any],
+    *,
+    seed: int,
+    device: torch.device,
+    where: str = "train",
+    on_optimizer: Callable[[Optimizer], None] | None = None,
+    cancelled: Callable[[], bool] = never,
+    on_point: Callable[[CurvePoint], object] = lambda _: None,
+    state: TrainState | None = None,
+    keep: Keep = lambda *_: None,
+    since: int | str = 0,
+    until: int | str | None = None,
+) -> FitResult:
+    """Train `model` in place on `device` and leave in it the selected weights (and buffers).
+
+    Data order and dropout follow from `seed` alone; the caller's generators are restored. The curve has a point after
+    every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss` and what
+    the task measures, as in `val/rmse`, and `lr` (of the last step, in the first parameter group). The state before the
+    first step is no candidate for `select: best`: a network that was just pruned must not be returned as fine-tuned.
+
+    Args:
+        task: with the loss of this training.
+        config: a plain `orchestrator.config.parts.training.Train`; absent keys have their defaults.
+        where: the node's place in the configuration, for errors: `train` or `finetune`.
+        on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
+        cancelled: asked before each batch.
+        on_point: told each point as it comes.
+        state: where to go on from, as `keep` was given it by a training of the same network, data, settings and seed.
+        keep: told before each batch how to get the state as it is then, and whether the training is about to be
+            cancelled. The state's tensors are those that training moves: write them before you return.
+        since: the step, or epochs as in "2.5ep", at which it begins and counts from: that of `state`, or before.
+        until: the place to end at, with the schedule of the whole: weights and state then are the result.
+
+    Raises:
+        Cancelled: `cancelled` returned True.
+        Unfit: `state` is of another training.
+        Diverged: a training or validation loss is infinite or NaN.
+        OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
+    """
+    for sentence in violations(where, Train, {**vars(Train()), **config}):
+        raise TrainingError(sentence)
+    settings = Train(**config)
+    model.to(device)
+    with seeded(derive(seed, "training"), device):
+        run = _Run(model, data, task, settings, seed, device, where)
+        run.since = run.at(since)
+        if on_optimizer is not None:
+            on_optimizer(run.optimizer)
+        if state is not None:
+            run.go_on(state)
+            run.require_since()
+        with in_mode(model, training=True):
+            run.train(cancelled, on_point, keep, run.length if until is None else run.at(until))
+        if until is None:
+            run.select()
+            return FitResult(tuple(run.curve), run.step - run.since, max(0, run.selected_step - run.since))
+        return FitResult(tuple(run.curve), run.step, run.step, run.state())
+
+
+class _Run(Resumable):
+    """One training: the optimizer's state, where it is, and the best weights so far."""
+
+    def __init__(
+        self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device, where: str
+    ) -> None:
+        self.scaler = scaler_of(config.precision, device, where)
+        self.model, self.data, self.task, self.config, self.device = model, data, task, config, device
+        self.where, self.monitor = where, monitored(task, config.monitor, where)
+        batches = data.train.batches(
+            config.batch_size, device=device, seed=derive(seed, "order"), drop_last=config.drop_last
+        )
+        self.steps = Steps(batches, config.accumulate)
+        self.epoch_length = len(self.steps)
+        self.length = config.steps if config.steps is not None else (config.epochs or 0) * self.epoch_length
+        if not self.epoch_length and (config.steps or config.epochs):
+            raise TrainingError(
+                f"`{where}.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
+                "training split, while drop_last is true; pass a smaller one."
+            )
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = optimizer_of(config, self.parameters, where)
+        self.gradients = Gradients(config, model, self.parameters, where)
+        self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length, where)
+        # No method of this object: it would hold itself, and the processes of its loader, until the collector runs.
+        loss_of = partial(task.loss, model)
+        self.loss_of = torch.compile(loss_of) if config.compile else loss_of
+        self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
+        self.step = 0
+        self.rate = 0.0
+        self.skipped = False
+        self.selected_step = 0
+        self.curve: list[CurvePoint] = []
+        self.losses: list[Tensor] = []
+        self.best = -math.inf
+        self.best_state: list[Tensor] | None = None
+        self.best_extra: dict[str, Any] = {}
+        self.stale = 0
+
+    def train(
+        self, cancelled: Callable[[], bool], on_point: Callable[[CurvePoint], object], keep: Keep, last: int
+    ) -> None:
+        every = self.config.eval_every or self.epoch_length
+        left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
+        # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
+        for step, batches in zip(left, self.steps.after(self.step), strict=False):
+            ending = cancelled()
+            keep(self.state, ending)
+            if ending:
+                raise Cancelled
+            self._update(batches)
+            self.step = step
+            if not self.skipped:
+                self._schedule("step")
+            if step % self.epoch_length == 0:
+                self._schedule("epoch")
+            if step % every == 0 or step == self.length:
+                with nullcontext() if self.averages is None else self.averages.in_force():
+                    point = self._point()
+                    on_point(point)
+                    self.stale = 0 if self._keep(point) else self.stale + 1
+                if self.stale == self.config.patience:
+                    break
+            elif len(self.losses) % CHECK_EVERY == 0:
+                self._mean_loss()
+
+    def _update(self, batches: Sequence[Batch]) -> None:
+        """Take one step: along the mean gradient of all examples of the `batches`."""
+        for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
+            parameter.grad = None
+        sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
+        if not any(sizes):  # nothing counts in any: each has a loss of 0
+            sizes = [1] * len(batches)
+        losses = []
+        for batch, size in zip(batches, sizes, strict=True):
+            if not size:
+                continue
+            with autocast(self.device, self.config.precision):
+                loss = self._loss(batch)
+            if len(batches) > 1:
+                loss = loss * (size / sum(sizes))
+            torch.autograd.backward(self.scaler.scale(loss))
+            losses.append(loss.detach())
+        self.gradients.finish(self.scaler, self.optimizer)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped = self.scaler.get_scale() < scale
+        if self.averages is not None and not self.skipped:
+            self.averages.update()
+        self.losses.append(sum(losses[1:], losses[0]))
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+
+    def _loss(self, batch: Batch) -> Tensor:
+        try:
+            return self.loss_of(batch)
+        except RuntimeError as error:
+            if not self.config.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            said = str(error).strip().splitlines()[0]
+            raise TrainingError(
+                f"`{self.where}.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; "
+                "pass train.compile=false finetune.compile=false."
+            ) from error
+
+    def _schedule(self, interval: str) -> None:
+        if self.scheduler is None or isinstance(self.scheduler, ReduceLROnPlateau):
+            return
+        if self.config.scheduler_interval == interval:
+            self.scheduler.step()
+
+    def _point(self) -> CurvePoint:
+        train_loss = self._mean_loss()
+        config = self.config
+        found = evaluate(
+            self.model,
+            self.data.val,
+            self.task,
+            device=self.device,
+            batch_size=config.eval_batch_size,
+            precision=config.precision,
+        ).figures
+        if not math.isfinite(found["loss"]):
+            raise self._diverged("validation", self.step, found["loss"])
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(found["loss"])
+        self.losses.clear()
+        metrics = {
+            "train/loss": train_loss,
+            **{f"val/{name}": value for name, value in found.items() if math.isfinite(value)},
+            "lr": self.rate,
+        }
+        point = CurvePoint(self.step - self.since, self.step / self.epoch_length, time.time(), metrics)
+        self.curve.append(point)
+        return point
+
+    def _mean_loss(self) -> float:
+        """Return the mean loss since the last point; raise `Diverged` for the first that is not finite."""
+        values = torch.stack(self.losses).double().tolist()
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                raise self._diverged("training", self.step - len(values) + 1 + index, value)
+        return math.fsum(values) / len(values)
+
+    def _diverged(self, which: str, step: int, loss: float) -> Diverged:
+        """Return what to raise for a loss that is not finite; raise `DataError` where that is the data's fault."""
+        said = f"the {which} loss is {loss} at step {step}"
+        if which == "validation":
+            require_finite({"val": self.data.val}, self.config.eval_batch_size, self.device, said)
+        self.steps.require_finite(step, said)
+        return Diverged(
+            f"{said}: training diverged; lower `{self.where}.optimizer.lr`, or clip gradients with "
+            f"`{self.where}.clip_norm=1.0`."
+        )
+
+    def _keep(self, point: CurvePoint) -> bool:
+        """Remember the weights if they are a new best; tell whether they are."""
+        value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
+        if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
+            raise TrainingError(
+                f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, and is not at "
+                f"step {point.step}, though the loss is; pass train.monitor=loss finetune.monitor=loss."
+            )
+        improved = value > self.best
+        if improved:
+            self.best = value
+        if self.config.select == "last" or improved:
+            self.selected_step = point.step
+        if self.config.select == "best" and improved:
+            with torch.no_grad():
+                self.best_state = [tensor.detach().clone() for tensor in self._state()]
+            self.best_extra = deepcopy(extra_state(self.model))
+        return improved
+
+    def select(self) -> None:
+        """Give the model the selected weights."""
+        if self.averages is not None:
+            self.averages.apply()
+        if self.best_state is None or self.selected_step == self.step:
+            return
+        with torch.no_grad():
+            for tensor, best in zip(self._state(), self.best_state, strict=True):
+                tensor.copy_(best)
+        restore_extra_state(self.model, self.best_extra)

@@ -1,0 +1,326 @@
+"""Run one stage: train the dense network, or prune and fine-tune one round. No Ray, no MLflow.
+
+A stage is a function of its spec and of the state that it goes on from: a network that is on its device already, or
+one that is restored from the store. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.core.file_names import MASKS, STATE, STATE_VALUES, WEIGHTS
+from orchestrator.core.records import StageRecord
+from orchestrator.core.redact import redact_tree
+from orchestrator.core.seeding import derive
+from orchestrator.core.specs import NETWORK, RATES, TEACHER, StageSpec
+from orchestrator.core.stage_kinds import KINDS
+from orchestrator.core.work_order import FileWriter, Result, WorkOrder
+from orchestrator.training import pruning_rounds, training_loop
+from orchestrator.training.evaluation import evaluate
+from orchestrator.training.own_loop import Context, run_own_loop
+from orchestrator.training.scoring.ranking import Read, Round, Scoring, example_of
+from orchestrator.training.stage_environment import environment
+from orchestrator.training.stage_networks import Network, fitting, initialised, restored, stored
+from orchestrator.training.state.checkpointing import Checkpointing
+from orchestrator.training.state.from_scratch import small_of
+from orchestrator.training.state.resuming import Unfit
+from orchestrator.training.state.rewinding import furthest, masks_of, onward, restart
+from orchestrator.training.state.train_state import TrainState, as_bytes, as_tensor
+from orchestrator.training.steps import TrainingError, kept_gradients
+from orchestrator.workloads import model_building
+from orchestrator.workloads.inspection import first, require_finite
+from orchestrator.workloads.splits import Split
+from orchestrator.workloads.tasks import task_building
+from orchestrator.workloads.tasks.batch import arguments, moved
+from orchestrator.workloads.tasks.distilled import with_teacher
+from orchestrator.workloads.tasks.task import Measured, Task
+from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
+from pruning import MaskKeeper, MaskSet, remove_all
+from pruning.measure.macs import Macs, macs
+
+
+def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Build a network and train it: to the end, or to the step at which a start ends, whose state is its result.
+
+    Raises:
+        training_loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
+        OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
+    """
+    return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
+
+
+def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
+    """Prune the network that `inputs` holds, or else the store, and fine-tune what is left.
+
+    Raises:
+        training_loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
+        OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
+    """
+    live = [network for network in (inputs.get(NETWORK),) if isinstance(network, Network)]
+    return _performed(spec, lambda: live.pop() if live else restored(spec, order), order, Stage.prune)
+
+
+def _performed(
+    spec: StageSpec, network: Callable[[], Network], order: WorkOrder, act: Callable[[Stage], Trained]
+) -> Result:
+    """Run a stage, from its checkpoint if it has one; where that does not fit, from the start, on a network anew."""
+    start = network()
+    checkpoints = Checkpointing(
+        order.store.checkpoints,
+        spec.key,
+        started_from=start.digest,
+        data=start.data.digest,
+        minutes=spec.location.get(spec.training, {}).get("checkpoint_minutes", 0),
+        grace=order.grace,
+        environment=environment(),
+    )
+    try:
+        return Stage(spec, start, order, checkpoints).result(act)
+    except Unfit as error:
+        checkpoints.set_aside(str(error))
+    with fitting(spec.inputs.get(RATES, spec.key), STATE, (Unfit,)):  # the state of the dense training, which is left
+        return Stage(spec, network(), order, checkpoints).result(act)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a stage's own work: of pruning also metrics before training, `details`, and what took seconds."""
+
+    fit: training_loop.FitResult
+    before: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Ways:
+    """How a stage trains and measures, and what it takes from other stages: a rehearsal has ways of its own."""
+
+    def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
+        """Run a training of the stage."""
+        del stage
+        return fit()
+
+    def measure(self, stage: Stage, split: Split) -> Measured:
+        """Return what the network achieves on a split."""
+        sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
+        return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
+
+    def restart(self, stage: Stage, masks: MaskSet) -> None:
+        """Give what the masks keep the weights that the stage trains on from."""
+        restart(stage.network, masks, stage.spec, stage.order)
+
+    def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
+        """Return the state of the training that the stage continues, if it continues one."""
+        return onward(stage.model, masks, stage.spec, stage.order.store)
+
+    def teacher(self, stage: Stage) -> nn.Module | None:
+        """Return the network that the stage learns from, if there is one."""
+        key = stage.spec.inputs.get(TEACHER)
+        return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
+
+
+class Stage:
+    """One stage on a network: what it does to it, and what it says of itself."""
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        network: Network,
+        order: WorkOrder,
+        checkpoints: Checkpointing | None = None,
+        ways: Ways | None = None,
+    ) -> None:
+        torch.set_num_threads(order.threads)
+        self._ways = ways or Ways()
+        self.spec, self.network, self.order = spec, network, order
+        self.model, self.data, self.device = network.model, network.data, torch.device(order.device)
+        training = spec.training
+        self.config = spec.training_config
+        task = task_building.build(spec.typed.task)
+        self.task = task_building.with_loss(task, self.config["loss"], f"{training}.loss", self.device)
+        self._checkpoints = checkpoints or Checkpointing(order.store.checkpoints, spec.key)
+        self.is_small = spec.typed.restart.control == "small"
+
+    def result(self, act: Callable[[Stage], Trained]) -> Result:
+        """Do what the stage is for; return its record and files, and the network as it is now."""
+        started, clock, done = time.time(), time.perf_counter(), act(self)
+        spec, network, final, count = self.spec, self.network, self._final(), self._macs()
+        after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
+        weights, earlier = plain_state(self.model), self._checkpoints.seconds
+        files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
+        if KINDS[spec.kind].prunes:
+            masks = network.masks.to_bytes()
+            files[MASKS] = lambda file: file.write(masks)
+        if (state := done.fit.state) is not None:
+            values = json.dumps(state.values, allow_nan=False).encode()
+            files |= {STATE: partial(write_state, state.tensors), STATE_VALUES: lambda file: file.write(values)}
+        record = StageRecord(
+            key=spec.key,
+            kind=spec.kind,
+            round=spec.round,
+            before=done.before,
+            after={name: value for name, value in after.items() if math.isfinite(value)},
+            metrics=tuple(self.task.metrics),
+            curve=done.fit.curve,
+            requested_sparsity=spec.typed.target,
+            sparsity=network.masks.sparsity(),
+            tensor_sparsity=network.masks.sparsities(),
+            tensor_sizes=network.masks.sizes(),
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            macs=count.total,
+            macs_remaining=count.remaining,
+            weights_digest=state_digest(weights),
+            mask_digest=network.masks.digest(),
+            steps=done.fit.steps,
+            best_step=done.fit.best_step,
+            started=started - earlier,
+            started_from=network.digest,
+            data_digest=network.data.digest,
+            details={**done.details, "measured": {split: dict(found.details) for split, found in final.items()}},
+            measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
+            warnings=(
+                *self._checkpoints.warnings,
+                *self._random(),
+                *(
+                    f"every weight of {name} is pruned: nothing passes through it"
+                    for name in done.details.get("dead_tensors", ())
+                ),
+                *(f"{name} is {value}" for name, value in after.items() if not math.isfinite(value)),
+            ),
+            device=str(self.device),
+            host=socket.gethostname(),
+            attempt=self.order.attempt,
+            environment=environment(str(self.device)),
+            spec=redact_tree(spec.to_json()),
+        )
+        return Result(record, files, replace(network, digest=record.weights_digest))
+
+    def _random(self) -> Iterator[str]:
+        """Yield what is told of a dense network of ours that is as it was initialised."""
+        model, length = self.spec.typed.model if self.spec.kind == "dense" else {}, self.config
+        untrained = not (length.get("epochs") or length.get("steps"))
+        if untrained and model.get("kind") is not None and model.get("weights") is None:
+            yield "nothing was trained, and `model.weights` is null: the network is random"
+
+    def train(self) -> Trained:
+        """Train the network as it is."""
+        return Trained(self._train(self._checkpoints.latest() or self._started()))
+
+    def _started(self) -> TrainState | None:
+        """Return the furthest state among the stages that this training may go on from without another result."""
+        return None if self._checkpoints.anew else furthest(self.order.store, self.spec.starts_from)
+
+    def prune(self) -> Trained:
+        """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
+        spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
+        asked = Round.of(spec.fields)
+        chosen = model_building.prunable(self.model, spec.typed.prune)
+        masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._pruned(state)
+        self.network.masks = masks
+        self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
+        in_order = masks_of(self.model, masks)
+        if self.is_small:
+            fit = self._ways.train(self, partial(self._fit_small, masks, state))
+        elif spec.typed.prune.holding == "hooks" and masks.sparsity():
+            masks.apply(self.model)
+            fit = self._train(state or self._ways.onward(self, in_order))
+            remove_all(self.model)
+        else:
+            keeper = MaskKeeper(self.model, masks, kept_gradients(self.config))
+            fit = self._train(state or self._ways.onward(self, in_order), keeper)
+            keeper.release()
+        details = pruning_rounds.details(chosen, asked, earlier, masks, plain_state(self.model), scoring.details)
+        return Trained(fit, before, details, scoring.seconds)
+
+    def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
+        """Prune on top of the masks so far; return masks, metrics before any training under them, and scoring."""
+        order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
+        masks, scoring = pruning_rounds.prune_round(self.model, asked, earlier, Read(self.data, self.task, order))
+        if self.is_small:  # it has none of the pruned network's weights
+            return masks, {}, scoring
+        self._ways.restart(self, masks)
+        before = self.measured(self.data.val).figures
+        blame = partial(require_finite, {"val": self.data.val}, self.config["eval_batch_size"], self.device)
+        pruning_rounds.hold_finite(before, self.spec.training, blame)
+        return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
+
+    def _fit_small(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
+        """Train the dense network that the masks leave, drawn anew, and put it into the place of what was pruned."""
+        whole, network, seed = self.model, self.network, self.spec.typed.seed
+        small = small_of(whole, masks, example_of(whole, self.data), derive(seed, f"{self.spec.round}/small"))
+        self.model, self.network = small.model, replace(network, model=small.model, masks=MaskSet({}))
+        masks_in_order = [None for each in small.model.parameters() if each.requires_grad]
+        fit = self._train(state or self._ways.onward(self, masks_in_order))
+        self.model, self.network = whole, network
+        small.put_into(whole)
+        return fit
+
+    def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
+        """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
+        try:
+            before, scoring = state.part("before"), Scoring(*map(dict, state.part("scoring")))
+            return MaskSet.from_bytes(as_bytes(state.part("masks")), self.model), before, scoring
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise Unfit(str(error)) from error
+
+    def _train(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> training_loop.FitResult:
+        return self._ways.train(self, lambda: self._fit(state, keeper))
+
+    def _fit(self, state: TrainState | None, keeper: MaskKeeper | None = None) -> training_loop.FitResult:
+        where, until = self.spec.training, self.spec.typed.until
+        shared: dict[str, Any] = {
+            "device": self.device,
+            "seed": derive(self.spec.typed.seed, f"{self.spec.round if where == 'finetune' else 0}/fit"),
+            "on_optimizer": None if keeper is None else keeper.attach,
+            "cancelled": self.order.cancelled,
+            "on_point": lambda point: self.order.report(self.spec.key, point, self.task.metrics[0]),
+            "state": state,
+            "keep": self._checkpoints.keep,
+        }
+        if self.config.get("_target_") is None:
+            shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
+            return training_loop.fit(self.model, self.data, self._taught(), self.config, **shared)
+        if until == 0:
+            return training_loop.FitResult((), 0, 0)
+        measured = partial(self.measured, self.data.val)
+        context = Context(self.model, self.network.masks, measured, **shared)
+        if until is not None:
+            raise TrainingError(
+                f"`{where}._target_` (={self.config['_target_']}) must be null where a stage ends at a step of the "
+                "training: a function of your own says itself when it ends; pass null for the built-in loop."
+            )
+        return run_own_loop(where, self.config, self.model, self._taught(), self.data, context)
+
+    def _taught(self) -> Task:
+        """Return the task, with the teacher that this stage has."""
+        teacher, config = self._ways.teacher(self), self.config
+        if teacher is None:
+            return self.task
+        return with_teacher(self.task, teacher, config["teacher_weight"], config["teacher_temperature"])
+
+    def _final(self) -> dict[str, Measured]:
+        """What the selected model achieves, by split; the test splits are read here and nowhere else."""
+        found = {"val": self.measured(self.data.val)}
+        if KINDS[self.spec.kind].reads_test:
+            found["test"] = self.measured(self.data.test)
+            found |= {f"test_{name}": self.measured(split) for name, split in self.data.tests.items()}
+        return found
+
+    def measured(self, split: Split) -> Measured:
+        """Return what the network achieves on a split now."""
+        return self._ways.measure(self, split)
+
+    def _macs(self) -> Macs:
+        example = moved(first(self.data.train), self.device)  # a real one: tokens are integers
+        given, named = arguments(self.model, example, labels=False)
+        return macs(self.model, named or given, self.network.masks)

@@ -1,0 +1,157 @@
+"""What a gate found: a table for the terminal, and JUnit XML for a CI service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from xml.etree import ElementTree
+
+from orchestrator.compare.against.gate_verdicts import counted
+from orchestrator.compare.against.paired_figures import is_latency, is_size, is_speedup
+from orchestrator.compare.against.verdict import Verdict
+from orchestrator.compare.round_columns import WEIGHTS
+from orchestrator.core.metrics import percent
+from orchestrator.core.redact import shown
+from orchestrator.views.report.columns import difference
+from orchestrator.views.report.tables import aligned, two_seeds_note
+
+HEADINGS = ("asked %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
+WIDTHS = (10, 20, 9, 9, 22, 7, 9)
+NOTE = (
+    "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes where a loss "
+    "of its limit is ruled out (one-sided 97.5% limit), a speed-up likewise by its ratio, a size where no seed's has "
+    "grown by more."
+)
+
+
+def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
+    """Yield the lines of the table, why what does not pass does not, and a count."""
+    of_points = [each for each in found if each.point is not None]
+    yield from verdict_table(HEADINGS, WIDTHS, [(each, (*cells(each), each.status)) for each in of_points])
+    for each in found:
+        if each.reason:
+            yield f"{each.status}: {title_of(each)}: {each.reason}"
+    yield NOTE
+    yield from two_seeds_note(each.change for each in found)
+    yield f"{counted(found)}."
+
+
+def verdict_table(
+    headings: Sequence[str], widths: Sequence[int], rows: Sequence[tuple[Verdict, Sequence[str]]]
+) -> Iterator[str]:
+    """Yield the lines of a table of verdicts on points, panel by panel and line by line.
+
+    Args:
+        widths: of the columns at least, in characters
+        rows: verdicts with the cells that stand for them
+    """
+    columns = zip(headings, *(cells for _, cells in rows), strict=True)
+    widths = [max(least, *map(len, column)) for least, column in zip(widths, columns, strict=True)]
+    for title, panel in groupby(rows, key=lambda row: row[0].point and row[0].point.panel):
+        yield str(title)
+        yield aligned(headings, widths)
+        for line, of_line in groupby(panel, key=lambda row: row[0].point and row[0].point.line):
+            yield str(line)
+            for _, cells in of_line:
+                yield aligned(cells, widths)
+        yield ""
+
+
+def title_of(verdict: Verdict) -> str:
+    """Return what a verdict is on, as a sentence names it."""
+    name = verdict.point
+    if name is None:
+        return f"trial {verdict.figure}"
+    of = "" if name.asked_of in ("", WEIGHTS) else f" of {name.asked_of}"
+    at = "" if name.round == 0 else f" at {percent(name.sparsity)}%{of}"
+    return f"{name.line}{at}, {verdict.figure}"
+
+
+def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
+    """Return JUnit XML of a test case for each limit; skipped where undecided is allowed.
+
+    Args:
+        name: of the suite, such as the sweep's
+    """
+    cases = []
+    for each in found:
+        of = "trials" if each.point is None else f"{each.point.panel}.{each.point.line}"
+        case = ElementTree.Element("testcase", classname=shown(of), name=shown(title_of(each)), time="0")
+        if each.status != "pass":
+            allowed = each.status == "undecided" and allow_undecided
+            kind: dict[str, str] = {} if allowed else {"type": each.status}
+            ElementTree.SubElement(case, "skipped" if allowed else "failure", kind, message=shown(_with_figures(each)))
+        cases.append(case)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": "0",
+        "skipped": str(sum(case.find("skipped") is not None for case in cases)),
+    }
+    suites = ElementTree.Element("testsuites", counts)
+    ElementTree.SubElement(suites, "testsuite", counts, name=shown(name)).extend(cases)
+    ElementTree.indent(suites)
+    content: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _with_figures(verdict: Verdict) -> str:
+    """Return why a limit does not pass, the figures and the seeds."""
+    if verdict.point is None:
+        return verdict.reason
+    _, figure, baseline, now, _, limit = cells(verdict)
+    seeds = ", ".join(map(str, verdict.seeds))
+    told = {"baseline": baseline, "now": now, "limit": limit, "seeds": seeds}
+    return f"{verdict.reason}; {figure}: {', '.join(f'{name} {text}' for name, text in told.items() if text)}"
+
+
+def cells(verdict: Verdict) -> tuple[str, ...]:
+    """Return sparsity, figure, the values then and now, the change and its limit as texts; empty for no value."""
+    metric, name, figure, change = verdict.metric, verdict.point, verdict.figure, ""
+    assert name is not None
+    sparsity = percent(name.sparsity) if name.round else "dense"
+    measured = is_latency(figure) or is_speedup(figure)  # whose unit is that of the change
+    form, limit = _written(verdict)
+    then, now = ("" if each is None else form(each) for each in (verdict.baseline, verdict.now))
+    if metric is None:
+        change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
+    elif written := difference(verdict.change, metric):
+        change = f"{written} {metric.unit}" if measured else written
+    return (
+        sparsity,
+        figure if metric is None or measured else f"{figure} {metric.unit}".rstrip(),
+        then,
+        now,
+        change,
+        limit,
+    )
+
+
+def _written(verdict: Verdict) -> tuple[Callable[[float], str], str]:
+    """Return how the values of a figure are written, and its limit."""
+    metric, margin = verdict.metric, verdict.margin
+    if is_size(verdict.figure):
+        return _count, f"{margin:+.1%}"
+    if metric is None:  # the sweep has no value that says how it is written
+        return _plain, f"{margin:g}"
+    if is_latency(verdict.figure):
+        return _milliseconds, f"{metric.written(margin, '+')} {metric.unit}"
+    if is_speedup(verdict.figure):
+        return _times, f"{metric.written(-margin, '+')} {metric.unit}"
+    return metric.written, metric.written(-margin if metric.better == "higher" else margin, "+")
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}x"

@@ -1,0 +1,53 @@
+"""Running statistics of BatchNorm, anew for the pruned network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pruning.repair.passes import passes
+from pruning.scores.network import network
+from pruning.scores.scoring_data import ScoringInput
+
+
+def bn_stats(
+    given: ScoringInput,
+    kept: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return the running means and variances of BatchNorm layers in the pruned network: means over the batches.
+
+    Args:
+        given: the network before this pruning, with the masks before it; every batch counts alike.
+        kept: name -> what is kept now, nonzero, of the parameter's shape.
+
+    Returns:
+        name of a buffer -> its new value.
+
+    Raises:
+        ValueError: the network has no BatchNorm layer that keeps statistics.
+    """
+    with network(given.model, {**(given.masks or {}), **kept}, kept, batch_norm="train") as net:
+        layers = {
+            path: module
+            for path, module in net.model.named_modules()
+            if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
+        }
+        if not layers:
+            raise ValueError(
+                f"`repair.kind` (='bn_stats') needs a BatchNorm layer, and {type(given.model).__name__} has none that "
+                "keeps statistics; choose another repair."
+            )
+        for module in layers.values():
+            module.reset_running_stats()
+            module.momentum = None  # a cumulative mean
+        for _ in passes("bn_stats", net, given):
+            pass
+        return {
+            f"{path}.{name}" if path else name: buffer.detach().clone()
+            for path, module in layers.items()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name != "num_batches_tracked" and torch.is_tensor(buffer)
+        }

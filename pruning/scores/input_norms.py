@@ -1,0 +1,142 @@
+"""Wanda: weights by the norms of what they are multiplied with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from pruning.scores.network import Network
+from pruning.scores.per_example import patches, windows
+from pruning.scores.scoring_data import Loss, ScoringInput, tensors, weighed
+
+
+def wanda(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score each entry by its magnitude and the norm of its input (Sun et al. 2023, arXiv 2306.11695).
+
+        score_ij = |v_ij| ||X_j||_2         X_j input j of the layer, over all examples and positions
+
+    Scores compare within a row, the weights of one output. Inputs are those of one pass of the network as it is, with
+    BatchNorm in evaluation mode; those of a convolution are its patches, of which each entry is multiplied with one
+    weight of a filter.
+
+    `loss` says how the network is called; None calls it with a batch's first tensor, or with a dict by name.
+
+    Raises:
+        ValueError: a weight is tied, or its layer acts more than once in a pass, or does not show what it reads (as the
+            projections of `nn.MultiheadAttention`).
+    """
+    with given.network() as net, torch.no_grad():
+        _refuse_tied(net)
+        read: dict[str, _Read] = {}
+        with _reading(net, read) as seen:
+            for batch, _ in weighed("wanda", given.batches, given.size):
+                seen.clear()
+                _pass(net.model, given.loss, batch)
+        if unseen := [name for name in net.parameters if name not in read]:
+            raise ValueError(
+                f"`parameters` (of {unseen[0]!r}) must belong to linear and convolutional layers that the network "
+                "calls, for `wanda` to see their inputs; name those alone."
+            )
+        norms = {name: own.squares().sqrt_() for name, own in read.items()}
+        return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
+
+
+def _pass(model: nn.Module, loss: Loss, batch: Any) -> None:
+    if loss is not None:
+        loss(model, batch)
+    elif isinstance(batch, Mapping):
+        model(**batch)
+    else:
+        model(next(tensors(batch)))
+
+
+def _refuse_tied(net: Network) -> None:
+    names = {id(parameter): name for name, parameter in net.parameters.items()}
+    owners = Counter(id(p) for module in net.model.modules() for p in module._parameters.values() if p is not None)
+    for key, name in names.items():
+        if owners[key] > 1:
+            raise ValueError(
+                f"`model` (whose {name!r} is tied) must have each weight in one layer alone for `wanda`, which reads "
+                "that layer's inputs; leave it out of `parameters`."
+            )
+
+
+class _Read:
+    """What a layer has read, as sums of squares: of each place of its inputs, as long as those are of one size.
+
+    Only then, or when all has been read, are those of a convolution summed by what each weight is multiplied with.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._spatial = len(module.kernel_size) if isinstance(module, _ConvNd) else 0
+        self._size: tuple[torch.Size, torch.Size] | None = None
+        self._places = self._weights = torch.zeros(())
+
+    def add(self, inputs: Tensor, output: Tensor) -> None:
+        """Add the squares of a batch, in float64."""
+        place = inputs.shape[-1 - self._spatial :]
+        size = place, output.shape[output.dim() - self._spatial :]
+        own = inputs.reshape(-1, *place).to(torch.float64, copy=True).square_().sum(0)
+        if size == self._size:
+            self._places.add_(own)
+        else:
+            self._weights, self._places, self._size = self.squares(), own, size
+
+    def squares(self) -> Tensor:
+        """Return the sum of squares of what each weight is multiplied with, of a shape that broadcasts to it."""
+        if self._size is None:
+            return self._weights
+        return self._weights.to(self._places) + _by_weight(self._module, self._places, self._size[1])
+
+
+def _by_weight(module: nn.Module, sums: Tensor, put_out: torch.Size) -> Tensor:
+    """Return what `sums` at each place of a layer's input give for each weight, where it puts out that size."""
+    if not isinstance(module, _ConvNd):
+        return sums[:, None] if type(module).__name__ == "Conv1D" else sums
+    kernel, groups = module.kernel_size, module.groups
+    if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
+        acts = patches(sums.new_ones(1, 1, *put_out), module)[0]
+        return torch.matmul(sums.flatten(1), acts).view(module.in_channels, 1, *kernel)
+    positions = tuple(range(1, 1 + len(kernel)))
+    by_group = windows(sums[None], module)[0].sum(positions).view(groups, module.in_channels // groups, *kernel)
+    return torch.repeat_interleave(by_group, module.out_channels // groups, 0)
+
+
+@contextmanager
+def _reading(net: Network, found: dict[str, _Read]) -> Iterator[set[str]]:
+    """Add what each layer reads to `found`, by the name of its weight.
+
+    Yields the names of the layers that have acted in this pass, to be cleared before the next.
+    """
+    names = {id(parameter): name for name, parameter in net.parameters.items()}
+    seen: set[str] = set()
+
+    def read(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        name = names[id(module._parameters["weight"])]
+        if name in seen:
+            raise ValueError(
+                f"`model` (whose {name!r} acts more than once in a pass) must call a layer once for `wanda`, which "
+                "reads its inputs; leave it out of `parameters`."
+            )
+        seen.add(name)
+        found.setdefault(name, _Read(module)).add(given[0] if given else named["input"], output)
+
+    handles = [
+        module.register_forward_hook(read, prepend=True, with_kwargs=True)
+        for module in net.model.modules()
+        if id(module._parameters.get("weight")) in names
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,175 @@
+"""SynFlow: what flows through a network of magnitudes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from pruning.holding.parameter import place
+from pruning.scores.network import Masks, Network, network
+from pruning.scores.scoring_data import Batches, ScoringInput, gradients, tensors
+
+NOT_HOMOGENEOUS = frozenset(
+    {
+        *("erf", "exp", "expm1", "log", "sin", "softsign", "tanh", "tanhshrink"),
+        *("gelu", "silu", "mish", "softplus", "sigmoid", "logsigmoid", "softmax", "log_softmax"),
+        *("hardsigmoid", "hardswish", "hardtanh", "relu6"),
+        *("group_norm", "instance_norm", "layer_norm", "local_response_norm", "normalize", "rms_norm"),
+        *("scaled_dot_product_attention", "multi_head_attention_forward"),
+    }
+)
+"""Functions that do not scale with their input where that is positive."""
+
+
+def synflow(
+    given: ScoringInput,
+    *,
+    bias: bool = False,
+) -> dict[str, Tensor]:
+    """Score each entry by its part in what flows through a network of magnitudes (Tanaka 2020, arXiv 2006.05467).
+
+        score_i = |v_i| dR/d|v_i|,      R = sum of the outputs for one input of ones, every weight being |v|
+
+    In float64. BatchNorm scales by |gamma| / sqrt(running variance + eps) and shifts nothing. No data is read: the
+    first batch says the shape of an input only.
+
+    `batches` may be None where the first layer is linear.
+
+    Args:
+        bias: whether biases flow in, as |b| (the authors' code does so); else they are 0, as in the paper.
+
+    Raises:
+        ValueError: the network has activations or normalisations that do not scale with their input (GELU, sigmoid,
+            LayerNorm), for which the laws of SynFlow do not hold; no input shape is known, or inputs are not real.
+    """
+    return Flow(given, bias=bias).scores()
+
+
+class Flow:
+    """SynFlow of one network for several re-scorings under shrinking masks: what masks do not change is made once.
+
+    Args and errors: see `synflow`. The network's weights are copied: later changes of the model do not reach it.
+    """
+
+    def __init__(
+        self,
+        given: ScoringInput,
+        *,
+        bias: bool = False,
+    ) -> None:
+        def magnitude(module: nn.Module, leaf: str, value: Tensor) -> Tensor:
+            if not value.is_floating_point():
+                return value
+            is_bias = leaf.endswith("bias") and (isinstance(module, _BatchNorm) or not bias)
+            return (
+                torch.zeros_like(value, dtype=torch.float64) if is_bias else value.to(torch.float64, copy=True).abs_()
+            )
+
+        model = given.model
+        with network(model, given.masks, given.parameters, value=magnitude) as net:
+            self.net = net
+            net.model.double()
+            _scale_only(net.model)
+            device = next(iter(net.parameters.values())).device
+            self.ones = torch.ones(1, *_input_shape(model, given.batches), dtype=torch.float64, device=device)
+            with _Homogeneous(type(model).__name__), torch.no_grad():
+                _refuse_other_laws(net, self.ones, type(model).__name__)
+        self.factors: dict[str, Tensor] = {}
+
+    def scores(self, masks: Masks | None = None) -> dict[str, Tensor]:
+        """Return name -> scores, float64, of the network without what `masks` prune besides; later rounds too."""
+        for name, mask in (masks or {}).items():
+            module, leaf = place(self.net.model, name, mask.shape)
+            parameter = module.get_parameter(leaf)
+            if name not in self.factors:
+                self.factors[name] = torch.empty_like(parameter, requires_grad=False)
+            keeps = mask if mask.dtype == torch.bool else mask != 0
+            # By way of bytes, which torch converts several times as fast as bools.
+            parameter.detach().mul_(self.factors[name].copy_(keeps.view(torch.uint8)))
+        with torch.enable_grad():
+            flow = _outputs(self.net, self.ones).sum()
+        parameters = self.net.parameters
+        slopes = gradients(flow, list(parameters.values()))
+        return {name: g.mul_(p.detach()) for (name, p), g in zip(parameters.items(), slopes, strict=True)}
+
+
+def _outputs(net: Network, ones: Tensor) -> Tensor:
+    outputs = net.model(ones)
+    if not isinstance(outputs, Tensor):
+        raise ValueError(
+            f"`model` (which returned {type(outputs).__name__}) must return a tensor for `synflow`; "
+            "wrap it in a module that does."
+        )
+    return outputs
+
+
+def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
+    """Refuse a network whose outputs, without biases, do not scale with its input: by steps of a power of 2, exact."""
+    biases = [p for name, p in net.model.named_parameters() if name.endswith("bias")]
+    kept = [bias.clone() for bias in biases]
+    for bias in biases:
+        bias.zero_()
+    at_one = _outputs(net, ones)
+    for scale in (2.0, 2.0**20, 2.0**-20):
+        scaled = _outputs(net, ones * scale)
+        if scaled.isfinite().all() and not torch.allclose(scaled, at_one * scale, rtol=1e-9, atol=0):
+            raise ValueError(
+                f"`model` ({model}, whose outputs for {scale:g} times an input are not {scale:g} times as large) "
+                "must be made of functions that scale with their input, such as ReLU and BatchNorm, for the laws of "
+                "`synflow`; choose another score."
+            )
+    for bias, values in zip(biases, kept, strict=True):
+        bias.copy_(values)
+
+
+def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:
+    """Return the shape of one input without the batch."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("`synflow` takes gradients, which `torch.inference_mode` rules out; call it outside of that.")
+    first = None if batches is None else next(iter(batches), None)
+    example = None if first is None else next(tensors(first), None)
+    if example is not None:
+        if not example.is_floating_point():
+            raise ValueError(
+                f"`batches` (of {example.dtype}) must begin with real-valued inputs for `synflow`, whose input is all "
+                "ones; choose another score for a network of tokens."
+            )
+        return tuple(example.shape[1:])
+    leaves = (module for module in model.modules() if not list(module.children()) and list(module.parameters()))
+    layer = next(leaves, None)
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    raise ValueError(
+        "`batches` (=None) must hold a batch for `synflow` to see the shape of an input; pass one, of any values."
+    )
+
+
+def _scale_only(model: nn.Module) -> None:
+    """Let BatchNorm scale by |gamma| / sqrt(var + eps), without a shift."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            if module.running_var is None:
+                module.running_var = torch.full((module.num_features,), 1 - module.eps, dtype=torch.float64)
+            module.running_mean = torch.zeros_like(module.running_var)
+
+
+class _Homogeneous(TorchFunctionMode):
+    """Refuses functions that do not scale with their input, called by layers or by a forward itself."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.model = model
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").rstrip("_")
+        if name in NOT_HOMOGENEOUS:
+            raise ValueError(
+                f"`model` ({self.model}, which applies {name}) must be made of functions that scale with their input, "
+                "such as ReLU and BatchNorm, for the laws of `synflow`; choose another score."
+            )
+        return func(*args, **(kwargs or {}))

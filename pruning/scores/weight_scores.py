@@ -1,0 +1,63 @@
+"""Scores of the weights alone, and random ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pruning.scores.scoring_data import ScoringInput
+
+
+def magnitude(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score each entry by its magnitude (Han et al. 2015, arXiv 1506.02626).
+
+    score_i = |v_i|         0 for what is pruned
+    """
+    return {name: weight.value.abs() for name, weight in given.weights().items()}
+
+
+def random(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score each entry by a number drawn uniformly from [0, 1), in the order of the model.
+
+    `generator` must be one of the CPU. None draws as torch's default generator would, and leaves that generator as it
+    is: the next call draws the same numbers.
+    """
+    generator = given.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+    return {
+        name: torch.rand(weight.parameter.shape, generator=generator, dtype=torch.float64).to(weight.parameter.device)
+        for name, weight in given.weights().items()
+    }
+
+
+def lamp(
+    given: ScoringInput,
+) -> dict[str, Tensor]:
+    """Score each entry by its share in the squares of its tensor that are no smaller (Lee 2021, arXiv 2010.07611).
+
+        score_i = v_i^2 / (sum of v_j^2 over all j of the same or a higher rank)        0 for 0 / 0
+
+    Ranked globally it prunes every tensor by magnitude, and allocates by these scores: the largest entry of each scores
+    1. Equal magnitudes rank by their index.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    return {name: _lamp(name, weight.value) for name, weight in given.weights().items()}
+
+
+def _lamp(name: str, value: Tensor) -> Tensor:
+    magnitudes = value.abs().to(torch.float64).flatten()
+    if magnitudes.numel() and not magnitudes.max().isfinite():
+        raise ValueError(f"`{name}` holds NaN or infinity, of which `lamp` has no shares; mend the tensor.")
+    ordered, order = magnitudes.sort(stable=True)
+    squares = ordered.square_()
+    above = squares.flip(0).cumsum(0).flip(0)
+    shares = torch.where(above > 0, squares / above, 0.0)
+    return torch.empty_like(shares).scatter_(0, order, shares).view(value.shape)

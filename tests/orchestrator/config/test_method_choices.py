@@ -1,0 +1,175 @@
+"""A published method is one word: conf/method says what the engine's table says, and what a user types wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
+from orchestrator.config.compose import plain
+from orchestrator.config.config_groups import schema_of
+from orchestrator.config.parts import method_choices
+from orchestrator.core.plain_data import read_as
+from orchestrator.core.specs import Job
+from orchestrator.core.stage_fields import StageFields, choices_of
+from orchestrator.planning.plan import ConfigError, make_plan
+from pruning import PUBLISHED, Choices
+from pruning.choices.axes import Score, Unit
+from pruning.scores import SCORES
+
+METHODS = {path.stem for path in (Path(str(CONF)) / "method").glob("*.yaml")} - {"longer"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def conf() -> Iterator[None]:
+    hydra_options.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    return plain(compose("config", overrides=list(overrides)))
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        make_plan([Job(overrides, composed(*overrides))])
+    return str(error.value)
+
+
+def chosen(config: Mapping[str, Any]) -> Choices:
+    """What a configuration chooses, what its score's options are by default left out, and what trains."""
+    fields = {name: config[name] for name in method_choices.CHOICES} | {
+        "method": {},
+        "inner": config["schedule"]["inner"],
+    }
+    found = choices_of(fields, read_as(StageFields, fields))
+    return replace(found, score=Score(found.score.kind))
+
+
+def test_every_published_method_is_a_word() -> None:
+    assert set(PUBLISHED) == METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_word_means_what_the_engine_s_table_says(name: str) -> None:
+    method = PUBLISHED[name]
+    published, config = method.choices, composed(f"method={name}")
+    unit = Unit() if published.select else published.unit  # a class has a `dim` of its own
+    repair = replace(published.repair, options={"damping": None} if published.repair.kind == "obs" else {})
+    expected = replace(published, unit=unit, repair=repair, select=None, arguments={})
+
+    assert chosen(config) == expected
+    assert config["schedule"]["at"] == ("start" if method.at_start else "trained")
+    assert config["restart"]["weights"] == ("step" if method.restart == "rewind" else "keep")
+    assert config["restart"]["rates"] == (0 if method.restart == "lr_rewind" else None)
+    assert config["method"]["name"] in (None, name)
+    assert published.select == (config["method"]["kind"] or None)
+    assert {key: config["method"][key] for key in published.arguments} == published.arguments
+    make_plan([Job((), config)])
+
+
+@pytest.mark.parametrize(
+    ("typed", "where", "value"),
+    [
+        ("scope=layer", ("scope", "kind"), "layer"),
+        ("score=magnitude", ("score", "kind"), "magnitude"),
+        ("schedule=geometric", ("schedule", "at"), "trained"),
+        ("scope.kind=layer", ("scope", "kind"), "layer"),
+    ],
+)
+def test_a_group_that_is_typed_wins_over_the_method(typed: str, where: tuple[str, str], value: str) -> None:
+    for overrides in (("method=snip", typed), (typed, "method=snip")):
+        assert composed(*overrides)[where[0]][where[1]] == value
+
+
+def test_a_score_alone_ranks_instead_of_magnitudes() -> None:
+    plan = make_plan([Job((), composed("score=lamp", "scope=global"))])
+    last = list(plan.stages.values())[-1]
+
+    assert (last.fields["score"]["kind"], last.fields["scope"]["kind"]) == ("lamp", "global")
+    assert plan.trials[0].config["method"]["name"] == "lamp"
+
+
+@pytest.mark.parametrize(
+    ("typed", "called"),
+    [
+        (("method=magnitude",), "magnitude"),
+        (("method=magnitude", "score=gradient", "score.examples=8"), "gradient"),
+        (("method=random", "score=magnitude"), "magnitude"),
+        (("method=snip",), "snip"),
+        (("method=snip", "score=magnitude"), "snip, score=magnitude"),
+        (("method=lottery_ticket", "score=random"), "lottery_ticket, score=random"),
+        (("method=magnitude", "method.name=mine", "score=random"), "mine"),
+        (("method=random", "score=magnitude", "score.kind=null", "score._target_=a.own"), "own"),
+    ],
+)
+def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str) -> None:
+    config = composed("schedule.sparsity=0.5", *typed)
+
+    assert method_choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}) == called
+
+
+def test_batch_norm_is_in_the_mode_of_the_network() -> None:
+    for at, mode in (("start", "train"), ("trained", "eval")):
+        plan = make_plan([Job((), composed("method=snip", f"schedule.at={at}"))])
+
+        assert list(plan.stages.values())[-1].fields["score"]["batch_norm"] == mode
+
+
+def test_given_densities_are_reached_round_by_round() -> None:
+    densities = "+scope.densities={hidden.*: 0.25, classifier.*: 1.0}"
+    plan = make_plan([Job((), composed("scope=given", densities, "schedule.sparsity=null", "schedule.rounds=2"))])
+    rounds = [spec.fields for spec in plan.stages.values() if spec.kind == "round"]
+
+    assert [each["target"] for each in rounds] == [None, None]
+    assert [each["scope"]["densities"]["hidden.*"] for each in rounds] == [0.5, 0.25]
+    assert [each["scope"]["densities"]["classifier.*"] for each in rounds] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("+method.scope=global",), "`method.scope` (=global) is a group of its own; pass scope=global."),
+        (("method=random_unstructured", "score=snip"), "`score` (=snip) says how a score ranks, and `method` (=random"),
+        (("method=ln_structured", "scope=global"), "takes whole channels of one; pass scope=layer"),
+        (("method=ln_structured", "scope=row"), "takes layer or global alone"),
+        (("method=random_unstructured", "repair=obs"), "`repair` (=obs) says how a score ranks"),
+        (("method=n_m", "schedule.sparsity=0.9"), "`schedule.sparsity` (=0.9) over `schedule.rounds` (=1) must be 0.5"),
+        (("method=n_m", "schedule=geometric"), "must be 0.5 in one, where scope=window keeps 2 of each 4"),
+        (("scope=window", "unit=channel"), "ranks entries along the input dimension, not units of kind 'channel'"),
+        (("scope=erk", "scope.kind=global"), "says what each tensor keeps, which `scope.kind` (='global') decides"),
+        (("scope.min_kept=-1",), "`scope.min_kept` (=-1) must be an int of at least 0"),
+        (("scope=given",), "goes with allocation='given'"),
+        (("scope=given", "+scope.densities={a: 0.5}"), "`schedule.sparsity` (=0.9) must be null with scope.allocation"),
+        (("score=snip", "score.examples=null"), "`score.examples` (=null) must be given, or `score.per_class`"),
+        (("score=snip", "score.per_class=3"), "`score.examples` (=128) and `score.per_class` (=3) are both given"),
+        (("score=snip", "+score.temperature=1"), "`score.temperature` (=1) is no argument of snip"),
+        (("score.kind=fischer",), "`score.kind` (=fischer) must be one of magnitude, random"),
+        (("method=lamp", "schedule=amount"), "`schedule.amount` (=0.2) is what a class such as method=l1_unstructured"),
+        (
+            ("score=lamp", "schedule=amount"),
+            "and `score` (=lamp) ranks to a sparsity; pass schedule.sparsity",
+        ),
+        (("unit.kind=filter",), "`unit.kind` (='filter') must be one of entry, block, channel"),
+    ],
+)
+def test_what_cannot_be_together_is_refused_with_the_reason(overrides: tuple[str, ...], said: str) -> None:
+    assert said in refused(*overrides)
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_every_score_is_an_option_with_the_defaults_of_its_row(kind: str) -> None:
+    row, config = SCORES[kind], plain(compose(f"score/{kind}"))["score"]
+
+    assert config == vars(schema_of("score", kind)())
+    assert config["kind"] == kind
+    assert {name: config[name] for name in row.in_sweeps} == row.in_sweeps
+    assert {option.name for option in row.options} <= set(config)
+    assert (config["examples"] or config["per_class"] or 0) > 0 if row.reads_data else True

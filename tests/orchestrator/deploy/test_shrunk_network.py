@@ -1,0 +1,69 @@
+"""What leaves is held to the outputs of the masked network, by a tolerance of its own in each format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.deploy.formats.format import ExportError
+from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
+from orchestrator.deploy.shrunk_network import OtherOutputs, hold
+
+TOLD = {"name": "onnx", "remedy": "take another"}
+
+
+class Steady(nn.Module):
+    """Returns its input, once rounded to a type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(self.weight.dtype) * self.weight).to(x.dtype)
+
+
+def off_by(part: float) -> Callable[[Any], Tensor]:
+    """Return what gives outputs that differ by so much of the largest, 4, in the second example alone."""
+    return lambda example: example[0] + (4 * part if len(example[0]) == 2 else 0.0)
+
+
+EXAMPLES = [(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64),), (torch.tensor([-4.0, 2.0], dtype=torch.float64),)]
+
+
+def test_pytorch_is_held_closer_than_other_runtimes() -> None:
+    in_pytorch, elsewhere = ("shrink", "torch", "safetensors"), ("onnx", "openvino")
+    held = {**dict.fromkeys(in_pytorch, 1e-5), **dict.fromkeys(elsewhere, 1e-4)}
+    assert dict(TOLERANCES) == {**held, "onnx_int8": math.inf}, "8 bits are measured instead"
+    assert all(TOLERANCES[name] == each.tolerance for name, each in FORMATS.items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-4)],
+)
+def test_outputs_are_held_to_the_masked_network_s_as_far_as_its_numbers_round(dtype: torch.dtype, most: float) -> None:
+    assert hold(off_by(0.99 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD) == pytest.approx(0.99 * most)
+    with pytest.raises(OtherOutputs, match=r"as onnx differ from .* of the largest, and .*; take another"):
+        hold(off_by(1.01 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD)
+
+
+def test_a_parameter_that_nothing_is_computed_in_loosens_nothing() -> None:
+    model = Steady(torch.float32)
+    model.coarse = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    with pytest.raises(OtherOutputs, match="must not by more than 1e-05"):
+        hold(off_by(2e-5), model, EXAMPLES, 1e-5, **TOLD)
+
+
+def test_other_outputs_would_come_again_and_what_does_not_run_may_not() -> None:
+    def out_of_order(example: object) -> Tensor:
+        raise RuntimeError("out of order\nand more")
+
+    with pytest.raises(ExportError, match=r"^the network as onnx does not run \(RuntimeError: out of order\); take"):
+        hold(out_of_order, Steady(torch.float32), EXAMPLES, 1e-5, **TOLD)
+    assert (OtherOutputs.repeats, ExportError.repeats) == (True, False)

@@ -1,0 +1,137 @@
+"""Which trial leaves: conditions as they are written, and the choice by hand-made comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from factories import make_plan, make_record
+
+from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.deployment_points import Deployed
+from orchestrator.compare.statistics import Estimate
+from orchestrator.core.records import StageRecord
+from orchestrator.core.specs import Plan
+from orchestrator.deploy.formats.format import ExportError
+from orchestrator.export.trial_choice import Condition, conditions, ending_with, fewest, meeting, named
+
+VAL = {("magnitude", 0.5): (0.97, 0.99), ("magnitude", 0.9): (0.95, 0.96), ("random_unstructured", 0.9): (0.80, 0.82)}
+"""Method and sparsity -> the primary metric on validation by seed; dense has 0.98."""
+
+
+@pytest.fixture(scope="module")
+def sweep() -> tuple[Plan, dict[str, StageRecord]]:
+    plan = make_plan(("magnitude", "random_unstructured"), (0.5, 0.9), seeds=(0, 1), rounds=1)
+    records = {key: with_val(make_record(plan, key), 0.98) for key in plan.stages}
+    for trial in plan.trials:
+        asked = trial.config["method"]["name"], trial.config["schedule"]["sparsity"]
+        key = trial.stages[-1]
+        if asked in VAL:
+            records[key] = with_val(records[key], VAL[asked][trial.config["seed"]])
+        else:
+            del records[key]
+    return plan, records
+
+
+def measured(machine: str, milliseconds: float) -> Deployed:
+    """A network of ten bytes, timed somewhere."""
+    return Deployed("onnx", 1, machine, milliseconds, 4.0, Estimate(1, 1.0, None, None, None), 10.0, 40.0, None, None)
+
+
+def with_val(record: StageRecord, value: float) -> StageRecord:
+    return replace(record, after={**record.after, "val/accuracy": value, "test/accuracy": 0.5})
+
+
+def lines(text: str, plan: Plan, records: Mapping[str, StageRecord]) -> list[tuple[str, float]]:
+    return [
+        (point.method, point.requested_sparsity or 0.0)
+        for point in meeting(text, compare_trials(plan, records), plan, records)
+    ]
+
+
+def test_conditions_are_read_as_they_are_written() -> None:
+    assert conditions("val/accuracy>=dense-0.5") == (Condition("accuracy", ">=", True, -0.5),)
+    assert conditions(" val/loss < .4 and val/top5 >= dense + 2 ") == (
+        Condition("loss", "<", False, 0.4),
+        Condition("top5", ">=", True, 2.0),
+    )
+    assert conditions("val/loss<=dense") == (Condition("loss", "<=", True, 0.0),)
+
+
+@pytest.mark.parametrize("text", ["", "accuracy>=1", "val/accuracy", "val/accuracy>=dense*2", "val/a>1 or val/b>1"])
+def test_what_is_no_condition_is_told(text: str) -> None:
+    with pytest.raises(ExportError, match=r"`--best` \(=.*\) must be conditions such as 'val/loss<=dense\+0.1'"):
+        conditions(text)
+
+
+def test_a_metric_without_its_split_is_asked_after() -> None:
+    with pytest.raises(ExportError, match=r"is none; did you mean 'val/accuracy>=dense-5'\?$"):
+        conditions("accuracy>=dense-5")
+
+
+def test_no_choice_is_made_by_test_figures() -> None:
+    with pytest.raises(ExportError, match=r"must ask for figures on validation, as in val/accuracy"):
+        conditions("test/accuracy>=dense-1")
+
+
+def test_means_over_seeds_meet_conditions_in_displayed_units(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+    assert lines("val/accuracy>=dense", *sweep) == [("magnitude", 0.5)], "0.98 is the mean of 0.97 and 0.99"
+    assert lines("val/accuracy>=dense-2.5", *sweep) == [("magnitude", 0.5), ("magnitude", 0.9)]
+    assert lines("val/accuracy>=95.6", *sweep) == [("magnitude", 0.5)]
+    assert len(lines("val/accuracy>=50", *sweep)) == 3
+    assert lines("val/accuracy>=50 and val/accuracy<90", *sweep) == [("random_unstructured", 0.9)]
+
+
+def test_where_none_meets_it_the_closest_is_told(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+    plan, records = sweep
+    with pytest.raises(
+        ExportError, match=r"met by no trial: the closest is magnitude at 50.* with val/accuracy 98, dense"
+    ):
+        lines("val/accuracy>dense", plan, records)
+    with pytest.raises(
+        ExportError, match=r"asks for val/top9, which is not measured; there are val/accuracy, val/loss"
+    ):
+        lines("val/top9>dense", plan, records)
+    dense = {key: record for key, record in records.items() if record.kind == "dense"}
+    with pytest.raises(ExportError, match="nothing to choose from: no pruned trial is finished"):
+        lines("val/accuracy>dense", plan, dense)
+
+
+def test_the_fewest_bytes_leave_by_the_best_validated_seed(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+    plan, records = sweep
+    points = meeting("val/accuracy>=50", compare_trials(plan, records), plan, records)
+    sizes = {(p.method, p.requested_sparsity): p.stages for p in points}
+
+    def size(stage: str) -> float:
+        return 10.0 if stage in sizes["magnitude", 0.9] else 20.0
+
+    stage = fewest(points, size, records)
+    assert ending_with(stage, plan).trial.name == "magnitude sparsity=0.9 seed=1"
+    faster = fewest(
+        [replace(point, speedup=9.0 if point.sparsity < 0.8 else 2.0) for point in points], lambda _: 1.0, records
+    )
+    assert ending_with(faster, plan).trial.name == "magnitude sparsity=0.5 seed=1"
+    timed = [
+        replace(
+            point, deployed=(measured(f"pen {index}", 0.1), measured("abacus", 1.0 if point.sparsity < 0.8 else 2.0))
+        )
+        for index, point in enumerate(points)
+    ]
+    found = fewest(timed, lambda _: 1 / 0, records)
+    assert ending_with(found, plan).trial.name == "magnitude sparsity=0.5 seed=1", "the faster one, as measured"
+    assert fewest(points[:1], lambda _: 1 / 0, records) == sizes["magnitude", 0.5][1], "one point is not weighed"
+
+
+def test_a_trial_is_named_by_how_it_begins(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
+    plan, records = sweep
+    assert named("magnitude sparsity=0.9 seed=0", plan, records).trial.config["seed"] == 0
+    assert named("random_unstructured sparsity=0.9 seed=1", plan, records).stage in records
+    with pytest.raises(ExportError, match=r"`--trial` \(='mag'\) fits several: the sweep has 'magnitude sparsity=0.5"):
+        named("mag", plan, records)
+    with pytest.raises(ExportError, match=r"`--trial` \(='x'\) is not in the sweep, which has 'magnitude"):
+        named("x", plan, records)
+    with pytest.raises(ExportError, match=r"`--trial` must be given, or `--best`"):
+        named(None, plan, records)
+    with pytest.raises(ExportError, match=r"`--trial` \(='random_unstructured sparsity=0.5 seed=0'\) is not finished"):
+        named("random_unstructured sparsity=0.5 seed=0", plan, records)

@@ -1,0 +1,161 @@
+"""What lies somewhere is pinned by content, and what does not is told before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_trials import composed
+
+from orchestrator.config import schema
+from orchestrator.config.config_groups import schema_of
+from orchestrator.core.specs import Job, Plan
+from orchestrator.planning.plan import make_plan
+
+
+def planned(**model: Any) -> Plan:
+    return make_plan([Job((), {**composed(), "model": {**composed()["model"], **model}})])
+
+
+def write(path: Path, content: bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return str(path)
+
+
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lay a cache of the hub's out as its library does, with one model."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    commit = "c" * 40
+    write(folder / "models--them--net" / "snapshots" / commit / "model.safetensors", b"weights")
+    write(folder / "models--them--net" / "refs" / "main", commit.encode())
+
+
+def test_the_bytes_of_a_checkpoint_count_and_not_where_it_lies(tmp_path: Path) -> None:
+    here, there = write(tmp_path / "a.pt", b"one"), write(tmp_path / "folder" / "model.safetensors", b"one")
+    plans = [planned(weights=place) for place in (here, str(Path(there).parent), f"file://{here}")]
+
+    assert len({tuple(plan.stages) for plan in plans}) == 1
+    places = [{spec.location["model"]["weights"] for spec in plan.stages.values()} for plan in plans]
+    assert places == [{here}, {there}, {f"file://{here}"}]
+    write(tmp_path / "a.pt", b"two")
+    assert not set(plans[0].stages) & set(planned(weights=here).stages)
+    assert not set(plans[0].stages) & set(planned().stages)
+
+
+def test_a_name_on_the_hub_is_the_commit_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(tmp_path / "hub", monkeypatch)
+    first = planned(weights="them/net")
+    place = next(iter(first.stages.values())).location["model"]["weights"]
+
+    assert place == str(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40) / "model.safetensors")
+    for same in ("main", "c" * 40):
+        assert list(planned(weights="them/net", revision=same).stages) == list(first.stages)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"weights": "lost.pt"}, r"`model.weights` \(=lost.pt\) cannot be read: there is no such file"),
+        ({"weights": "a/b/c"}, r"`model.weights` \(=a/b/c\) cannot be read: there is no such file"),
+        ({"weights": "~nosuchuser/x.pt"}, r"`model.weights` \(=~nosuchuser/x.pt\) cannot be read: there is no such"),
+        ({"weights": ""}, r"`model.weights` \(=\) must be a file, a directory or a name on the hub; pass null"),
+        ({"weights": "lost.ckpt"}, r"`model.weights` \(=lost.ckpt\) must end in one of .safetensors, .pt"),
+        ({"weights": "here.pt", "revision": "v2"}, r"`model.revision` \(=v2\) must be null where here.pt is no name"),
+        ({"weights": "notes.txt"}, r"`model.weights` \(=notes.txt\) must end in one of .safetensors, .pt"),
+        ({"weights": "empty"}, r"`model.weights` \(=empty\) is a directory without model.safetensors or pytorch"),
+        ({"weights": "memory://none.pt"}, r"`model.weights` \(=memory://none.pt\) cannot be read: "),
+        ({"weights": "nosuch://me:pass@there/a.pt"}, r"`model.weights` \(=nosuch://me:\*\*\*@there/a.pt\) cannot be"),
+        (
+            {"weights": "gpt2"},
+            r"\(=gpt2\) is no file or directory, and of .* no commit; run `hf download gpt2`",
+        ),
+        (
+            {"weights": "them/net", "revision": "v2"},
+            r"\(=them/net\) is no file .* no commit at revision v2; run `hf download them/net --revision v2`",
+        ),
+        ({"revision": "v2"}, r"`model.revision` \(=v2\) is about the weights that the network begins with; pass"),
+        ({"reinitialise": ["fc"]}, r"`model.reinitialise` \(=\['fc'\]\) is about the weights"),
+        ({"weights": ["a.pt"]}, r"`model.weights` \(=\['a.pt'\]\) must be text, or null"),
+    ],
+)
+def test_what_does_not_lie_there_is_told(
+    model: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(tmp_path / "hub", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "notes.txt", b"")
+    write(tmp_path / "here.pt", b"weights")
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(schema.ConfigError, match=said) as caught:
+        planned(**model)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def with_text(**data: Any) -> Plan:
+    text = {**vars(schema_of("data", "text")()), "name": None, **data}
+    return make_plan([Job((), {**composed(), "data": text, "model": dict(vars(schema_of("model", "gpt")()))})])
+
+
+def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> None:
+    for name in ("here/a.txt", "here/b.txt", "there/1.txt", "there/deep/2.txt"):
+        write(tmp_path / name, name[-5:-4].translate({ord("1"): "a", ord("2"): "b"}).encode())
+    here, there = (with_text(root=str(tmp_path / name)) for name in ("here", "there"))
+    tokenizer = write(tmp_path / "words.json", b"{}")
+    other = with_text(root=str(tmp_path / "here"), tokenizer=tokenizer)
+    dense = next(iter(other.stages.values()))
+
+    assert list(here.stages) == list(there.stages)
+    assert not set(here.stages) & set(other.stages)
+    assert dense.location["data"]["root"] == str(tmp_path / "here")
+    assert dense.location["data"]["tokenizer"] == tokenizer
+    assert dense.location["data"]["content"] == {key: dense.fields["data"][key] for key in ("root", "tokenizer")}
+    assert list(dense.fields["sources"]["packages"]) == ["tokenizers"]
+    write(tmp_path / "here/b.txt", b"c")
+    assert not set(here.stages) & set(with_text(root=str(tmp_path / "here")).stages)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, r"`data.root` \(=\) must be a text file, or a directory of .txt files, and there is none; pass data.root"),
+        ({"root": "lost.txt"}, r"`data.root` \(=lost.txt\) must be a text file, or a directory .* there is none"),
+        ({"root": "."}, r"`data.root` \(=.\) must be a text file, or a directory of .txt files, and there is none"),
+        ({"root": "a.md", "tokenizer": "words"}, r"`data.tokenizer` \(=words\) must be characters or bytes, or a file"),
+    ],
+)
+def test_a_text_that_is_not_there_is_told(
+    data: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.md", b"text")
+    with pytest.raises(schema.ConfigError, match=said):
+        with_text(**data)
+
+
+def test_a_configuration_of_transformers_is_pinned_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(path: str, revision: str | None = None) -> Plan:
+        node = {**vars(schema_of("model", "huggingface")()), "path": path, "revision": revision}
+        return make_plan([Job((), {**composed(), "model": node})])
+
+    write(tmp_path / "here" / "config.json", b"{}")
+    write(tmp_path / "there" / "config.json", b"{}")
+    here = plan(str(tmp_path / "here"))
+    dense = next(iter(here.stages.values()))
+
+    assert list(here.stages) == list(plan(str(tmp_path / "there")).stages)
+    assert dense.location["model"] == {"path": str(tmp_path / "here"), "content": dense.fields["model"]["path"]}
+    assert list(dense.fields["sources"]["packages"]) == ["transformers"]
+    with pytest.raises(schema.ConfigError, match=r"`model.path` \(=.*\) must be a directory with a config.json"):
+        plan(str(tmp_path))
+    hub(tmp_path / "hub", monkeypatch)
+    write(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40) / "config.json", b"{}")
+    commit = next(iter(plan("them/net", "main").stages.values())).location["model"]["path"]
+    assert commit == str(tmp_path / "hub/models--them--net/snapshots" / ("c" * 40))
+    with pytest.raises(schema.ConfigError, match=r"no commit at revision v2"):
+        plan("them/net", "v2")
+    monkeypatch.setattr("orchestrator.planning.pinned_content.release_of", lambda _: None)
+    with pytest.raises(schema.ConfigError, match=r"needs the package transformers, which is not installed: pip"):
+        plan(str(tmp_path / "here"))

@@ -1,0 +1,236 @@
+"""Data sets: fixed splits, whatever a target may return, one copy a process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from orchestrator.config.config_groups import schema_of
+from orchestrator.core.errors import DataError, OrchestratorError
+from orchestrator.workloads import data_loading
+from orchestrator.workloads.data_loading import Data
+from orchestrator.workloads.splits import LoaderSplit, Split, TensorSplit
+
+HERE = __name__
+N = 20
+
+
+class Items(Dataset[tuple[Tensor, int]]):
+    """A user's Dataset, with its classes as torchvision's have them."""
+
+    classes = ("a", "b", "c")
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((2, 3), float(index)), index % 3
+
+
+class Unlabelled(Items):
+    def __getitem__(self, index: int) -> Any:
+        return "text", 0
+
+
+class Augmented(Items):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((2, 3), float(index)) + random.random(), index % 3
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+
+
+def pair(n: int = N) -> tuple[Tensor, Tensor]:
+    return torch.arange(n, dtype=torch.float32).view(n, 1), torch.arange(n) % 4
+
+
+def returned(shape: str) -> Any:
+    """What a user's target may return, by name."""
+    x, y = pair()
+    arrays = (x.numpy(), y.numpy().astype(np.uint8))
+    split = TensorSplit(x, y)
+    shapes: dict[str, Any] = {
+        "dict": {"train": (x, y), "test": (x, y)},
+        "tuple": ((x, y), (x, y)),
+        "arrays": (arrays, arrays),
+        "tensor datasets": [TensorDataset(x, y), TensorDataset(x, y)],
+        "three": ((x, y), (x[:3], y[:3]), (x, y)),
+        "data": Data(split, split, split, (1,), 4),
+        "datasets": {"train": Items(), "test": Items()},
+        "augmented": {"train": Augmented(), "test": Items()},
+        "augmented with val": (Augmented(), Items(), Items()),
+        "classes": {"train": Items(), "test": Items(), "classes": 9},
+        "random": {"train": (torch.rand(N, 1), y), "test": (x, y)},
+        "number": 3,
+        "four": ((x, y),) * 4,
+        "one split": (x, y),
+        "no test": {"train": (x, y)},
+        "unequal": ((x, y[:5]), (x, y)),
+        "loader": (DataLoader(Items()), Items()),
+        "stream": (Stream(), Items()),
+        "text": (Unlabelled(), Items()),
+        "empty": ((x, y), (x[:0], y[:0])),
+    }
+    return shapes[shape]
+
+
+def load(shape: str, **changes: Any) -> Data:
+    return data_loading.load({"_target_": f"{HERE}.returned", "shape": shape, **changes})
+
+
+def tensors(split: Split) -> TensorSplit:
+    assert isinstance(split, TensorSplit)
+    return split
+
+
+def digits(**changes: Any) -> Data:
+    return data_loading.load({**vars(schema_of("data", "digits")()), **changes})
+
+
+def test_digits_are_scikit_learns_each_in_one_split() -> None:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    found = digits()
+    splits = [tensors(split) for split in (found.train, found.val, found.test)]
+    images = torch.cat([split.images for split in splits]).flatten(1)
+    rows = torch.cat([(images * 0.3760 + 0.3053) * 16, torch.cat([s.labels for s in splits]).unsqueeze(1)], 1)
+
+    assert [len(split) for split in splits] == [1222, 216, 359]
+    assert (found.input_shape, found.classes) == ((1, 8, 8), 10)
+    expected = np.column_stack([pixels, labels]).astype(int)
+    assert sorted(map(tuple, rows.round().int().tolist())) == sorted(map(tuple, expected.tolist()))
+
+
+def test_digits_are_read_where_scikit_learn_keeps_its_file_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.workloads.images import named
+
+    direct = named._digits_table()
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+
+    assert np.array_equal(named._digits_table(), direct)
+
+
+def test_a_set_whose_files_have_changed_is_read_again() -> None:
+    config = {"kind": "digits", "val_size": 100}
+    first = data_loading.load(config, {"files": {"a": "1"}})
+
+    assert data_loading.load(config, {"files": {"a": "1"}}) is first
+    assert data_loading.load(config, {"files": {"a": "2"}}) is not first
+
+
+def test_split_seed_moves_the_validation_split_and_nothing_else() -> None:
+    first, second = digits(), digits(split_seed=1)
+
+    assert torch.equal(tensors(first.test).images, tensors(second.test).images)
+    assert not torch.equal(tensors(first.val).images, tensors(second.val).images)
+
+
+def test_the_split_does_not_depend_on_global_generators() -> None:
+    torch.manual_seed(1)
+    first = load("random", split_seed=2)
+    data_loading._load.cache_clear()
+    torch.manual_seed(9)
+
+    assert torch.equal(tensors(load("random", split_seed=2).train).images, tensors(first.train).images)
+
+
+def test_a_process_loads_a_set_once_whatever_it_is_called() -> None:
+    assert digits(name="one") is digits(name="two")
+    assert digits() is not digits(split_seed=3)
+
+
+@pytest.mark.parametrize("kind", ["dict", "tuple", "arrays", "tensor datasets"])
+def test_validation_is_cut_from_train(kind: str) -> None:
+    found = load(kind, val_size=5)
+    train, val = tensors(found.train), tensors(found.val)
+
+    assert (len(train), len(val), len(found.test)) == (15, 5, N)
+    assert sorted(torch.cat([train.images, val.images]).flatten().tolist()) == list(range(N))
+    assert torch.equal(train.labels, train.images.flatten().long() % 4)
+    assert train.labels.dtype == torch.int64
+    assert (found.input_shape, found.classes) == ((1,), 4)
+
+
+@pytest.mark.parametrize(("changes", "size"), [({}, 2), ({"val_fraction": 0.25}, 5), ({"val_size": 1}, 1)])
+def test_size_of_the_cut(changes: dict[str, Any], size: int) -> None:
+    assert len(load("dict", **changes).val) == size
+
+
+def test_a_validation_split_of_the_targets_own_is_kept() -> None:
+    assert len(load("three").val) == 3
+    assert load("data").classes == 4
+    for kind in ("three", "data"):
+        with pytest.raises(DataError, match=r"`data\.val_size` \(=2\) must be null"):
+            load(kind, val_size=2)
+
+
+def test_a_users_dataset_becomes_a_loader_split_with_its_classes() -> None:
+    found = load("datasets", val_size=4, num_workers=0)
+
+    assert isinstance(found.train, LoaderSplit)
+    assert (len(found.train), len(found.val), len(found.test)) == (16, 4, N)
+    assert (found.input_shape, found.classes) == ((2, 3), 3)
+    seen = [
+        int(x[0, 0])
+        for split in (found.train, found.val)
+        for images, _ in split.batches(3, device=torch.device("cpu"))
+        for x in images
+    ]
+    assert sorted(seen) == list(range(N))
+    assert load("classes").classes == 9
+    assert isinstance(load("augmented with val").train, LoaderSplit)
+
+
+def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
+    meta = torch.device("meta")
+    moved = tensors(load("dict").train).to(meta)
+    assert tensors(load("dict").train).to(meta) is moved
+
+    load("tuple")
+
+    assert tensors(load("dict").train).to(meta) is not moved
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("number", {}, ["data._target_", "train and test", "not int"]),
+        ("four", {}, ["data._target_", "not a tuple of 4"]),
+        ("one split", {}, ["(Tensor, Tensor)", "(train, test)", "pair (inputs, labels)", "did you return one split?"]),
+        ("no test", {}, ["data._target_", "a dict of ['train']"]),
+        ("unequal", {}, ["train split", "20 inputs but 5 labels", "give each input one label"]),
+        ("loader", {}, ["train split", "DataLoader", "Dataset"]),
+        ("stream", {}, ["data.steps_per_epoch", "=null", "stream to train on"]),
+        ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
+        ("empty", {}, ["test split", "empty"]),
+        ("augmented", {}, ["data._target_", "draws at random", "`transform`"]),
+        ("absent", {}, ["data._target_", "KeyError"]),
+        ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),
+        ("dict", {"val_fraction": 0.01}, ["val_fraction=0.01", "19"]),
+        ("dict", {"val_fraction": 1.5}, ["data.val_fraction", "=1.5", "(0, 1)"]),
+        ("dict", {"val_fraction": 0.5, "val_size": 3}, ["both", "data.val_size=null"]),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(kind: str, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(OrchestratorError) as caught:
+        load(kind, **changes)
+
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_dataset_without_classes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Items, "classes")
+
+    with pytest.raises(DataError, match="number of classes is unknown"):
+        load("datasets", split_seed=77)
