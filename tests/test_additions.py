@@ -47,7 +47,7 @@ ADDED = {
         "pruning/scores/added.py",
         '''
 from torch import Tensor
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 
 def squared(given: ScoringInput, *, power: float = 2.0) -> dict[str, Tensor]:
     """Score each entry by its magnitude to a power."""
@@ -69,7 +69,7 @@ def squared(given: ScoringInput, *, power: float = 2.0) -> dict[str, Tensor]:
         '''
 from collections.abc import Mapping
 from torch import Tensor
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 
 def doubled(given: ScoringInput, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return survivors of twice their values."""

@@ -20,7 +20,7 @@ from orchestrator.core.errors import DataError, OrchestratorError
 from orchestrator.workloads.inspection import spoilt
 from orchestrator.workloads.splits import Batch, Batches, index_of
 from orchestrator.workloads.targets import create
-from pruning.scores.network import batch_norms
+from pruning.scores.readings.network import batch_norms
 
 ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "RMSprop"))
 """Optimizers that move each entry by its own gradients alone."""

@@ -18,7 +18,7 @@ from pruning.holding.parameter import ModuleParameter
 from pruning.methods.across_modules import next_masks
 from pruning.methods.base import BasePruningMethod, PruningContainer
 from pruning.methods.next_masks import next_mask
-from pruning.scores.network import Weight
+from pruning.scores.readings.network import Weight
 from pruning.selection.allocation import allocate, check_reachable, kept_of_all
 from pruning.selection.selection_groups import Groups
 

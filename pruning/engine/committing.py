@@ -9,7 +9,7 @@ from pruning.engine.plans import Plan
 from pruning.holding.parameter import plain_modules, pruned_names
 from pruning.holding.reparam import held, stored
 from pruning.masks.mask_set import MaskSet
-from pruning.scores.network import plain_parameters, weights_of
+from pruning.scores.readings.network import plain_parameters, weights_of
 
 
 def commit(model: nn.Module, plan: Plan) -> None:

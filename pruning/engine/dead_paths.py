@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from pruning.scores.network import Masks, weights_of
-from pruning.scores.scoring_data import Batches, ScoringInput
+from pruning.scores.readings.network import Masks, weights_of
+from pruning.scores.readings.scoring_data import Batches, ScoringInput
 from pruning.scores.synaptic_flow import synflow
 
 

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.scores.network import network
+from pruning.scores.readings.network import network
 
 _KEEPING_CHANNELS = frozenset(
     {

@@ -20,7 +20,7 @@ from pruning.engine.classes import class_of
 from pruning.engine.committing import commit
 from pruning.engine.plans import Plan, plan
 from pruning.engine.scoring import options_taken, row_of
-from pruning.scores.scoring_data import Batches, Loss, Size
+from pruning.scores.readings.scoring_data import Batches, Loss, Size
 
 OF_TRAINING = ("rounds", "at", "restart", "step", "rates")
 """Words of a sweep that say how training and pruning take turns."""

@@ -26,9 +26,9 @@ from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
 from pruning.schedule import targets
-from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
-from pruning.scores.network import Masks, weights_of
-from pruning.scores.scoring_data import Batches, Loss, ScoringInput, Size
+from pruning.scores.readings.fisher_matrix import FisherMatrix, fisher_matrix
+from pruning.scores.readings.network import Masks, weights_of
+from pruning.scores.readings.scoring_data import Batches, Loss, ScoringInput, Size
 from pruning.selection.allocation import allocate
 from pruning.selection.selection_groups import Groups
 from pruning.selection.unit_selection import select

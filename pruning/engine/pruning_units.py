@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from pruning.choices.axes import Scope, Unit
 from pruning.choices.combining import Choices
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups
-from pruning.scores.network import Weight, weights_of
+from pruning.scores.readings.network import Weight, weights_of
 from pruning.selection.selection_groups import Groups, groups_of
 
 Cut: TypeAlias = Groups | DependencyGroups

@@ -14,7 +14,7 @@ from pruning.catalogue.scores import SCORES
 from pruning.catalogue.scores import Score as ScoreRow
 from pruning.choices.axes import Score
 from pruning.engine.followers import batch_norms_after
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.selection_groups import Groups
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.repair.passes import is_layer, rows_of, run
-from pruning.scores.network import Network, network, weights_of
-from pruning.scores.scoring_data import Loss, ScoringInput, weighed
+from pruning.scores.readings.network import Network, network, weights_of
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighed
 
 CONSTANT = 1e-5
 """Of the largest value: what rounding may make of a constant."""

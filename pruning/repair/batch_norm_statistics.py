@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.repair.passes import passes
-from pruning.scores.network import network
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.network import network
+from pruning.scores.readings.scoring_data import ScoringInput
 
 
 def bn_stats(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pruning.repair.passes import is_layer, passes, rows_of
-from pruning.scores.network import Network
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.network import Network
+from pruning.scores.readings.scoring_data import ScoringInput
 
 
 def least_squares(

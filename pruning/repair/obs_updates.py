@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pruning.scores.fisher_matrix import FisherMatrix, fisher_matrix
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.fisher_matrix import FisherMatrix, fisher_matrix
+from pruning.scores.readings.scoring_data import ScoringInput
 
 
 def obs(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from pruning.scores.network import Network
-from pruning.scores.per_example import patches
-from pruning.scores.scoring_data import Loss, ScoringInput, weighed
+from pruning.scores.readings.network import Network
+from pruning.scores.readings.per_example import patches
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighed
 
 
 def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:

@@ -30,8 +30,8 @@ from collections.abc import Callable
 
 from pruning.catalogue.scores import SCORES
 from pruning.scores.calls import Call, public_call
-from pruning.scores.fisher_matrix import FisherMatrix
-from pruning.scores.fisher_matrix import fisher_matrix as _fisher_matrix
+from pruning.scores.readings.fisher_matrix import FisherMatrix
+from pruning.scores.readings.fisher_matrix import fisher_matrix as _fisher_matrix
 
 fisher_matrix: Callable[..., FisherMatrix] = public_call(_fisher_matrix)
 

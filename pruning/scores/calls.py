@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pruning.catalogue.rows import Row
-from pruning.scores.network import Masks
-from pruning.scores.scoring_data import Batches, Loss, ScoringInput, Size
+from pruning.scores.readings.network import Masks
+from pruning.scores.readings.scoring_data import Batches, Loss, ScoringInput, Size
 
 
 class Call(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruning.scores.network import weights_of
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.network import weights_of
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.scores.taylor_forms import scales
 from pruning.selection.channel_masks import check_dim
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.fisher_matrix import Blocks, FisherMatrix, fisher_matrix
-from pruning.scores.network import Network, Weight, in_single_precision
-from pruning.scores.per_example import Passed, passed
-from pruning.scores.scoring_data import ScoringInput, loss_of, outputs_through, refuse_nan, uses, weighed
+from pruning.scores.readings.fisher_matrix import Blocks, FisherMatrix, fisher_matrix
+from pruning.scores.readings.network import Network, Weight, in_single_precision
+from pruning.scores.readings.per_example import Passed, passed
+from pruning.scores.readings.scoring_data import ScoringInput, loss_of, outputs_through, refuse_nan, uses, weighed
 
 
 def fisher(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pruning.scores.network import BatchNormMode, in_single_precision
-from pruning.scores.scoring_data import (
+from pruning.scores.readings.network import BatchNormMode, in_single_precision
+from pruning.scores.readings.scoring_data import (
     ScoringInput,
     gradients,
     joined,

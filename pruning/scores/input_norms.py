@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.network import Network
-from pruning.scores.per_example import patches, windows
-from pruning.scores.scoring_data import Loss, ScoringInput, tensors, weighed
+from pruning.scores.readings.network import Network
+from pruning.scores.readings.per_example import patches, windows
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, tensors, weighed
 
 
 def wanda(

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from pruning.holding.parameter import place
-from pruning.scores.network import Masks, Network, network
-from pruning.scores.scoring_data import Batches, ScoringInput, gradients, tensors
+from pruning.scores.readings.network import Masks, Network, network
+from pruning.scores.readings.scoring_data import Batches, ScoringInput, gradients, tensors
 
 NOT_HOMOGENEOUS = frozenset(
     {

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from pruning.scores.network import BatchNormMode, Network, batch_norms, network
-from pruning.scores.per_example import passed
-from pruning.scores.scoring_data import ScoringInput, gradients, joined, loss_of, mean_over_batches, weighed, wide
+from pruning.scores.readings.network import BatchNormMode, Network, batch_norms, network
+from pruning.scores.readings.per_example import passed
+from pruning.scores.readings.scoring_data import (
+    ScoringInput,
+    gradients,
+    joined,
+    loss_of,
+    mean_over_batches,
+    weighed,
+    wide,
+)
 
 Form: TypeAlias = Literal["entry", "filter", "gate", "bn"]
 

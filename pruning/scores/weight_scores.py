@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 
 
 def magnitude(

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 
 from orchestrator.catalogue.models import MODELS
 from pruning import scores
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.scores.synaptic_flow import Flow
 from pruning.selection.smallest import prune_smallest_across_
 

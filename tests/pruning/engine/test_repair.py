@@ -13,7 +13,7 @@ import pruning
 from pruning.catalogue.repairs import REPAIRS
 from pruning.choices.axes import Repair, Schedule, Scope, Score, Unit
 from pruning.choices.combining import Choices
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 
 DATA = {"batches": BATCHES, "loss": loss}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pruning
 from pruning.scores import lamp, magnitude, random, synflow
-from pruning.scores.scoring_data import ScoringInput
+from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.scores.synaptic_flow import Flow
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pruning.scores.network import BatchNormMode, Masks, Network, Weight, network, weights_of
+from pruning.scores.readings.network import BatchNormMode, Masks, Network, Weight, network, weights_of
 
 Batches: TypeAlias = Iterable[Any] | None
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | None
@@ -36,7 +36,7 @@ class ScoringInput:
         return weights_of(self.model, self.masks, self.parameters)
 
     def network(self, batch_norm: BatchNormMode = "eval") -> AbstractContextManager[Network]:
-        """Copy the network for a score; see `pruning.scores.network.network`."""
+        """Copy the network for a score; see `pruning.scores.readings.network.network`."""
         return network(self.model, self.masks, self.parameters, batch_norm=batch_norm)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from pruning.scores.network import Network
-from pruning.scores.scoring_data import Size, gradients, rows, uses
+from pruning.scores.readings.network import Network
+from pruning.scores.readings.scoring_data import Size, gradients, rows, uses
 
 AT_ONCE = 1 << 22
 """Entries of gradients that are held at a time."""

@@ -12,9 +12,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from pruning.scores.network import Network, in_single_precision
-from pruning.scores.per_example import passed
-from pruning.scores.scoring_data import ScoringInput, loss_of, refuse_nan, weighed
+from pruning.scores.readings.network import Network, in_single_precision
+from pruning.scores.readings.per_example import passed
+from pruning.scores.readings.scoring_data import ScoringInput, loss_of, refuse_nan, weighed
 
 COLUMNS = 8192
 """Columns that are solved for at a time."""
