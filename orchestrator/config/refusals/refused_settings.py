@@ -162,14 +162,20 @@ def _key(error: BaseException, settings: Sequence[str], groups: Collection[str])
     found = next(filter(None, named.groups()), "") if named else ""
     keys = [_key_of(each) for each in settings]
     if named is None and "must be a string or a list" in str(error):  # which one it does not say
-        chosen = [parse(each) for each in settings if _key_of(each) in groups]
-        found = next((each.key_or_group for each in chosen if not isinstance(each.value(), str | list)), "")
+        found = next((_key_of(each) for each in settings if _names_no_option(each, groups)), "")
     if not found and "nterpolation" in str(error):
         found = next((_key_of(each) for each in settings if "${" in each), "")
     if found in keys:
         return found
     above = [key for key in keys if found.startswith((f"{key}.", f"{key}[")) or (file and file[1] == key)]
     return max(above, key=len, default=found)
+
+
+def _names_no_option(setting: str, groups: Collection[str]) -> bool:
+    """Return whether a setting gives a group a value that names no option, as in `model=1.5`."""
+    parsed = parse(_first(setting) or setting)
+    chooses = _key_of(setting) in groups and not (parsed.is_delete() or parsed.is_sweep_override())
+    return chooses and not isinstance(parsed.value(), str | list | dict)
 
 
 def _said(error: BaseException) -> str:
@@ -187,10 +193,10 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     text, value = _said(error), given.get(key, "")
     if told := of_a_choice(key, value, text) or in_a_file(text, tree, groups):
         return told
-    if "No match in the defaults list" in text:
-        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     if value == REMOVED:
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
+    if "No match in the defaults list" in text:
+        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
     if text.startswith("Could not override"):
         return unknown(key, given, tree)
     if odd := re.search(r"BasicSweeper\S* got an unexpected keyword argument '(\w+)'", text):

@@ -113,6 +113,23 @@ def test_all_mistakes_that_hydra_sees_are_answered_at_once(ask: Ask, line: tuple
     assert told.count("\n") == len(list(filter(None, TOGETHER[line].values())))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["~sweep"], "`~sweep` takes away what is not there, or what every trial needs"),
+        (["-m", "model=cnn,lenet5", "method=1.5"], "`method` (=1.5) must be the name of a choice, as in model=cnn."),
+        (["-m", "method=1.5,identity", "~restart", "sed=1"], "`method` (=1.5,identity) must be the name of a choice"),
+        (["model={classes: 3}", "~restart", "method=1.5"], "`method` (=1.5) must be the name of a choice"),
+    ],
+)
+def test_a_choice_that_is_in_order_is_not_blamed(ask: Ask, arguments: list[str], said: str) -> None:
+    told = ask(*arguments)
+
+    assert said in told
+    assert "`model`" not in told
+    assert "`~restart`" not in told
+
+
 def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
     assert "method.dim" not in ask("method=foo", "method.dim=1")
 
