@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from orchestrator.config.refusals.messages import Message
 from orchestrator.config.refusals.refused_settings import explain, is_refusal, parse
 from orchestrator.config.schema import Config
 from orchestrator.core.specs import Job
@@ -56,7 +57,7 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
             if not is_refusal(error):
                 raise
             told = explain(error, lambda settings: _compose(loader, master, settings).tree, overrides, groups)
-            if str(error).startswith("Could not override"):  # whatever the values are
+            if Message.NOT_OVERRIDDEN.find(str(error)):  # whatever the values are
                 refused[keys] = told
             yield Job(tuple(overrides), error=told)
         else:

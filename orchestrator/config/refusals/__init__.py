@@ -1,1 +1,1 @@
-"""What is told of settings that Hydra refuses: of a command line, a choice and its file, a key."""
+"""Explanations of settings that Hydra refuses: a command line, a choice and its file, a key."""

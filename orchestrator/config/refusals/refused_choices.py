@@ -1,31 +1,28 @@
-"""What is told of a choice of a group that Hydra refuses: of its name, or of what its file holds."""
+"""Explanations of a refused choice of a group: its name, or the contents of its file."""
 
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from orchestrator.config.refusals.messages import Message, file_being_read, text_of
 from orchestrator.config.refusals.refused_keys import meant, rule
 
 TRAININGS = ("train", "finetune")
 PARTS = ("optimizer", "scheduler")
 """Groups that are chosen for each of them."""
-READERS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
-"""Modules of Hydra that read files and follow their `defaults`; no code of anybody else runs below them."""
 
 
-def of_a_choice(key: str, value: str, text: str) -> str:
-    """Say what is wrong with the choice of an option of a group; empty where that is not it."""
-    if option := re.search(
-        r"Could not find '(.+)/(.+)' Available options in '.+': (.*?)(?: Config search path|$)", text
-    ):
-        listed = option[3].replace(",", " ").split()
-        hint = f"did you mean {near[0]}? Or " if (near := get_close_matches(option[2], listed, n=1)) else ""
-        return f"`{option[1]}` (={option[2]}) must be one of {', '.join(listed)}; {hint}add your own with --config-dir."
+def of_a_choice(key: str, value: str, error: BaseException) -> str:
+    """Explain a choice that is no option of its group; empty for all other errors."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        hint = f"did you mean {near[0]}? Or " if (near := get_close_matches(option, error.options, n=1)) else ""
+        return f"`{group}` (={option}) must be one of {', '.join(error.options)}; {hint}add your own with --config-dir."
     where, _, part = key.rpartition(".")
     if part in PARTS and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
         ways = " or ".join(
@@ -52,14 +49,8 @@ def as_chosen(reason: str, settings: Collection[str]) -> str:
 
 
 def of_a_file_not_read(error: BaseException) -> str:
-    """Say why Hydra could not read a file to its end, where it met no mistake that it knows; empty for all else."""
-    read = [
-        str(path)
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") in READERS
-        and (path := frame.f_locals.get("config_path") or frame.f_locals.get("path"))
-    ]
-    file = f"{read[-1].removesuffix('.yaml')}.yaml" if read else ""
+    """Explain why Hydra could not read a file, where Python raised the error; empty for all other errors."""
+    file = file_being_read(error)
     if file and isinstance(error, UnicodeDecodeError):
         return f"{file} is not in UTF-8, as it has the byte {error.object[error.start]:#x}; save it in UTF-8."
     if file and isinstance(error, RecursionError):
@@ -67,50 +58,55 @@ def of_a_file_not_read(error: BaseException) -> str:
     return ""
 
 
-def in_a_file(text: str, tree: DictConfig, groups: Collection[str]) -> str:
-    """Say what is wrong in the file of a choice, of which Hydra tells the first mistake; empty where it names none."""
-    if listed := re.match(r"Invalid defaults list in '(\S+)', defaults must be a list \(got (\w+)\)", text):
-        start = f"{listed[1]}.yaml: `defaults` must be a list, and is a {listed[2]}"
+def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -> str:
+    """Explain the first mistake in the file of a choice; empty where Hydra names no file."""
+    text = text_of(error)
+    if listed := Message.DEFAULTS_NO_LIST.find(text):
+        start = f"{listed['file']}.yaml: `defaults` must be a list, and is a {listed['kind']}"
         return f"{start}; write `defaults: [override /GROUP: NAME]`."
-    found = re.match(r"In '((?!config')[^']+)': (.*?)(?: Config search path.*| full_key: ?(\S*).*)?$", text)
+    found = Message.IN_A_FILE.find(text)
     if found is None:
         return ""
-    file, key = f"{found[1]}.yaml", found[3]
-    said = re.sub(r"^\w+ raised while composing config: ", "", found[2]).rstrip(".")
-    group = found[1].rpartition("/")[0]
-    if re.search(rf"Key 'sweep' not in 'Config'|override '\S+@{group}\.", said):
+    file, key, said = f"{found['file']}.yaml", found["key"], found["said"].rstrip(".")
+    group = found["file"].rpartition("/")[0]
+    absent, default = Message.KEY_NOT_IN.find(said), Message.NOT_OVERRIDDEN.find(said)
+    sweep_as_key = absent if absent and absent.groups() == ("sweep", "Config") else None
+    if headless := sweep_as_key or (default if default and f"@{group}." in default["key"] else None):
         what = "A preset" if group == "sweep" else "What overrides a choice of another group"
-        said = said.partition(". Did you mean")[0]
-        return f"{file} cannot be composed: {said}. {what} begins with `# @package _global_`, in its first line."
-    if named := re.match(r"Could not (?:override|find|load) '([^']+)'", said):
-        if told := _of_a_default(named[1], group, groups):
+        return f"{file} cannot be composed: {headless[0]}. {what} begins with `# @package _global_`, in its first line."
+    looked_for = error.missing_cfg_file if isinstance(error, MissingConfigException) else default and default["key"]
+    if looked_for:
+        if told := _of_a_default(looked_for, group, groups):
             return f"{file}: {told}"
-    elif key and said.startswith(f"Key '{key.rpartition('.')[2]}' not in"):
+    elif absent and key and absent["key"] == key.rpartition(".")[2]:
         return f"{file}: {' '.join(_of_a_key(key, tree))}"
-    elif dotted := re.match(r"Key '(\S+\.\S+)' not in", said):
-        nested = f"{': {'.join(dotted[1].split('.'))}: ...{'}' * dotted[1].count('.')}"
-        return f"{file}: `{dotted[1]}` is no key, as keys of a file are nested; write `{nested}`."
+    elif absent and "." in absent["key"]:
+        dotted = absent["key"]
+        nested = f"{': {'.join(dotted.split('.'))}: ...{'}' * dotted.count('.')}"
+        return f"{file}: `{dotted}` is no key, as keys of a file are nested; write `{nested}`."
     return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {said}."
 
 
 def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
-    """Say what a value of a file must be, where its key may be there; empty where that is not known."""
+    """Explain a wrong value in a file; empty where the schema has no rule for it."""
     if key and (kind := rule(key, tree)):
-        value = re.match(r"Value '(.*)' of type '(\w+)'", said)
-        start = f"{file}: `{key}`{f' (={value[1]})' if value else ''} must be {kind}"
+        wrong = Message.WRONG_VALUE.find(said)
+        value = wrong["value"] if wrong else ""
+        start = f"{file}: `{key}`{f' (={value})' if wrong else ''} must be {kind}"
         if kind.startswith("a list"):
             return f"{start}; put it into brackets."
-        if value and "," in value[1]:
-            several = value[1].strip("[]").replace(", ", ",")
+        if "," in value:
+            several = value.strip("[]").replace(", ", ",")
             return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {several}`."
         return f"{start}."
-    if named := re.match(r"Merge error: \w+ is not a subclass of (\w+)\. value: (.+)", said):
-        parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == named[1]]
+    if named := Message.NOT_A_MAPPING.find(said):
+        schema, value = named["schema"], named["value"]
+        parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == schema]
         return (
-            f"{file}: `{' or '.join(parts)}` (={named[2]}) must be a mapping; a choice is made in `defaults`, as in "
-            f"`- override /{parts[0] if parts else 'GROUP'}: {named[2]}`."
+            f"{file}: `{' or '.join(parts)}` (={value}) must be a mapping; a choice is made in `defaults`, as in "
+            f"`- override /{parts[0] if parts else 'GROUP'}: {value}`."
         )
-    if said == "Cannot merge DictConfig with ListConfig":
+    if Message.LIST_FOR_A_MAPPING.find(said):
         return (
             f"{file} has a list where a mapping belongs, at its top or below a key such as hydra.sweeper.params; write "
             "`key: value` there, without dashes and brackets."
@@ -119,7 +115,7 @@ def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
 
 
 def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
-    """Say what is wrong with a line of `defaults`, by what Hydra looked for; empty where that cannot be said."""
+    """Explain a wrong line of `defaults` by the name that Hydra looked for; empty where the name has no mistake."""
     inside = name.removeprefix(f"{folder}/")
     if word := re.match(r"override\b ?/?(.*)", inside):
         return f"`override /{word[1]}` chooses nothing; name a choice, as in `override /{word[1] or 'model'}: NAME`."
@@ -138,7 +134,7 @@ def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
 
 
 def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
-    """Yield what is to be told of a key that a file must not have."""
+    """Yield the parts of the explanation of an unknown key in a file."""
     yield f"`{key}` is not a key of the configuration;"
     if key in ("default", "Defaults"):
         yield "did you mean `defaults`?"

@@ -1,4 +1,4 @@
-"""What is told of a key: that it is not there and which was meant, or what its value must be."""
+"""Explanations of keys: the keys that an unknown one may mean, and the rule for the value of a known one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rule(key: str, tree: DictConfig) -> str:
 
 
 def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
-    """Say that there is no such key, which there are, and how to add one where that would be accepted."""
+    """Explain an unknown key: the keys that there are, and how to add one where its group accepts more."""
     value, (group, _, _) = given.get(key, ""), key.rpartition(".")
     start, known = f"`{key}` (={value})", list(leaves(tree))
     if key == "method.scope":
@@ -42,10 +42,10 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
 
 
 def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
-    """Yield which keys may have been meant, and which its group has, or where there is none, all at the top.
+    """Yield the keys that may have been meant and those of the group; without a group, the top-level keys.
 
     Args:
-        within: look in the group of `key` alone, which may be given any key, and leave out those at the top.
+        within: look only in the group of `key`, which accepts any key, and leave out the top-level keys.
     """
     known, (group, _, leaf) = list(leaves(tree)), key.rpartition(".")
     siblings = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")] if group else []
@@ -65,7 +65,7 @@ def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
 
 
 def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a configuration that hold no further ones, but for those of Hydra itself."""
+    """Yield the keys of a configuration that hold no further keys, without those of Hydra itself."""
     for key in config:
         node, name = config._get_node(key), prefix + str(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):

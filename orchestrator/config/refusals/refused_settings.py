@@ -1,7 +1,7 @@
-"""What is told of settings that Hydra refuses: argument, value, rule and remedy, and of all of them at once.
+"""Explanations of refused settings: each names the setting, its value, the rule and the remedy.
 
-Hydra and OmegaConf stop at the first mistake. What they refuse is left out here and the rest composed again, until it
-composes: so every mistake is told, and which keys there are is known from what the other settings choose.
+Hydra and OmegaConf stop at the first mistake. The refused setting is dropped and the others are composed again, until
+they compose. So every mistake is explained at once, and the composed settings show which keys there are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from orchestrator.config.refusals.messages import Message, text_of
 from orchestrator.config.refusals.refused_choices import in_a_file, of_a_choice, of_a_file_not_read
 from orchestrator.config.refusals.refused_keys import rule, unknown
 
@@ -31,29 +32,34 @@ Compose = Callable[[list[str]], DictConfig]
 
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
 REMOVED = "~"
-"""What stands for the value of a key that is taken away."""
-_NAMED = re.compile(
-    r"(?:Could not (?:override|delete) |already at |delete from config\. |delete from config\. The value of |"
-    r"Ambiguous value for argument |Sweep parameters )'\+*(?P<quoted>[^'=]+)|"
-    r"(?:Error merging override|^Override) [+~]*(?P<line>[^= ]+)=|Multiple values for (?P<group>[^ ]+)\. |"
-    r"Could not find '(?P<option>.+)/[^/']+'|full_key: (?P<full>[^\s\[]+)"
+"""Value of a removed key."""
+NAMING = (
+    Message.NOT_OVERRIDDEN,
+    Message.NOT_DELETED,
+    Message.ALREADY_SET,
+    Message.NOT_MERGED,
+    Message.UNKNOWN_GROUP,
+    Message.AMBIGUOUS,
+    Message.SWEEP_IN_A_RUN,
+    Message.CHOSEN_TWICE,
+    Message.FULL_KEY,
 )
-"""How Hydra and OmegaConf name the setting that they refuse."""
-_REASONS = (
-    (
-        r"Ambiguous value|requires --multirun",
-        "has several values: add -m to try each of them, or brackets where the key takes a list",
-    ),
-    (r"item is already at|Multiple values for", "is there already: leave out the +"),
-    (r"config group '\S+' does not exist", "chooses of a group that is not there: check the spelling"),
-    (r"must be a string or a list", "must be the name of a choice, as in model=cnn"),
-    (r"Missing mandatory value", "has no value: give it one"),
-)
-"""What Hydra says -> the rule and the remedy."""
+"""Messages that name the setting. The full key comes last: it may lie below the setting."""
+_SEVERAL = "has several values: add -m to try each of them, or brackets where the key takes a list"
+REASONS = {
+    Message.AMBIGUOUS: _SEVERAL,
+    Message.SWEEP_IN_A_RUN: _SEVERAL,
+    Message.ALREADY_SET: "is there already: leave out the +",
+    Message.CHOSEN_TWICE: "is there already: leave out the +",
+    Message.UNKNOWN_GROUP: "chooses of a group that is not there: check the spelling",
+    Message.NO_NAME: "must be the name of a choice, as in model=cnn",
+    Message.NO_VALUE: "has no value: give it one",
+}
+"""Message -> the rule and the remedy."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether Hydra, OmegaConf or the YAML parser raised it: not all that they raise of a wrong input is their own."""
+    """Return whether Hydra, OmegaConf or the YAML parser raised an error, be it one of their own types or not."""
     module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
@@ -121,12 +127,11 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
             error = following
     given = {_key_of(each): _value_of(each) for each in settings}
     known = compose([]) if tree is None else tree
-    if len(refused) > 1 and "Ambiguous" in str(
-        refused[0][1]
-    ):  # as Hydra says, too, where it cannot read that -m is meant
-        del refused[0]
+    if len(refused) > 1 and Message.AMBIGUOUS.find(text_of(refused[0][1])):
+        del refused[0]  # Hydra says so, too, where it cannot read that -m is meant
     told = (
-        _sentence(key, each, given | _refused_value(key, _said(each), settings), known, groups) for key, each in refused
+        _sentence(key, each, given | _refused_value(key, text_of(each), settings), known, groups)
+        for key, each in refused
     )
     return "\n".join(dict.fromkeys(told))
 
@@ -135,7 +140,7 @@ def _refused_value(key: str, said: str, settings: Sequence[str]) -> dict[str, st
     """Map a key to the value that an error quotes; empty if the error quotes none of the values that were typed."""
     typed = [each for each in settings if _key_of(each) == key]
     quoted = [each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)]
-    added = [each for each in typed if "already at" in said and re.match(r"\+(?!\+)", each)]
+    added = [each for each in typed if Message.ALREADY_SET.find(said) and re.match(r"\+(?!\+)", each)]
     about = next(iter((*added, *quoted)), None)
     return {} if about is None else {key: _value_of(about)}
 
@@ -158,17 +163,27 @@ def _key(error: BaseException, settings: Sequence[str], groups: Collection[str])
     """Return the key of the setting that an error is about, empty where none is."""
     if isinstance(error, OverrideParseException):
         return _key_of(error.override)
-    named, file = _NAMED.search(_said(error)), re.search(r"^In '(.+)/[^/']+'", _said(error))
-    found = next(filter(None, named.groups()), "") if named else ""
-    keys = [_key_of(each) for each in settings]
-    if named is None and "must be a string or a list" in str(error):  # which one it does not say
-        found = next((_key_of(each) for each in settings if _names_no_option(each, groups)), "")
-    if not found and "nterpolation" in str(error):
-        found = next((_key_of(each) for each in settings if "${" in each), "")
+    keys, file = [_key_of(each) for each in settings], Message.IN_A_FILE.find(text_of(error))
+    found = _named(error, settings, groups)
     if found in keys:
         return found
-    above = [key for key in keys if found.startswith((f"{key}.", f"{key}[")) or (file and file[1] == key)]
+    group = file["file"].rpartition("/")[0] if file else None
+    above = [key for key in keys if found.startswith((f"{key}.", f"{key}[")) or key == group]
     return max(above, key=len, default=found)
+
+
+def _named(error: BaseException, settings: Sequence[str], groups: Collection[str]) -> str:
+    """Return the key that an error names, or that of the one setting that can have led to it; empty for none."""
+    text = text_of(error)
+    if isinstance(error, MissingConfigException):
+        return str(error.missing_cfg_file).rpartition("/")[0]
+    if named := next(filter(None, (message.find(text) for message in NAMING)), None):
+        return str(named["key"])
+    if Message.NO_NAME.find(text):
+        return next((_key_of(each) for each in settings if _names_no_option(each, groups)), "")
+    if Message.INTERPOLATION.find(text):
+        return next((_key_of(each) for each in settings if "${" in each), "")
+    return ""
 
 
 def _names_no_option(setting: str, groups: Collection[str]) -> bool:
@@ -178,40 +193,29 @@ def _names_no_option(setting: str, groups: Collection[str]) -> bool:
     return chooses and not isinstance(parsed.value(), str | list | dict)
 
 
-def _said(error: BaseException) -> str:
-    """Return what Hydra and OmegaConf say, in a line and without their traces."""
-    said = [str(error).strip()]
-    if error.__cause__ is not None:
-        said.append(str(error.__cause__).strip())
-    lines = [line.strip() for part in said for line in part.splitlines()]
-    return " ".join(dict.fromkeys(line for line in lines if line and not line.startswith(("object_type", "See https"))))
-
-
 def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig, groups: Collection[str]) -> str:
     if isinstance(error, OverrideParseException):
         return _of_what_cannot_be_read(error.override, given)
-    text, value = _said(error), given.get(key, "")
-    if told := of_a_choice(key, value, text) or in_a_file(text, tree, groups):
+    text, value = text_of(error), given.get(key, "")
+    if told := of_a_choice(key, value, error) or in_a_file(error, tree, groups):
         return told
     if value == REMOVED:
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
-    if "No match in the defaults list" in text:
-        return f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
-    if text.startswith("Could not override"):
-        return unknown(key, given, tree)
-    if odd := re.search(r"BasicSweeper\S* got an unexpected keyword argument '(\w+)'", text):
-        return f"`hydra.sweeper.{odd[1]}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
-    if (twice := re.match(r"Multiple values for (\S+)\. To override a value use '(.*)'", text)) and key not in given:
-        way = twice[2].replace("override ", "override /", 1)
+    if absent := Message.NOT_OVERRIDDEN.find(text):
+        added = f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
+        return added if absent["no_default"] else unknown(key, given, tree)
+    if odd := Message.SWEEPER_ARGUMENT.find(text):
+        return f"`hydra.sweeper.{odd['key']}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
+    if (twice := Message.CHOSEN_TWICE.find(text)) and key not in given:
+        way = twice["way"].replace("override ", "override /", 1)
         return f"{_preset_of(given)}: `{key}` is chosen a second time; write `{way}`, with the word `override` as here."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
-    for pattern, reason in _REASONS:
-        if re.search(pattern, text):
-            return f"{start} {reason}."
+    if reason := next((REASONS[message] for message in REASONS if message.find(text)), ""):
+        return f"{start} {reason}."
     first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
-    if re.search(r"[Ii]nterpolation|resolver", text):
+    if Message.INTERPOLATION.find(text):
         return f"{start} cannot be resolved: {first}; check what stands in ${{...}}."
-    if text.startswith("Error merging") and (kind := rule(key, tree)):
+    if Message.NOT_MERGED.find(text) and (kind := rule(key, tree)):
         listed = value.startswith("[")
         if listed == kind.startswith("a list"):
             return f"{start} must be {kind}{_as_meant(key, value, kind)}."

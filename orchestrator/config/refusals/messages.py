@@ -1,0 +1,91 @@
+"""Messages of Hydra, OmegaConf and Python that explanations depend on, and the variables of Hydra's frames.
+
+Neither is an interface, and a new release may change them. tests/orchestrator/config/test_refusal_messages.py provokes
+each message in the installed release, and names the pattern that no longer matches.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from enum import Enum
+
+READERS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
+"""Modules of Hydra that read files and follow their `defaults`; they call no code of the user."""
+READER_LOCALS = ("config_path", "path")
+"""Variables of the functions of `READERS` that hold the file being read."""
+
+
+class Message(Enum):
+    """Patterns of messages; the group `key` is the key of the setting, without `+`."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = re.compile(pattern)
+
+    # ConfigLoaderImpl._apply_overrides_to_config for a key; Overrides.ensure_overrides_used for a choice
+    NOT_OVERRIDDEN = r"^Could not override '(?P<key>[^']+)'(?P<no_default>\. No match in the defaults list)?"
+    # ConfigLoaderImpl._apply_overrides_to_config for a key; Overrides.ensure_deletions_used for a choice
+    NOT_DELETED = r"^Could not delete (?:from config\. (?:The value of )?)?'(?P<key>[^'=]+)"
+    # ConfigLoaderImpl._apply_overrides_to_config
+    ALREADY_SET = r"^Could not append to config\. An item is already at '(?P<key>[^'=]+)'"
+    # ConfigLoaderImpl._apply_overrides_to_config, around an error of OmegaConf
+    NOT_MERGED = r"^Error merging override [+~]*(?P<key>[^= ]+)"
+    # ConfigLoaderImpl._apply_overrides_to_config
+    UNKNOWN_GROUP = r"^Override [+~]*(?P<key>[^= ]+).* but config group '\S+' does not exist"
+    # ConfigLoaderImpl.validate_sweep_overrides_legal, for values with commas
+    AMBIGUOUS = r"^Ambiguous value for argument '\+*(?P<key>[^'=]+)"
+    # ConfigLoaderImpl.validate_sweep_overrides_legal, for range() and its like
+    SWEEP_IN_A_RUN = r"^Sweep parameters '\+*(?P<key>[^'=]+).* requires --multirun"
+    # Overrides.set_known_choice
+    CHOSEN_TWICE = r"^Multiple values for (?P<key>\S+)\. To override a value use '(?P<way>.*)'"
+    # Overrides.__init__, which does not say for which group
+    NO_NAME = r"^Config group override must be a string or a list"
+    # OmegaConf's format_and_raise, below every message of a node
+    FULL_KEY = r"full_key: (?P<key>[^\s\[]+)"
+    # OmegaConf's BaseContainer._to_content, DictConfig._get_node and ListConfig._get_node
+    NO_VALUE = r"Missing mandatory value"
+    # OmegaConf's Container.resolve_parse_tree and all that it calls; Hydra's InputDefault._resolve_interpolation_impl
+    INTERPOLATION = r"[Ii]nterpolation"
+    # ConfigRepository._extract_defaults_list
+    DEFAULTS_NO_LIST = r"^Invalid defaults list in '(?P<file>\S+)', defaults must be a list \(got (?P<kind>\w+)\)"
+    # Overrides.ensure_overrides_used, config_not_found_error, ConfigLoaderImpl._compose_config_from_defaults_list
+    IN_A_FILE = (
+        r"^In '(?P<file>(?!config')[^']+)': (?:\w+ raised while composing config: )?(?P<said>.*?)"
+        r"(?: Config search path.*| full_key: ?(?P<key>\S*).*)?$"
+    )
+    # OmegaConf's DictConfig._validate_get
+    KEY_NOT_IN = r"^Key '(?P<key>.+)' not in '(?P<schema>\w+)'"
+    # OmegaConf's IntegerNode, FloatNode and other typed nodes, for a value of another type
+    WRONG_VALUE = r"^Value '(?P<value>.*)' of type '\w+'"
+    # OmegaConf's DictConfig._validate_merge
+    NOT_A_MAPPING = r"^Merge error: \w+ is not a subclass of (?P<schema>\w+)\. value: (?P<value>.+)"
+    # OmegaConf's BaseContainer._merge_with, where a file has a list at its top or for a mapping
+    LIST_FOR_A_MAPPING = r"^Cannot merge DictConfig with ListConfig$"
+    # Python, for an argument that a class lacks; quoted by Hydra's instantiate
+    SWEEPER_ARGUMENT = r"BasicSweeper\S* got an unexpected keyword argument '(?P<key>\w+)'"
+    # Lines that tell a user nothing: types from OmegaConf's format_and_raise, links to the pages of Hydra
+    NOISE = r"^(?:object_type|See https)"
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """Search a text for the message; `^` is the beginning of the text."""
+        return self.pattern.search(text)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the messages of an error and of its cause in one line, without `Message.NOISE`."""
+    said = [str(error).strip()]
+    if error.__cause__ is not None:
+        said.append(str(error.__cause__).strip())
+    lines = [line.strip() for part in said for line in part.splitlines()]
+    return " ".join(dict.fromkeys(line for line in lines if line and not Message.NOISE.find(line)))
+
+
+def file_being_read(error: BaseException) -> str:
+    """Return the file that Hydra read when an error arose, from the variables of its frames; empty for none."""
+    read = [
+        str(path)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in READERS
+        and (path := next(filter(None, map(frame.f_locals.get, READER_LOCALS)), None))
+    ]
+    return f"{read[-1].removesuffix('.yaml')}.yaml" if read else ""
