@@ -45,6 +45,7 @@ NAMING = (
     Message.FULL_KEY,
 )
 """Messages that name the setting. The full key comes last: it may lie below the setting."""
+_NO_NAME = "must be the name of a choice, as in model=cnn"
 _SEVERAL = "has several values: add -m to try each of them, or brackets where the key takes a list"
 REASONS = {
     Message.AMBIGUOUS: _SEVERAL,
@@ -52,7 +53,7 @@ REASONS = {
     Message.ALREADY_SET: "is there already: leave out the +",
     Message.CHOSEN_TWICE: "is there already: leave out the +",
     Message.UNKNOWN_GROUP: "chooses of a group that is not there: check the spelling",
-    Message.NO_NAME: "must be the name of a choice, as in model=cnn",
+    Message.NO_NAME: _NO_NAME,
     Message.NO_VALUE: "has no value: give it one",
 }
 """Message -> the rule and the remedy."""
@@ -181,9 +182,10 @@ def _named(error: BaseException, settings: Sequence[str], groups: Collection[str
         return str(named["key"])
     if Message.NO_NAME.find(text):
         return next((_key_of(each) for each in settings if _names_no_option(each, groups)), "")
-    if Message.INTERPOLATION.find(text):
-        return next((_key_of(each) for each in settings if "${" in each), "")
-    return ""
+    interpolated = [_key_of(each) for each in settings if "${" in each]
+    if isinstance(error, AssertionError):  # Hydra's, where a choice resolves to no text
+        return next((key for key in interpolated if key.partition("@")[0] in groups), "")
+    return next(iter(interpolated), "") if Message.INTERPOLATION.find(text) else ""
 
 
 def _names_no_option(setting: str, groups: Collection[str]) -> bool:
@@ -210,7 +212,8 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         way = twice["way"].replace("override ", "override /", 1)
         return f"{_preset_of(given)}: `{key}` is chosen a second time; write `{way}`, with the word `override` as here."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
-    if reason := next((REASONS[message] for message in REASONS if message.find(text)), ""):
+    reason = _NO_NAME if isinstance(error, AssertionError) else ""
+    if reason := reason or next((REASONS[message] for message in REASONS if message.find(text)), ""):
         return f"{start} {reason}."
     first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
     if Message.INTERPOLATION.find(text):

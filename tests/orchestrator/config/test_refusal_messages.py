@@ -159,3 +159,4 @@ def test_the_errors_of_hydra_carry_the_choice_and_the_setting(provoke: Provoke) 
     assert (default.missing_cfg_file, default.options) == ("x/y", None)
     assert isinstance(setting, OverrideParseException)
     assert setting.override == "seed=0,"
+    assert isinstance(provoke("train=${oc.decode:'3'}"), AssertionError)

@@ -191,6 +191,10 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["-m", "train.epochs=20", "seed=0,1", "++train.epochs=2x"], "`train.epochs` (=2x) must be an integer, or n"),
         (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values: add"),
         (["train.epochs=2", "+train.epochs=3"], "`train.epochs` (=3) is there already: leave out the +."),
+        (
+            ["name=${seed}", "train=${oc.decode:'3'}"],
+            "`train` (=${oc.decode:'3'}) must be the name of a choice, as in model=cnn.",
+        ),
         (["seed=???"], "`seed` (=???) has no value: give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
