@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SWEEP, Command
+from fault_commands import SWEEP, Command
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

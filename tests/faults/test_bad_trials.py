@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Command
+from fault_commands import Command
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from commands import SWEEP, Command, results_of, trainings
+from fault_commands import SWEEP, Command, results_of, trainings
 from view import assert_complete, runs_in
 
 CHAOTIC = (*SWEEP, "train.epochs=120", "finetune.epochs=120", "train.eval_every=1200", "finetune.eval_every=1200")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from commands import Command, records_of, results_of
+from fault_commands import Command, records_of, results_of
 
 from orchestrator.store.store import Store
 

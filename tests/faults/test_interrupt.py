@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import SWEEP, Command, finished_stages, results_of
+from fault_commands import SWEEP, Command, finished_stages, results_of
 
 Start = Callable[..., Command]
 SLOW_FINETUNING = (*SWEEP, "finetune.epochs=300", "finetune.eval_every=100000")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from commands import SWEEP, Command, finished_stages, plan_of
+from fault_commands import SWEEP, Command, finished_stages, plan_of
 from view import Run, assert_complete, runs_in
 
 from orchestrator.commands.sync_command import main as sync_command

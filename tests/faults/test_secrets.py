@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import SWEEP, Command
+from fault_commands import SWEEP, Command
 from hydra.core.global_hydra import GlobalHydra
 
 from orchestrator.__main__ import main

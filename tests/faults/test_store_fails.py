@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SWEEP, Command, finished_stages, results_of
+from fault_commands import SWEEP, Command, finished_stages, results_of
 from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF

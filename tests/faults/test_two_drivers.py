@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from commands import SWEEP, Command, finished_stages, results_of, trainings
+from fault_commands import SWEEP, Command, finished_stages, results_of, trainings
 
 Start = Callable[..., Command]
 INLINE = ("cluster=inline", "tracking=none", "finetune.epochs=20")

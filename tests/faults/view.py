@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from commands import plan_of, records_of
+from fault_commands import plan_of, records_of
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from generated import network
+from generated_networks import network
 from test_shrink import Block, Odd, Shared, Small
 from torch import Tensor, nn
 

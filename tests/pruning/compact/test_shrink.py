@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from generated import network
+from generated_networks import network
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import dense, save_and_load, train
+from held_networks import dense, save_and_load, train
 from torch import Tensor, nn
 
 import pruning

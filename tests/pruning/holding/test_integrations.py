@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import INPUTS, dense, network, pruned, save_and_load, train
+from held_networks import INPUTS, dense, network, pruned, save_and_load, train
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import swa_utils
