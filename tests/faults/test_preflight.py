@@ -46,7 +46,7 @@ def below(**_):
     return split, split
 def shifted(**_):
     train, test = words()
-    other = torch.cat([test[1][:20], torch.tensor([-100, 7])])
+    other = torch.cat([test[1][:20], torch.tensor([-100, 2])])
     return {"train": train, "test": test, "tests": {"shifted": (torch.cat([test[0][:20], test[0][:2]]), other)}}
 def blocks(block, **_):
     tokens = torch.arange(block).expand(30, block)
@@ -217,7 +217,7 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         ),
         (
             ["data._target_=their_words.shifted"],
-            "`data` (=their_words.shifted) has the label 7 in its shifted test split, and `model` (=their_words.Words) "
+            "`data` (=their_words.shifted) has the label 2 in its shifted test split, and `model` (=their_words.Words) "
             "has 2 outputs, for the classes from 0 to 1; give it more `classes`, or leave these examples out.",
         ),
         (

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from orchestrator.commands.export_command import main as export
 from orchestrator.deploy.formats import format
 from orchestrator.deploy.formats.format import Run
 from orchestrator.deploy.formats.format_table import FORMATS
+from orchestrator.export.export_folder import chosen_formats
+from orchestrator.export.readme import _latency
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 
@@ -54,6 +58,25 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     return said
+
+
+def test_a_format_that_is_named_twice_is_written_once() -> None:
+    assert [each.name for each in chosen_formats(["torch", "onnx", "torch"])] == ["torch", "onnx"]
+
+
+def test_the_readme_lists_latencies_from_the_smallest_batch_on() -> None:
+    names = ("latency_ms", "dense_ms", "speedup", "speedup_low", "speedup_high")
+    figures = {f"{name}/{size}": 1.0 for name in names for size in (8, 64, 1)}
+    record = SimpleNamespace(kind="measure", measurements=figures, environment={"processor": "a CPU"}, host="")
+    typed = SimpleNamespace(format="onnx", measure=SimpleNamespace(batch_sizes=(8, 64, 1)))
+    lineage = [SimpleNamespace(key="round")]
+    plan = SimpleNamespace(stages={"measure": SimpleNamespace(typed=typed)}, lineage=lambda _: lineage)
+    sweep: Any = SimpleNamespace(records={"measure": record}, plan=plan)
+    choice: Any = SimpleNamespace(stage="round")
+
+    rows = [row for row in _latency(sweep, choice) if "milliseconds" in row]
+
+    assert [re.findall(r"batch (\d+) as onnx, on a CPU", row) for row in rows] == [["1"], ["8"], ["64"]]
 
 
 def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_an_interrupted_sweep_is_shown_in_a_few_lines_and_with_its_checkpoints(c
     plan = Plan(stages, tuple(trial_of(f"t{i}", trial) for i, trial in enumerate(trials)))
     store.save_sweep("cut", manifest(sweep_info("cut"), plan, {trials[3][0].key: "its data went away"}))
     store.checkpoints.save(trials[0][0].key, 3, {}, FILES[WEIGHTS])
+    store.checkpoints.save(trials[3][0].key, 2, {}, FILES[WEIGHTS])
 
     _, shown, _ = command("show", "cut")
     _, listed, _ = command("list")

@@ -111,6 +111,7 @@ def test_an_optimizer_is_a_choice_that_leaves_nothing_of_another(group: str) -> 
         (["method._target_=a.M", "method.kind=null"], ["method=own", "++method._target_=a.M", "++method.kind=null"]),
         (["model=mlp", "model._target_=a.net"], ["model=mlp", "model._target_=a.net"]),
         (["model.kind=mlp", "model._target_=a.net"], ["model.kind=mlp", "model._target_=a.net"]),
+        (["model.kind=", "model._target_=a.net"], ["model=own", "++model.kind=", "++model._target_=a.net"]),
         (["train._target_=a.fit", "train.epochs=3"], ["train._target_=a.fit", "train.epochs=3"]),
     ],
 )
@@ -151,6 +152,17 @@ def test_a_file_that_is_called_as_an_option_of_ours_is_refused(tmp_path: Path) -
 def test_a_misspelled_key_or_a_wrong_type_is_refused_while_composing(override: str) -> None:
     with pytest.raises(HydraException):
         compose(overrides=["+model=mlp", override])
+
+
+def test_the_rules_of_a_group_hold_beside_those_of_a_row() -> None:
+    node = {**vars(schema_of("model", "gpt")()), "heads": 3, "width": 8, "revision": "v2"}
+
+    said = [sentence.partition("; ")[0] for sentence in violations_of("model", node)]
+
+    assert said == [
+        "`model.revision` (=v2) is about the weights that the network begins with",
+        "`model.heads` (=3) must divide `model.width` (=8)",
+    ]
 
 
 def test_the_schema_needs_no_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import shutil
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +23,10 @@ from orchestrator.config.compose import plain
 from orchestrator.core.plain_data import digest
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Job
+from orchestrator.core.stage_fields import MeasuringFields
 from orchestrator.deploy import deployment_stages
 from orchestrator.deploy.formats.format import Format, Run
+from orchestrator.deploy.latency_measuring import Measuring
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import Outcome
@@ -70,6 +73,7 @@ def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
     assert one.status == "finished"
     assert (dense.measurements["parameters"], pruned.measurements["parameters"]) == (4 * 8 + 8 + 16 + 2, 30)
     assert (dense.measurements["bytes"], pruned.measurements["bytes"]) == (4 * 58, 4 * 30)
+    assert (measured.measurements["dense_bytes"], measured.measurements["bytes"]) == (4 * 58, 4 * 30)
     assert pruned.measurements["difference"] < 1e-5
     assert pruned.details["form"] == "module"
     assert {name for name in measured.measurements if name not in ("seconds", "others")} == {
@@ -90,6 +94,22 @@ def test_a_sweep_deploys_and_measures_and_only_its_measurements_differ(
     assert all("network.pt2" in record.files for record in programs if record.kind == "deploy")
     assert [record.measurements["speedup/1"] > 0 for record in programs if record.kind == "measure"] == [True]
     assert run([Job((), one.plan.trials[0].config)]).records == one.records
+
+
+def test_each_figure_is_that_of_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.deploy.latency_measuring.peak_memory", lambda make, _: make()())
+    order: Any = SimpleNamespace(cancelled=lambda: False)
+    measuring = Measuring(MeasuringFields(seconds=0.01, blocks=3), order, torch.device("cpu"))
+
+    def dense() -> int:
+        time.sleep(2e-3)
+        return 300
+
+    found = measuring.figures([lambda: dense, lambda: lambda: 100], 8)
+
+    assert (found["dense_memory/8"], found["memory/8"]) == (300, 100)
+    assert found["dense_ms/8"] >= 2 > found["latency_ms/8"]
+    assert found["speedup_low/8"] > 1
 
 
 class Planted:

@@ -111,6 +111,7 @@ def test_what_only_two_nodes_together_could_give_is_refused() -> None:
         (["3"], "2,3", "cuda:1"),
         (["3"], "3", "cuda:0"),
         ([2, 1], "", "cuda:1"),
+        (["3", "2"], "2,3", "cuda:0"),
         (["GPU-b"], "GPU-a, GPU-b", "cuda:1"),
     ],
 )

@@ -50,6 +50,13 @@ def test_trials_share_the_start_that_they_rewind_to_and_their_dense_training_goe
 METHODS = ("l1_unstructured", "random_unstructured")
 
 
+@pytest.mark.parametrize(("rates", "optimizer"), [("0", "restored"), ("0.0", "restored"), ("1ep", "fresh")])
+def test_at_the_start_of_a_training_no_optimizer_is_fresh_or_restored(rates: str, optimizer: str) -> None:
+    config = composed("restart=lr_rewind", f"restart.rates={rates}", "restart.optimizer=fresh")
+
+    assert restart_of(config, last=True)["optimizer"] == optimizer
+
+
 def test_the_rounds_of_a_rewound_trial_run_in_one_task() -> None:
     plan = planned(composed("restart=rewind", "restart.step=2ep"))
     start, dense, *rounds = plan.stages

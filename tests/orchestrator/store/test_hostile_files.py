@@ -29,6 +29,7 @@ from orchestrator.core.specs import Plan
 from orchestrator.core.work_order import WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store import saved_sweep
+from orchestrator.store.finished.stage_contents import MOST_HEADER, tensors_in
 from orchestrator.store.saved_sweep import manifest
 from orchestrator.store.sealed_json import seal, unseal
 from orchestrator.store.store import Store
@@ -45,6 +46,16 @@ GROWTH = 300e6
 DAMAGES = [
     (name, operator) for name in (WEIGHTS, MASKS, STATE, STATE_VALUES) for operator in OPERATORS[Path(name).suffix]
 ]
+
+
+def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / WEIGHTS
+    with path.open("wb") as file:
+        file.write((MOST_HEADER + 1).to_bytes(8, "little"))
+        file.truncate(MOST_HEADER + 100)  # a sparse file
+
+    with pytest.raises(ValueError, match=rf"its header has {MOST_HEADER + 1} bytes, more than {MOST_HEADER}"):
+        tensors_in(path)
 
 
 @pytest.fixture(scope="module")

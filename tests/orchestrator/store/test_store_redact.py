@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from orchestrator.core.redact import is_secret, redact, redact_argument, redact_tree, shown
+from orchestrator.core.redact import is_secret, redact, redact_argument, redact_tree, shown, without
 from orchestrator.execution.perform import failure_of
 from orchestrator.store.store import Store
 
@@ -145,6 +145,12 @@ def test_a_config_keeps_its_shape() -> None:
 def test_an_argument_is_hidden_to_its_end(argument: str) -> None:
     assert redact_argument(argument) == f"{argument.partition('=')[0]}=***"
     assert redact_argument("seed=0") == "seed=0"
+
+
+def test_a_secret_that_holds_another_is_hidden_whole() -> None:
+    secrets = ["swordfish", "swordfish-2026", "fish"]
+    for given in (secrets, secrets[::-1]):
+        assert without("swordfish-2026, swordfish and fish", given) == "***, *** and ***"
 
 
 def test_what_steers_a_terminal_is_written_out() -> None:

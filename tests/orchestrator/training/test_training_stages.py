@@ -21,10 +21,12 @@ import pruning
 from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import NETWORK, StageSpec
 from orchestrator.core.stage_fields import Prune
-from orchestrator.core.work_order import WorkOrder
+from orchestrator.core.work_order import Passed, WorkOrder
 from orchestrator.execution.segment import run_segment
 from orchestrator.store.store import Store
 from orchestrator.training import pruning_rounds, steps, training_stages
+from orchestrator.training.preflight.misfits import Misfit
+from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.training.pruning_rounds import LawBroken
 from orchestrator.training.scoring.ranking import Round
 from orchestrator.workloads.model_building import prunable
@@ -325,6 +327,29 @@ def test_the_laws_are_held() -> None:
         pruning_rounds.hold_laws(chosen, Round.of({"method": RANDOM, "target": 0.5}), parent, masks, weights)
     with pytest.raises(LawBroken, match="is nan"):
         pruning_rounds.hold_finite({"loss": float("nan")}, "finetune", str)
+
+
+def test_the_preflight_refuses_a_count_that_all_rounds_together_cannot_take(store: Store) -> None:
+    def tried(amount: int) -> list[Passed]:
+        *above, spec = chain(0.5, 0.5)
+        spec = replace(spec, fields={**spec.fields, "target": None, "amount": amount})
+        return list(run_preflight(WorkOrder((spec,), store, lineage=tuple(above))))
+
+    assert tried(40), "of 80 entries"
+    with pytest.raises(Misfit, match=r"`schedule.amount` \(=41\) over 2 rounds takes 82 entries"):
+        tried(41)
+
+
+@pytest.mark.parametrize("place", [(0, 1), (1, 3)])
+def test_a_rewound_weight_has_the_saved_bytes_where_it_is_kept_and_is_zero_elsewhere(place: tuple[int, int]) -> None:
+    masks = MaskSet({"weight": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])})
+    saved = {"weight": torch.randn(2, 4), "bias": torch.randn(2)}
+    rewound = {"weight": saved["weight"] * masks["weight"], "bias": saved["bias"].clone()}
+
+    pruning_rounds.hold_rewound(rewound, saved, masks)
+    rewound["weight"][place] += 1.0
+    with pytest.raises(LawBroken, match="rewound weights are not those of the step to rewind to: weight"):
+        pruning_rounds.hold_rewound(rewound, saved, masks)
 
 
 def test_the_plain_state_is_that_of_a_network_never_pruned() -> None:

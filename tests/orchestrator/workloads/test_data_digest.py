@@ -143,6 +143,20 @@ def test_of_a_large_split_evenly_spaced_inputs_are_read_and_all_labels(monkeypat
     assert labels != anew("tensors").digest
 
 
+def test_the_rows_of_a_split_count_and_not_all_that_is_stored() -> None:
+    stored = pair(0)
+    part = torch.arange(40, 80)
+    splits = {
+        "part": TensorSplit(*stored, rows=part),
+        "same": TensorSplit(*(each[part] for each in stored)),
+        "other": TensorSplit(*stored, rows=part.flip(0)),
+    }
+
+    found = inspection.digests_of(splits)
+
+    assert found["part"] == found["same"] != found["other"]
+
+
 def test_a_few_examples_of_a_dataset_are_read_however_many_it_has() -> None:
     found = anew("items")
     dataset = found.train.dataset  # type: ignore[attr-defined]

@@ -101,6 +101,107 @@ def test_a_constant_is_folded_where_that_is_exact_and_kept_at_a_padded_border() 
     agree(smaller, model, torch.randn(5, 3, 4, 4).double())
 
 
+class Twice(nn.Module):
+    """A weight without a bias, read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.down = nn.Linear(6, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.left(x))) + self.down(F.relu(self.right(x)))
+
+
+def test_a_constant_is_folded_into_no_bias_that_would_be_added_twice() -> None:
+    torch.manual_seed(0)
+    model = Twice().double().eval()
+    for layer in (model.left, model.right):
+        zero(layer.weight[:2], layer.bias[1])
+        layer.bias.data[0] = 1.0
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert (smaller.shrunk.form, smaller.shrunk.folded) == ("module", {})
+    assert shapes(smaller)["down.weight"] == (2, 5)
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+class InPlace(nn.Module):
+    """Activations that are read before they are written to in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.before, self.after = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        before = self.before(hidden)
+        return before + self.after(hidden.relu_())
+
+
+def test_a_constant_is_what_it_was_before_it_is_written_to() -> None:
+    torch.manual_seed(0)
+    model = InPlace().double().eval()
+    zero(model.up.weight[0])
+    model.up.bias.data[0] = -1.0
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert shapes(smaller)["up.weight"] == (5, 4)
+    assert smaller.shrunk.folded == {"before.bias": 1}
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+class Scaled(nn.Module):
+    """Channels that a parameter scales, as LayerScale does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.scale, self.down = nn.Linear(4, 6), nn.Parameter(torch.ones(6)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(self.up(x) * self.scale)
+        return found
+
+
+def test_what_is_multiplied_by_0_goes() -> None:
+    torch.manual_seed(0)
+    model = Scaled().double().eval()
+    zero(model.scale[:2])
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert (shapes(smaller)["up.weight"], shapes(smaller)["scale"], shapes(smaller)["down.weight"]) == (
+        (4, 4),
+        (4,),
+        (2, 4),
+    )
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+class Products(nn.Module):
+    """Attention of one head as two products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.query(x) @ self.key(x).mT, -1) @ self.value(x)
+
+
+def test_a_feature_goes_from_both_factors_of_a_product_where_one_of_them_is_0() -> None:
+    torch.manual_seed(0)
+    model = Products().double().eval()
+    zero(model.query.weight[0], model.query.bias[0], model.key.weight[1], model.key.bias[1])
+
+    smaller = pruning.shrink(model, torch.randn(2, 5, 6).double())
+
+    assert [len(layer.weight) for layer in (smaller.query, smaller.key, smaller.value)] == [2, 2, 3]
+    agree(smaller, model, torch.randn(3, 5, 6).double())
+
+
 def test_a_held_network_is_left_as_it_is_and_what_is_frozen_stays_frozen() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     model[2].weight.requires_grad_(False)
@@ -240,6 +341,66 @@ def test_heads_that_share_keys_and_values_go_together() -> None:
     assert isinstance(smaller, Shared)
     assert [len(layer.weight) for layer in (smaller.query, smaller.key, smaller.value)] == [6, 3, 3]
     agree(smaller, model, torch.randn(3, 4, 6).double())
+
+
+def test_groups_of_a_convolution_lose_as_many_inputs_each() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2)).double()
+    zero(model[0].weight[0], model[0].weight[4:6])
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 4, 4).double())
+
+    assert (shapes(smaller)["0.weight"], shapes(smaller)["2.weight"]) == ((6, 3, 1, 1), (8, 3, 1, 1))
+    agree(smaller, model, torch.randn(3, 3, 4, 4).double())
+
+
+class Positions(nn.Module):
+    """Features of tokens, with positions added, that one layer reads together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.position = nn.Linear(4, 6), nn.Parameter(torch.randn(5, 6))
+        self.hidden, self.out = nn.Linear(30, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(F.relu(self.hidden((self.up(x) + self.position).flatten(1))))
+        return found
+
+
+def test_features_that_are_flattened_together_with_what_stays_are_kept_and_said() -> None:
+    torch.manual_seed(0)
+    model = Positions().double().eval()
+    zero(model.up.weight[0], model.up.bias[0], model.position[:, 0], model.hidden.weight[:2], model.hidden.bias[:2])
+
+    smaller = pruning.shrink(model, torch.randn(2, 5, 4).double())
+
+    assert (shapes(smaller)["up.weight"], shapes(smaller)["hidden.weight"]) == ((6, 4), (5, 30))
+    assert list(smaller.shrunk.kept["up.weight"]) == ["`flatten` does not keep it apart"]
+    agree(smaller, model, torch.randn(3, 5, 4).double())
+
+
+class Reflected(nn.Module):
+    """Features with others of them around, which are no zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.out = nn.Linear(4, 6), nn.Linear(8, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(F.relu(self.down(F.pad(self.up(x), (1, 1), mode="reflect"))))
+        return found
+
+
+def test_features_that_others_are_copied_beside_are_kept_and_said() -> None:
+    torch.manual_seed(0)
+    model = Reflected().double().eval()
+    zero(model.up.weight[:2], model.up.bias[:2], model.down.weight[0], model.down.bias[0])
+
+    smaller = pruning.shrink(model, torch.randn(2, 3, 4).double())
+
+    assert (shapes(smaller)["up.weight"], shapes(smaller)["down.weight"]) == ((6, 4), (4, 8))
+    assert smaller.shrunk.kept == {"up.weight": {"`pad` pads it": 2}}
+    agree(smaller, model, torch.randn(3, 3, 4).double())
 
 
 class Cast(nn.Module):
@@ -420,6 +581,26 @@ def test_layers_of_transformers_are_followed() -> None:
     smaller = pruning.shrink(model, torch.randn(2, 4).double())
 
     assert shapes(smaller) == {"up": (4, 2), "shift": (2,), "down": (2, 3), "last": (3,)}
+    agree(smaller, model, torch.randn(3, 4).double())
+
+
+class Weighed(Transposed):
+    """A last layer that takes its bias twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.last, torch.addmm(self.shift, x, self.up).relu(), self.down, beta=2.0)
+
+
+def test_a_layer_that_weighs_its_bias_is_not_followed() -> None:
+    torch.manual_seed(0)
+    model = Weighed().double()
+    zero(model.up[:, :2])
+    model.shift.data[:2] = 1.0
+
+    smaller = pruning.shrink(model, torch.randn(2, 4).double())
+
+    assert (shapes(smaller)["up"], smaller.shrunk.folded) == ((4, 6), {})
+    assert smaller.shrunk.kept == {"up": {"`addmm` is an operation without a rule": 2}}
     agree(smaller, model, torch.randn(3, 4).double())
 
 

@@ -113,6 +113,13 @@ def test_of_equal_remainders_the_earlier_tensor_comes_first():
     assert largest_remainder(quotas, 4, dict.fromkeys(quotas, 0), dict.fromkeys(quotas, 9)) == {"a": 2, "b": 1, "c": 1}
 
 
+def test_what_a_minimum_takes_is_given_back_by_the_smallest_remainder():
+    quotas = {"a": 2.9, "b": 2.1, "c": 0.0}
+    least, most = {"a": 0, "b": 0, "c": 2}, dict.fromkeys(quotas, 9)
+
+    assert largest_remainder(quotas, 5, least, most) == {"a": 2, "b": 1, "c": 2}
+
+
 def test_a_nested_cubic_schedule_never_gives_back():
     """Largest remainder is not monotone: LeNet-5's conv1 would go from 144 to 145 at update 454 of 500."""
     updates = targets("cubic", 0.98, 500)[440:460]

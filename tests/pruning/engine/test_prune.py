@@ -120,6 +120,7 @@ def test_lamp_allocates_what_its_ranking_would():
 
 def test_rounds_take_batches_in_turn():
     assert [share([1, 2, 3, 4, 5, 6], step, 3) for step in range(3)] == [[1, 2], [3, 4], [5, 6]]
+    assert [share([1, 2, 3, 4, 5], step, 3) for step in range(3)] == [[1], [2, 3], [4, 5]]
     assert [share([1, 2], step, 3) for step in range(3)] == [[1], [2], [1]]
     assert share([1, 2], 0, 1) == [1, 2]
     assert share(None, 1, 2) is None
@@ -193,6 +194,8 @@ def test_options_find_the_choice_that_they_belong_to():
     assert (magnitude.score.options, magnitude.repair.options, magnitude.schedule.inner) == ({}, {"damping": 0.1}, 3)
     assert magnitude.scope == Scope("layer", "erk")
     assert chosen(pruning.LnStructured, {"n": 1}).arguments == {"n": 1}
+    assert chosen(obs, {"score": {"batch_norm": "eval"}}).score.options == {"damping": 0.1, "batch_norm": "eval"}
+    assert chosen(obs, {"score": {"kind": "snip"}}).score == Score("snip"), "options of another score are left behind"
 
 
 def test_plain_zeros_are_entries_like_any_other_and_count_in_the_sparsity_alone():
@@ -591,6 +594,7 @@ def test_what_is_no_generator_and_no_batches_is_told():
         (lambda: Scope("global", "erk"), "use kind='layer'"),
         (lambda: Scope("window", n=5), "so many are KEPT"),
         (lambda: Scope("row", min_kept=1), "counts within each"),
+        (lambda: Scope("row", "lamp"), "ranks whole tensors, not rows"),
         (lambda: Scope("layer", n=1), "use kind='window'"),
         (lambda: Unit("block", size=0), "at least 1"),
         (lambda: Schedule(inner=0), "at least 1"),
@@ -629,11 +633,12 @@ def test_less_than_before_is_refused(method, given):
     assert pruning.MaskSet.collect(model) == before
 
 
-def test_rescorings_lead_tensors_that_were_pruned_unevenly_to_one_sparsity():
+@pytest.mark.parametrize("method", ["magnitude", "l1_unstructured"])
+def test_rescorings_lead_tensors_that_were_pruned_unevenly_to_one_sparsity(method):
     model = Golden()
     pruning.prune(model, "magnitude", sparsity=0.5, parameters=["fc1.weight"])
 
-    decided = pruning.prune(model, "magnitude", sparsity=0.6, inner=3)
+    decided = pruning.prune(model, method, sparsity=0.6, schedule={"inner": 3})
 
     assert decided.details["kept"] == {"fc1.weight": 6, "fc2.weight": 5}
 

@@ -200,10 +200,11 @@ def test_a_dead_hidden_unit_of_the_golden_network():
     assert (values["fc2.bias"] - Golden().fc2.bias).tolist() == pytest.approx([0.008, 0.001, -0.0205], abs=1e-12)
 
 
-def test_statistics_are_those_of_the_pruned_network():
+@pytest.mark.parametrize("unit", [{}, {"unit": "group", "example": IMAGES}], ids=["entries", "groups"])
+def test_statistics_are_those_of_the_pruned_network(unit):
     model = WithBatchNorm()
     found = pruning.prune(
-        model, "magnitude", sparsity=0.5, repair="bn_stats", batches=[IMAGES[:3], IMAGES[3:]], loss=outputs
+        model, "magnitude", sparsity=0.5, repair="bn_stats", batches=[IMAGES[:3], IMAGES[3:]], loss=outputs, **unit
     )
 
     assert set(found.values) == {"norm.running_mean", "norm.running_var"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning.masks.packing import pack, unpack
+from pruning.masks.packing import GAPS, pack, unpack
 
 
 @st.composite
@@ -51,6 +51,16 @@ def test_damaged_bytes_are_refused_or_still_a_mask_of_that_size(mask, position, 
         return
     assert found.dtype == np.bool_
     assert found.size == mask.size
+
+
+def test_a_gap_that_ends_at_the_size_is_refused():
+    mask = np.random.default_rng(5).random(10_000) < 0.01
+    mask[-1] = True
+    packed = pack(mask)
+
+    assert packed[0] == GAPS
+    with pytest.raises(ValueError, match="beyond 9999 entries"):
+        unpack(packed, 9_999)
 
 
 @pytest.mark.parametrize(("count", "width"), [(5_000_000, 0), (300_000, 62)])

@@ -303,6 +303,20 @@ def test_a_block_scores_what_removing_all_of_it_costs() -> None:
         obs(golden_network(), [GOLDEN_BATCH], cross_entropy, block=3, form="block")
     with pytest.raises(ValueError, match=r"`block` \(=None\) must divide"):
         obs(golden_network(), [GOLDEN_BATCH], cross_entropy, form="block")
+    for model in (Conv1D(), nn.Sequential(nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 4, 1), nn.Flatten())):
+        with pytest.raises(ValueError, match=r"'.*weight' of Conv.* as any tensor whose rows are inputs"):
+            obs(model.double(), [GOLDEN_BATCH], cross_entropy, block=1, form="block")
+
+
+class Conv1D(nn.Module):
+    """Stands for transformers' layer of that name: W has the shape (inputs, outputs)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
 
 
 def unflat(vector: Tensor) -> dict[str, Tensor]:

@@ -232,6 +232,17 @@ def test_compare_rebuilds_and_merges_from_the_store(stored: Store, capsys: pytes
     assert b"first-1 + second-2" in Path("out/comparison/report.html").read_bytes()
 
 
+def test_why_trials_of_any_merged_sweep_failed_is_told(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=(5,), rounds=1)
+    (broken,) = plan.trials[0].stages[1:]
+    commit(stored, plan, {key: record for key, record in make_records(plan).items() if key != broken})
+    stored.save_sweep("third-3", manifest(sweep_info("third-3"), plan, {broken: "its disk is full"}))
+
+    for names in (["first", "third"], ["third", "first"]):
+        compare_main([*names, "--merge"])
+        assert "its disk is full" in capsys.readouterr().out
+
+
 def test_the_margin_can_be_changed_afterwards(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_main(["first", "--margin", "0.75", "--output", "out"]) == 0
 

@@ -12,9 +12,12 @@ import pytest
 from factories import make_plan, make_records, sweep_info
 from tracking_cases import Writing, masks, track
 
+from orchestrator.core.errors import StoreError
+from orchestrator.store.leases import Leases
 from orchestrator.store.store import Store
 from orchestrator.views.tracking import runs
 from orchestrator.views.tracking.run_contents import SweepView
+from orchestrator.views.tracking.run_creation import Creating
 from orchestrator.views.tracking.runs import MlflowRuns
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's own
@@ -110,6 +113,13 @@ def test_drivers_that_share_a_store_create_no_run_in_vain(
     assert len(all_runs_of(uri)) == 1 + len(PLAN.trials)
     assert_whole(uri)
     assert store.backend.names("leases/stages") == store.backend.names("leases/owners") == []
+
+
+def test_where_the_store_takes_no_lease_every_driver_may_create() -> None:
+    def read_only() -> Leases:
+        raise StoreError("the store is read-only")
+
+    assert all(Creating(leases, "address", "experiment", "sweep").take() for leases in (read_only, None))
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the first ends first", "the second ends first"])
