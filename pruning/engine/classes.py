@@ -12,7 +12,6 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from pruning.catalogue.methods import METHODS
-from pruning.choices.axes import Unit
 from pruning.choices.combining import Choices
 from pruning.holding.parameter import ModuleParameter
 from pruning.methods.across_modules import next_masks
@@ -40,12 +39,12 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
 
 
 def with_unit_of_class(choices: Choices) -> Choices:
-    """Return the choices, counting channels where the class prunes these."""
+    """Return the choices with channels as the unit, along the class's dimension, where the class prunes channels."""
     structured = getattr(class_of(choices), "PRUNING_TYPE", None) == "structured"
-    return (
-        replace(choices, unit=Unit("channel", dim=choices.unit.dim))
-        if structured and choices.unit.kind == "entry"
-        else choices
+    if not structured or choices.unit.kind not in ("entry", "channel"):
+        return choices
+    return replace(
+        choices, unit=replace(choices.unit, kind="channel", dim=choices.arguments.get("dim", choices.unit.dim))
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -656,3 +656,13 @@ def test_every_published_method_is_a_valid_combination():
     for method in pruning.PUBLISHED.values():
         pruning.groups(Golden(), method.choices.unit, method.choices.scope)
     assert {"snip", "iterative_snip", "force", "wanda", "slimming", "lottery_ticket"} <= set(pruning.PUBLISHED)
+
+
+@pytest.mark.parametrize("method", ["ln_structured", pruning.RandomStructured])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_channels_are_counted_along_the_dimension_that_a_class_prunes(method: Any, dim: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 2))
+
+    pruning.prune(model, method, sparsity=0.5, dim=dim, generator=torch.Generator().manual_seed(0))
+
+    assert (pruning.sparsity(model), int(model[0].weight_mask.any(0).sum())) == (0.5, 4)
