@@ -1,1 +1,1 @@
-"""One stage: build, train, prune, evaluate. What a worker runs."""
+"""Training stages, which a worker runs: build a network, train it, prune it, evaluate it."""

@@ -1,4 +1,4 @@
-"""Measure a network on a split, as its task says."""
+"""Evaluate a network on a split with the metrics of its task."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ def evaluate(
     batch_size: int = 512,
     precision: str = "fp32",
 ) -> Measured:
-    """Return what `task` measures of `model` on `split`.
+    """Return the metrics of `task` for `model` on `split`.
 
-    What a network or a Dataset draws is the same in every evaluation. Training modes and generators are restored.
+    Random draws of the network or the Dataset are the same in every evaluation. The modes of all modules and the states
+    of the random generators are restored afterwards.
     """
     with seeded(0, device), in_mode(model, training=False), torch.no_grad(), autocast(device, precision):
         return measured(task, task.measure(model, split.batches(batch_size, device=device)))
 
 
 def monitored(task: Task, name: str | None, where: str) -> Metric:
-    """Return the metric that says what best means: of this name, the primary one where it is None.
+    """Return the metric that decides which weights are best: `name`, or the task's primary metric if `name` is None.
 
     Args:
-        task: what measures.
+        task: the task that measures the metrics.
         name: `monitor` of a training.
         where: the training's place in the configuration, for errors.
 
     Raises:
-        TaskError: the task measures no such thing
+        TaskError: the task has no metric `name`.
     """
     known = {metric.name: metric for metric in (*task.metrics, Metric("loss", "", "lower", margin=0.0))}
     if name is not None and name not in known:
         raise TaskError(
-            f"`{where}.monitor` (={name}) must be one of {', '.join(known)}, which the task measures; pass null for "
+            f"`{where}.monitor` (={name}) must be one of {', '.join(known)}, the metrics of the task; pass null for "
             f"{task.metrics[0].name}."
         )
     return known[name or task.metrics[0].name]
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the scope in which operations run in `precision`; for fp32 it does nothing, and so takes no time."""
+    """Return a context that runs operations in `precision`; it does nothing for fp32, and so takes no time."""
     return torch.autocast(device.type, dtype=_DTYPES[precision]) if precision in _DTYPES else nullcontext()

@@ -1,4 +1,4 @@
-"""A training loop of the user's own: what it is given, and what must hold of the network that it leaves."""
+"""User-written training functions: the context that they receive, and the checks of the network that they leave."""
 
 from __future__ import annotations
 
@@ -41,29 +41,31 @@ from pruning.measure.macs import in_mode
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a training may see of a data set: not its test splits."""
+    """Data that a training function may use: every split except the test splits."""
 
     train: Split
     val: Split
     input_shape: tuple[int, ...]
-    """Of one example."""
+    """Shape of one example."""
     classes: int
-    """Or outputs, where labels are numbers."""
+    """Number of classes, or of outputs if the labels are real numbers."""
 
 
 class Context:
-    """What a training function is given beside the network and its data.
+    """Services for a training function: seeds, masks, evaluation, the curve, checkpoints.
 
     Args:
         model: the network.
-        masks: its, empty while it is dense.
-        measured: returns what it achieves on the validation split now.
-        seed: of this training.
-        on_optimizer: told each optimizer, to keep masks in force after its steps.
-        cancelled: asked at each step.
-        keep: told between two steps how to get the state as it is then, and whether the training is about to end.
-        on_point: told each point of the curve as it comes.
-        state: where to go on from, as `keep` was given it.
+        masks: the network's masks; empty while it is dense.
+        measured: returns the current metrics of the network on the validation split.
+        device: where the network is trained.
+        seed: seed of this training.
+        on_optimizer: receives each attached optimizer, to keep the masks in force after its steps.
+        cancelled: returns whether the stage must end; called at each step.
+        keep: called between two steps with a function that returns the current state, and with whether the training is
+            about to end.
+        on_point: receives each point of the curve as soon as it exists.
+        state: the state to resume from, as `keep` received it.
     """
 
     def __init__(
@@ -83,20 +85,20 @@ class Context:
         self.device, self.masks = device, masks
         self._model = model
         self.seed = derive(seed, "order")
-        """For the order of batches: with it they come in that of the built-in loop."""
+        """Seed for the order of batches; with it, batches come in the order of the built-in loop."""
         self.draws = derive(seed, "training")
-        """What the global generators are seeded with."""
+        """Seed of the global random generators."""
         self.curve: list[CurvePoint] = []
         self.steps = 0
-        """Steps that attached optimizers have taken."""
+        """Number of steps that attached optimizers have taken."""
         self._measured, self._on_optimizer, self._cancelled = measured, on_optimizer, cancelled
         self._keep, self._on_point, self._state = keep, on_point, state
         self._has_checkpoints = False
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Keep pruned weights at exactly 0 after each step of `optimizer`, count its steps, and end it when asked to.
+        """Keep pruned weights at exactly 0 after each step of `optimizer`, count its steps, and stop when asked to.
 
-        Call it for every optimizer before its first step, in a dense training too.
+        Call `attach` for every optimizer before its first step, also when the network is dense.
         """
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer)
@@ -104,30 +106,30 @@ class Context:
         optimizer.register_step_post_hook(lambda *_: self._count())
 
     def evaluate(self) -> dict[str, float]:
-        """Return `loss` and the task's metrics of the network on the validation split, as it is now."""
+        """Return `loss` and the task's metrics of the current network on the validation split."""
         return dict(self._measured().figures)
 
     def report(self, step: int, metrics: Mapping[str, float], epoch: float | None = None) -> None:
         """Add a point to the curve of the stage.
 
         Args:
-            step: optimizer steps taken so far.
+            step: number of optimizer steps so far.
             metrics: name -> value, as in {"train/loss": 0.4, "val/loss": 0.5}.
-            epoch: passes over the training split so far; None counts the points.
+            epoch: number of passes over the training split so far; None counts the points instead.
 
         Raises:
-            Diverged: a value is infinite, NaN, or larger than a record holds.
-            TrainingError: `step` or `epoch` cannot be.
+            Diverged: a value is infinite, NaN, or larger than a record can hold.
+            TrainingError: `step` or `epoch` breaks its rule.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise TrainingError(
-                f"`step` (={step!r}) of `context.report` must be an int of at least 0: optimizer steps so far; pass "
-                "`context.steps`."
+                f"`step` (={step!r}) of `context.report` must be an int of at least 0, the optimizer steps so far; "
+                "pass `context.steps`."
             )
         if epoch is not None and not (isinstance(epoch, int | float) and 0 <= epoch < math.inf):
             raise TrainingError(
-                f"`epoch` (={epoch!r}) of `context.report` must be a number of at least 0: passes over the training "
-                "split so far; leave it out to count the points."
+                f"`epoch` (={epoch!r}) of `context.report` must be a number of at least 0, the passes over the "
+                "training split so far; leave it out to count the points."
             )
         values = {str(name): float(value) for name, value in metrics.items()}
         for name, value in values.items():
@@ -138,16 +140,16 @@ class Context:
         self._on_point(point)
 
     def checkpoint(self, parts: Callable[[], Mapping[str, Any]]) -> None:
-        """Let the state be saved here, between two steps, and end the training if that is asked for.
+        """Save the state here, between two steps, if a checkpoint is due; end the training if the stage must end.
 
-        Call it once a step: the state is asked for only when it is due.
+        Call `checkpoint` once a step. `parts` is called only when a checkpoint is due.
 
         Args:
-            parts: returns what the rest of the training follows from, beside the network and the global generators,
-                which are saved too: name -> tensors, numbers, text, and dicts, lists and tuples of these.
+            parts: returns the rest of the training's state: name -> tensors, numbers, text, and dicts, lists and tuples
+                of these. The network and the global generators are always saved, too.
 
         Raises:
-            Cancelled: the stage has been asked to end; let it pass.
+            Cancelled: the stage was asked to end; do not catch it.
         """
         if not callable(parts):
             raise TrainingError(
@@ -161,12 +163,13 @@ class Context:
             raise Cancelled
 
     def resumed(self) -> dict[str, Any] | None:
-        """Go on from the last checkpoint: restore network and generators, and return its parts; None at the start.
+        """Restore the network and the generators from the last checkpoint and return its parts; None if there is none.
 
-        A function that calls `checkpoint` calls it, too, when all is built that takes a state, before its first step.
+        A function that calls `checkpoint` must also call `resumed`: before its first step, and after it has created
+        every object whose state it restores.
 
         Raises:
-            Unfit: the checkpoint is of another training; let it pass.
+            Unfit: the checkpoint belongs to another training; do not catch it.
         """
         state, self._state = self._state, None
         if state is None:
@@ -182,11 +185,11 @@ class Context:
         return parts
 
     def require_resumed(self) -> None:
-        """Raise `TrainingError` if there was a checkpoint that the function did not ask for."""
+        """Raise `TrainingError` if there was a checkpoint and the function did not call `resumed`."""
         if self._state is not None:
             raise TrainingError(
                 "a training function that calls `context.checkpoint` must call `context.resumed` before its first "
-                "step, or the training would begin anew; add it."
+                "step, so that it continues from its checkpoint; add that call."
             )
 
     def _saved(self, parts: Mapping[str, Any]) -> TrainState:
@@ -210,16 +213,16 @@ class Context:
 def run_own_loop(
     where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
 ) -> FitResult:
-    """Train `model` in place by the function that `config` names, and hold what it leaves to the laws.
+    """Train `model` in place with the function that `config` names, then check the network that the function leaves.
 
     Args:
         where: the node's place in the configuration: `train` or `finetune`.
         config: a plain `orchestrator.config.parts.training.Train` with a `_target_`.
 
     Raises:
-        Cancelled: the stage has been asked to end.
-        Unfit: the checkpoint that it would go on from is of another training.
-        OrchestratorError: the function cannot be imported or raised, or it left a network that cannot be used.
+        Cancelled: the stage was asked to end.
+        Unfit: the checkpoint to resume from belongs to another training.
+        OrchestratorError: the function cannot be imported, or it raised, or the network that it left cannot be used.
     """
     try:
         return _run(where, config, model, task, data, context)
@@ -232,7 +235,7 @@ def run_own_loop(
 def _run(
     where: str, config: Mapping[str, Any], model: nn.Module, task: Task, data: Data, context: Context
 ) -> FitResult:
-    function, before = _function(where, config), _form(model)
+    function, before = _function(where, config), _shapes_and_dtypes(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     seen = TrainingData(data.train, data.val, data.input_shape, data.classes)
     model.to(context.device)
@@ -242,22 +245,22 @@ def _run(
     except (Cancelled, Unfit, OrchestratorError):
         raise
     except Exception as error:
-        said = " ".join(str(error).split()) or "no more is said"
+        said = " ".join(str(error).split()) or "(no message)"
         raise TrainingError(
             f"{given(where, config)} failed after {context.steps} steps with {type(error).__name__}: "
-            f"{said.rstrip('.')}; mend it, or leave out `{where}._target_` for the built-in loop."
+            f"{said.rstrip('.')}; fix the function, or remove `{where}._target_` to use the built-in loop."
         ) from error
     context.require_resumed()
     model.to(context.device)
     for name, parameter in model.named_parameters():
         parameter.grad = None
-        parameter.requires_grad_(name in trainable)  # it may have frozen some, and the next round trains them
-    _hold(where, config, model, before, context.masks)
+        parameter.requires_grad_(name in trainable)  # the function may have frozen some
+    _check_network(where, config, model, before, context.masks)
     steps = max([context.steps, *(point.step for point in context.curve[-1:])])
     if not steps and (config.get("epochs") or config.get("steps")):
         raise TrainingError(
-            f"{given(where, config)} must call `context.attach(optimizer)` before its first step, and took none that "
-            f"is known; call it, `context.report` where no optimizer steps, or pass {where}.epochs=0."
+            f"{given(where, config)} must call `context.attach(optimizer)` before its first step, but no step was "
+            f"counted; call it, or `context.report` if no optimizer takes steps, or pass {where}.epochs=0."
         )
     return FitResult(tuple(context.curve), steps, steps)
 
@@ -265,7 +268,7 @@ def _run(
 def _function(where: str, config: Mapping[str, Any]) -> Callable[..., object]:
     try:
         function = get_object(config["_target_"])
-    except (Exception, SystemExit) as error:  # its module raises
+    except (Exception, SystemExit) as error:  # any error in the user's module
         raise TargetError(failure(where, config, error)) from error
     if not callable(function) or isinstance(function, type):
         raise TrainingError(
@@ -276,17 +279,19 @@ def _function(where: str, config: Mapping[str, Any]) -> Callable[..., object]:
     return found
 
 
-def _form(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _shapes_and_dtypes(model: nn.Module) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
 
 
-def _hold(where: str, config: Mapping[str, Any], model: nn.Module, before: Mapping[str, Any], masks: MaskSet) -> None:
-    after = _form(model)
+def _check_network(
+    where: str, config: Mapping[str, Any], model: nn.Module, before: Mapping[str, Any], masks: MaskSet
+) -> None:
+    after = _shapes_and_dtypes(model)
     if changed := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         raise TrainingError(
-            f"{given(where, config)} must leave the network its parameters and buffers, and changed shape or dtype of "
-            f"{changed[0]}; undo what it wraps or converts."
+            f"{given(where, config)} must leave the names, shapes and dtypes of parameters and buffers unchanged, "
+            f"but changed {changed[0]}; undo any wrapping or conversion before it returns."
         )
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -295,6 +300,6 @@ def _hold(where: str, config: Mapping[str, Any], model: nn.Module, before: Mappi
     for name, mask in masks.items():
         if name in parameters and bool((parameters[name].detach()[~mask.to(parameters[name].device)] != 0).any()):
             raise LawBroken(
-                f"{given(where, config)} must keep pruned weights at 0, and moved those of {name}; call "
+                f"{given(where, config)} must keep pruned weights at 0, but those of {name} are not; call "
                 "`context.attach(optimizer)` before the first step."
             )

@@ -1,4 +1,4 @@
-"""Prune one round and check the result: counts, nesting, zeros, and weights that went back to a step."""
+"""Prune one round and check the result: counts, nesting, zeros, and weights rewound to a step."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pruning.selection.selection_groups import Groups
 
 
 class LawBroken(OrchestratorError):
-    """A trial whose result must not be reported: the result differs from what was asked for."""
+    """Result that must not be reported because it differs from what the configuration requests."""
 
     repeats = True
 
 
 class Overflow(LawBroken):
-    """A pruned network whose loss is not a number."""
+    """Pruned network whose loss is infinite or NaN."""
 
 
 def prune_round(model: nn.Module, asked: Round, parent: MaskSet, read: Read) -> tuple[MaskSet, Scoring]:
-    """Prune a plain model by a round's method on top of the masks so far; return its masks, and what scoring took.
+    """Prune a plain model by a round's method on top of the masks so far; return the new masks and the scoring costs.
 
-    The model is left plain, with zeros where the masks are 0. A tensor of n units of which z are masked loses
-    round(s n) - z more for a target sparsity s; a raw amount goes to the method's class as it is. A control that
-    shuffles has the masks shuffled then.
+    The model is left plain, with zeros where the masks are 0. For a target sparsity s, a tensor of n units with z
+    already masked loses round(s n) - z more units. A raw amount goes to the method's class unchanged. If the control is
+    shuffle, the masks are shuffled afterwards.
     """
     masks, scoring = rank(model, prunable(model, asked.fields.prune), asked, parent, read)
     pruning.remove_all(model)
@@ -41,28 +41,30 @@ def prune_round(model: nn.Module, asked: Round, parent: MaskSet, read: Read) -> 
 
 
 def masked(model: nn.Module, masks: MaskSet) -> None:
-    """Set the entries of a plain model that are masked to zero."""
+    """Set the masked entries of a plain model to zero."""
     masks.apply(model)
     pruning.remove_all(model)
 
 
 def sizes(chosen: Sequence[Prunable], asked: Round) -> dict[str, int]:
-    """Return how many units a count can take of each tensor, or of all together where these are ranked as one."""
+    """Return the number of units that a count can take from each tensor, or from all tensors for a global scope."""
     found = asked.cut(chosen, [each.name for each in chosen]).sizes
     return {"all prunable parameters": sum(found.values())} if asked.choices.scope.kind == "global" else dict(found)
 
 
 def hold_finite(metrics: Mapping[str, float], where: str, blame: Callable[[str], None]) -> None:
-    """Raise `LawBroken` for a network whose loss after pruning is not finite: nothing can be compared with it.
+    """Raise `LawBroken` if the loss of the pruned network is not finite, because nothing can be compared with it.
 
-    Args: its `metrics` before training; `where` the configuration says how it is trained; `blame`, which raises an
-    error that begins with its argument where the data are at fault.
+    Args:
+        metrics: metrics before fine-tuning.
+        where: the training's place in the configuration, for errors.
+        blame: raises an error that begins with its argument if the data are at fault.
     """
     if not math.isfinite(metrics["loss"]):
         said = f"the loss of the pruned network is {metrics['loss']} before any fine-tuning"
         blame(said)
         raise Overflow(
-            f"{said}: its activations overflow; use `{where}.precision=fp32`, or a method that leaves the layers "
+            f"{said}: its activations overflow; pass {where}.precision=fp32, or use a method that leaves the layers "
             "balanced."
         )
 
@@ -75,52 +77,57 @@ def hold_laws(
     weights: Mapping[str, Tensor],
     scoring: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Check a round; return the names of dead tensors.
+    """Check a round; return the names of dead tensors, whose masks are all 0.
 
     Args:
         chosen: the parameters that are pruned.
         asked: the round.
-        parent: the masks before it.
-        masks: those after it.
-        weights: name -> values after it.
-        scoring: see `rank`; `units` by tensor, and the fraction `removed` of them, or of the budget of groups.
+        parent: the masks before the round.
+        masks: the masks after the round.
+        weights: name -> values after the round.
+        scoring: details that `rank` returns: `units` by tensor, and the fraction `removed` of all units, or of the
+            budget for dependency groups.
 
     Raises:
         LawBroken: masks are not nested, a pruned weight is not zero, or the achieved sparsity differs from the target
             by more than rounding to whole units allows.
     """
     if len(parent) and asked.choices.dynamics.kind == "nested" and not asked.shuffles and not masks.nested_in(parent):
-        raise LawBroken("masks are not nested: an entry that an earlier round pruned has come back.")
+        raise LawBroken("masks are not nested: an entry that an earlier round pruned is 1 again.")
     for name, mask in masks.items():
         weight = weights[name]
         if bool(((weight != 0) & ~mask.to(weight.device)).any()):
-            raise LawBroken(f"pruned weights are not zero: {name} was trained where its mask is 0.")
+            raise LawBroken(f"pruned weights are not zero: {name} has other values where its mask is 0.")
     if asked.fields.target is not None and (said := _off_target(chosen, asked, masks, scoring)):
         raise LawBroken(said)
     return tuple(name for name, mask in masks.items() if not bool(mask.any()))
 
 
 def _off_target(chosen: Sequence[Prunable], asked: Round, masks: MaskSet, scoring: Mapping[str, Any]) -> str | None:
-    """Return how masks miss the target of a round; None where they reach it."""
+    """Return a message if the masks miss the target sparsity of the round; None if they reach it."""
     target = float(asked.fields.target or 0.0)
     if asked.spans:
         if scoring["removed"] >= target - 1e-6:
             return None
         budget = asked.choices.scope.budget
-        return f"achieved sparsity {scoring['removed']:.6f} is not the requested {target:.6f} of the {budget}."
+        return f"achieved sparsity {scoring['removed']:.6f} is below the requested {target:.6f} of the {budget}."
     groups = asked.cut(chosen, scoring.get("units") or [*masks])
     total, kept = sum(groups.sizes.values()), sum(int(alive.sum()) for alive in groups.alive(masks).values())
     if abs(total - kept - target * total) <= _slack(groups) + 1e-6 * total:
         return None
-    remedy = f"; {asked.fields.method.said('method')} must prune as many as it is told" if asked.choices.select else ""
+    remedy = (
+        f"; {asked.fields.method.said('method')} must prune exactly the requested number"
+        if asked.choices.select
+        else ""
+    )
     return (
         f"achieved sparsity {1 - kept / total:.6f} is not the requested {target:.6f}: {kept} of {total} units of kind "
-        f"{groups.unit.kind} are left, where rounding allows {_slack(groups):g} more or fewer{remedy}."
+        f"{groups.unit.kind} are left, and rounding allows only {_slack(groups):g} more or fewer{remedy}."
     )
 
 
 def rounding(chosen: Sequence[Prunable], asked: Round, scoring: Mapping[str, Any]) -> float:
-    """Return by how much whole units may keep `removed` from the target, as a fraction of all units."""
+    """Return how far rounding to whole units may keep `removed` from the target, as a fraction of all units."""
     if asked.fields.target is None:
         return 0.0
     if "step" in scoring:
@@ -130,7 +137,7 @@ def rounding(chosen: Sequence[Prunable], asked: Round, scoring: Mapping[str, Any
 
 
 def _slack(groups: Groups) -> float:
-    """Return by how many units, in all, rounding may keep a round from its target."""
+    """Return the number of units, in total, by which rounding may keep a round from its target."""
     scope = groups.scope
     if scope.kind == "row":
         return float(sum(layout.units // max(1, layout.pool) for layout in groups))
@@ -145,19 +152,25 @@ def details(
     weights: Mapping[str, Tensor],
     scoring: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Check a round, see `hold_laws`; return what its record says besides figures."""
+    """Check a round with `hold_laws`; return the details for its record."""
     dead = hold_laws(chosen, asked, parent, masks, weights, scoring)
     return {"dead_tensors": [*dead], "rounding": rounding(chosen, asked, scoring), "scoring": scoring}
 
 
 def hold_rewound(weights: Mapping[str, Tensor], saved: Mapping[str, Tensor], masks: MaskSet) -> None:
-    """Raise `LawBroken` unless `weights` have the bytes that were saved where `masks` keep them, and 0 elsewhere."""
+    """Raise `LawBroken` unless kept weights have exactly the bytes that were saved and masked weights are 0.
+
+    Args:
+        weights: name -> values after rewinding.
+        saved: name -> values at the step to rewind to.
+        masks: masks of the round; a tensor without one is kept whole.
+    """
     for name, tensor in saved.items():
         kept = masks.get(name, torch.ones((), dtype=torch.bool)).to(tensor.device).expand(tensor.shape)
         if _bytes(weights[name][kept]) != _bytes(tensor[kept]) or bool(weights[name][~kept].any()):
             raise LawBroken(
-                f"rewound weights are not those of the step to rewind to: {name} has other bytes where its mask is 1, "
-                "or is not zero where it is 0."
+                f"rewound weights differ from the weights of the step to rewind to: {name} has other bytes where its "
+                "mask is 1, or is not zero where its mask is 0."
             )
 
 

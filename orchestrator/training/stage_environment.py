@@ -1,4 +1,4 @@
-"""Where a stage runs, as far as its result may depend on it."""
+"""Environment of a stage: the entries that its result may depend on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import orchestrator
 from orchestrator.planning.hardware import processor_model
 
 DECIDING = ("processor", "torch", "numpy")
-"""Of an environment, what bits depend on."""
+"""Environment entries that affect the bits of results."""
 
 
 def environment(device: str = "cpu") -> dict[str, str]:
-    """Return the versions that results may depend on, and on what they are computed; of a GPU its name."""
+    """Return the versions and the hardware that results may depend on; for a GPU, its name."""
     return {
         "python": platform.python_version(),
         "processor": processor(),
         **_gpu(device),
-        "torch": str(torch.__version__),  # not a class of torch's, which a driver would import to read it
+        "torch": str(torch.__version__),  # a plain str: to read torch's own class, a driver would import torch
         "numpy": numpy.__version__,
         "platform": platform.platform(),
         "orchestrator": orchestrator.__version__,
@@ -28,13 +28,13 @@ def environment(device: str = "cpu") -> dict[str, str]:
 
 
 def deciding(device: str) -> dict[str, str]:
-    """Return what the bits, and so the failure, of a stage on `device` depend on beside its key."""
+    """Return the environment entries on which the bits of a stage, and so its failure, depend besides its key."""
     found = {name: value for name, value in environment().items() if name in (*DECIDING, "orchestrator")}
     return found | _gpu(device)
 
 
 def processor() -> str:
-    """Return the model of the processor and what torch uses of it: results are bit-equal on processors of one kind."""
+    """Return the processor's model and the instructions torch uses; results are bit-equal on processors of one kind."""
     return f"{processor_model()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -1,4 +1,4 @@
-"""The network that a stage works on: as it is initialised, or as another stage left it in the store."""
+"""Networks of stages: built and initialised, or restored from another stage in the store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pruning.holding.parameter import place
 
 @dataclass
 class Network:
-    """A network on its device, its masks so far, its data, and the digest of its state as it was last committed."""
+    """Network on its device, with its masks so far, its data, and the digest of its last committed state."""
 
     model: nn.Module
     masks: MaskSet
@@ -36,7 +36,7 @@ class Network:
 
 
 def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network of the stage `dense` as its training begins: random, or a checkpoint's."""
+    """Return the network of the dense stage before training, with random weights or the weights of a checkpoint."""
     network = _built(dense, spec, order)
     node, place = dense.typed.model, spec.location.get("model", {}).get("weights")
     if place is not None:
@@ -45,26 +45,27 @@ def initialised(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
 
 
 def redrawn(network: Network, spec: StageSpec, order: WorkOrder) -> nn.Module:
-    """Return a network like the one that the round `spec` prunes, with random weights of that round's own."""
+    """Return a network like the one that round `spec` prunes, with random weights drawn for this round."""
     return _random((*order.lineage, *order.specs)[0], spec, order, network.data, f"{spec.round}/reinit")
 
 
 def _built(dense: StageSpec, spec: StageSpec, order: WorkOrder) -> Network:
     """Return the network of the stage `dense` with random weights."""
     loaded = data_loading.load(data_node(dense, spec), dense.fields.get("sources"))
-    _require_same(loaded, dense, spec, order)
+    _require_same_data(loaded, dense, spec, order)
     return Network(_random(dense, spec, order, loaded, "0/init"), MaskSet({}), loaded)
 
 
 def data_node(dense: StageSpec, spec: StageSpec) -> dict[str, Any]:
-    """Return what the data set of a stage is loaded by: its fields, and where its files lie."""
+    """Return the configuration from which a stage's data set is loaded: its fields and the paths of its files."""
     return {**dense.typed.data, **spec.location.get("data", {})}
 
 
-def _require_same(loaded: data_loading.Data, dense: StageSpec, spec: StageSpec, order: WorkOrder) -> None:
-    """Raise `DataError` where stages that `spec` goes on from had other data than are loaded here.
+def _require_same_data(loaded: data_loading.Data, dense: StageSpec, spec: StageSpec, order: WorkOrder) -> None:
+    """Raise `DataError` if an earlier stage that `spec` continues from had other data than those loaded here.
 
-    Another processor, or another release, may compute other bits of the same data: such records are not compared.
+    Only records made with the same processor and releases are compared, because others may give the same data other
+    bits.
     """
     keys = (*spec.inputs.values(), *spec.starts_from) if loaded.digest else ()
     here = deciding(order.device)
@@ -72,8 +73,8 @@ def _require_same(loaded: data_loading.Data, dense: StageSpec, spec: StageSpec, 
         known = {name: record.environment.get(name) for name in here}
         if record.data_digest not in ("", loaded.digest) and known == here:
             raise DataError(
-                f"{given('data', dense.typed.data)} gives other data here than {record.kind} stage {key[:12]} had, "
-                "from which this one goes on; seed what it draws, and name the files that it reads in `data.depends`."
+                f"{given('data', dense.typed.data)} must return the same data as for {record.kind} stage {key[:12]}, "
+                "which this stage continues; seed its random draws, and list the files that it reads in `data.depends`."
             )
 
 
@@ -85,7 +86,7 @@ def _random(dense: StageSpec, spec: StageSpec, order: WorkOrder, loaded: data_lo
 
 
 def restored(spec: StageSpec, order: WorkOrder) -> Network:
-    """Return the network that a stage goes on from, as the store has it."""
+    """Return the network that a stage continues from, restored from the store."""
     key = str(spec.parent)
     network, record = stored(key, spec, order)
     if KINDS[record.kind].prunes:
@@ -95,11 +96,16 @@ def restored(spec: StageSpec, order: WorkOrder) -> Network:
 
 
 def stored(key: str, spec: StageSpec, order: WorkOrder) -> tuple[Network, StageRecord]:
-    """Return the network that the stage `key` left in the store, on the way to `spec`, and its record.
+    """Return the network that stage `key` left in the store, and its record.
+
+    Args:
+        key: the stage to read.
+        spec: the stage that needs the network.
+        order: the work order of `spec`.
 
     Raises:
-        StageMissing: the stage is not there, or damaged
-        StoreError: its weights are those of another network
+        StageMissing: the stage is missing or damaged
+        StoreError: its weights belong to another network
     """
     record = order.store.finished([key]).get(key)
     if record is None:
@@ -115,8 +121,8 @@ def stored_masks(record: StageRecord, model: nn.Module, store: StageStore) -> Ma
     """Return the masks that a round left in the store.
 
     Raises:
-        StageMissing: they are not there, or damaged
-        StoreError: they are those of another network, or not those that the record names
+        StageMissing: the masks are missing or damaged
+        StoreError: the masks belong to another network, or differ from those that the record names
     """
     found = store.stages.masks(record.key)
     with fitting(record.key, MASKS):
@@ -129,19 +135,24 @@ def stored_masks(record: StageRecord, model: nn.Module, store: StageStore) -> Ma
 
 
 MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""Errors from values of a file that are of another kind or size than those that stages write."""
+"""Errors raised when a file holds values of another type or size than stages write."""
 
 
 @contextmanager
 def fitting(key: str, name: str, kinds: tuple[type[Exception], ...] = MISFITS) -> Iterator[None]:
-    """Raise StoreError for a file of a stage that does not fit the network or the training.
+    """Convert errors of the types `kinds` to StoreError: a stage's file does not fit the network or the training.
 
-    The stage is not set aside: a package that builds the network may have changed.
+    The stage is not set aside, because the cause may be a changed package that builds the network.
+
+    Args:
+        key: key of the stage
+        name: name of the file
+        kinds: errors to convert
     """
     try:
         yield
     except kinds as error:
         raise StoreError(
-            f"{name} of stage {key[:12]} does not fit what its plan builds: {str(error).rstrip('.')}; use the packages "
-            "that made the store, or train anew with another `store.uri`."
+            f"{name} of stage {key[:12]} does not fit what its plan builds: {str(error).rstrip('.')}; install the "
+            "packages that made the store, or train again with another `store.uri`."
         ) from None

@@ -1,4 +1,4 @@
-"""A training's steps: what takes them, by which schedule and gradients, of how many batches; averages over them."""
+"""Steps of a training: optimizer, scheduler, loss scaler, gradients, batches of each step, and weight averages."""
 
 from __future__ import annotations
 
@@ -27,45 +27,47 @@ ELEMENTWISE = frozenset(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW
 
 
 class TrainingError(OrchestratorError):
-    """A training that its configuration, device or data does not allow."""
+    """Training that its configuration, device or data do not allow."""
 
     repeats = True
 
 
 class Diverged(OrchestratorError):
-    """The loss is not finite any more."""
+    """Training whose loss is infinite or NaN."""
 
     repeats = True
 
 
 def scaler_of(precision: str, device: torch.device, where: str) -> GradScaler:
-    """Create what scales the losses of fp16; raise `TrainingError` for a precision that a device has not."""
+    """Create the loss scaler for fp16; raise `TrainingError` if the device does not support the precision."""
     if precision == "fp16" and device.type != "cuda":
         raise TrainingError(
-            f"`{where}.precision` (=fp16) must be fp32 or bf16 on {device.type}: fp16 needs CUDA; pass bf16 or "
+            f"`{where}.precision` (=fp16) must be fp32 or bf16 on {device.type}, because fp16 needs CUDA; pass bf16 or "
             "cluster.gpus_per_trial=1."
         )
     return GradScaler(device.type, enabled=precision == "fp16")
 
 
 def optimizer_of(config: Train, parameters: Sequence[nn.Parameter], where: str) -> Optimizer:
-    """Create the optimizer; raise `TrainingError` for one that computes gradients itself."""
+    """Create the optimizer; raise `TrainingError` if its step computes the gradients itself."""
     optimizer: Optimizer = create(f"{where}.optimizer", config.optimizer, parameters)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TrainingError(
-            f"`{where}.optimizer` (={type(optimizer).__name__}) must take its step without a closure: the gradients of "
-            "a trial are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
+            f"`{where}.optimizer` (={type(optimizer).__name__}) must take a step without a closure, because "
+            "gradients are computed once a step; pass torch.optim.SGD or torch.optim.Adam."
         )
     return optimizer
 
 
 def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length: int, where: str) -> LRScheduler | None:
-    """Create the scheduler; a null T_max, total_steps or total_iters becomes the number of its steps.
+    """Create the scheduler; null T_max, total_steps and total_iters become its number of steps.
 
     Args:
-        length: of the training, in optimizer steps.
-        epoch_length: the same of an epoch.
+        config: the training.
+        optimizer: the optimizer of the training.
+        length: length of the training in optimizer steps.
+        epoch_length: length of an epoch in optimizer steps.
         where: the training's place in the configuration, for errors.
     """
     if config.scheduler is None:
@@ -82,7 +84,7 @@ def scheduler_of(config: Train, optimizer: Optimizer, length: int, epoch_length:
 
 @dataclass(frozen=True)
 class Steps:
-    """The optimizer steps of an epoch, `accumulate` batches each; the last one takes what is left."""
+    """Optimizer steps of an epoch, with `accumulate` batches each; the last step takes the remaining batches."""
 
     batches: Batches
     accumulate: int
@@ -91,11 +93,11 @@ class Steps:
         return -(-len(self.batches) // self.accumulate)
 
     def at(self, place: int | str) -> int:
-        """Return the step of a place in the training: itself, or that after so many epochs, as in 2.5ep."""
+        """Return the step of a place in the training: a step, or a number of epochs as in 2.5ep."""
         return place if isinstance(place, int) else round(float(place.removesuffix("ep")) * len(self))
 
     def after(self, step: int) -> Iterator[Sequence[Batch]]:
-        """Yield the batches of each step of all epochs after the first `step` ones."""
+        """Yield the batches of every step after the first `step` steps, epoch after epoch without end."""
         epoch, start = divmod(step, len(self))
         for number in count(epoch):
             batches = self.batches.epoch(number, start * self.accumulate)
@@ -104,9 +106,9 @@ class Steps:
             start = 0
 
     def require_finite(self, step: int, said: str) -> None:
-        """Raise `DataError`, which begins with `said`, for an example with NaN or an infinity that a step has read.
+        """Raise `DataError`, with a text that begins with `said`, if a step has read an example with NaN or infinity.
 
-        The step before is searched too: its gradients may have spoilt the weights.
+        The batches of the step before are searched, too: their gradients may have spoilt the weights.
         """
         for before in range(step - 1, max(step - 3, -1), -1):
             epoch, start = divmod(before, len(self))
@@ -118,14 +120,14 @@ class Steps:
 
 
 class Gradients:
-    """Does to a step's gradients what its optimizer is to see: the penalty is added, then all are clipped.
+    """Changes to the gradients of a step before the optimizer uses them: add the penalty, then clip the norm.
 
         gradient of gamma <- gradient of gamma + penalty sign(gamma)        (gamma: the scales of BatchNorm)
 
-    Scales without a gradient, which the step has not reached, stay as they are.
+    Scales without a gradient, because the step did not reach them, stay unchanged.
 
     Raises:
-        TrainingError: there is a penalty, and no BatchNorm whose scales are trained.
+        TrainingError: there is a penalty, but no BatchNorm with trained scales.
     """
 
     def __init__(self, config: Train, model: nn.Module, parameters: Sequence[nn.Parameter], where: str) -> None:
@@ -136,12 +138,12 @@ class Gradients:
             self._scales = {scale: module for scale, module in held.items() if scale.requires_grad}
             if not self._scales:
                 raise TrainingError(
-                    f"`{where}.penalty` (={config.penalty}) must be 0 for a network without trained scales of "
-                    "BatchNorm, which it is put on; pass train.penalty=0 finetune.penalty=0, or another model."
+                    f"`{where}.penalty` (={config.penalty}) must be 0 for a network without trained BatchNorm "
+                    "scales, which the penalty needs; pass train.penalty=0 finetune.penalty=0, or another model."
                 )
 
     def finish(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Do it, once a step, when all batches of the step have added theirs."""
+        """Add the penalty and clip, once a step, after the backward passes of all its batches."""
         if self._scales or self._clip_norm is not None:
             scaler.unscale_(optimizer)
         with torch.no_grad():
@@ -153,36 +155,36 @@ class Gradients:
 
 
 def kept_gradients(config: Mapping[str, Any]) -> Literal["masked", "dense"]:
-    """Return how gradients are kept: dense ones cost less, and the bits are equal where no entry moves another."""
+    """Return how `MaskKeeper` treats gradients: "dense" is faster, and bit-equal if no entry moves another."""
     known = config.get("clip_norm") is None and config.get("_target_") is None
     alone = known and config["optimizer"]["_target_"] in ELEMENTWISE
     return "dense" if alone else "masked"
 
 
 def _parameter(module: nn.Module) -> nn.Parameter:
-    """Return the parameter behind a module's `weight`, which pruning holds under another name."""
+    """Return the parameter behind a module's `weight`; torch's pruning stores it as `weight_orig`."""
     return module.get_parameter("weight_orig" if "weight_orig" in module._parameters else "weight")
 
 
 class Averages:
     """Exponential moving averages of parameters: average <- decay average + (1 - decay) parameter.
 
-    They begin with the parameters after the first step, so that the initialisation has no part in them, and what is 0
-    after every step is 0 in them.
+    The averages start from the parameters after the first step, so the initialisation has no part in them. An entry
+    that is 0 after every step is 0 in the averages.
 
     Args:
-        parameters: what is trained.
+        parameters: the trained parameters.
         decay: in (0, 1).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
         self._parameters, self._decay = parameters, decay
         self.values: list[Tensor] = []
-        """In the order of the parameters; none before the first step."""
+        """One average per parameter, in their order; empty before the first step."""
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the parameters as an optimizer has left them."""
+        """Update the averages with the current parameters."""
         if self.values:
             torch._foreach_lerp_(self.values, list(self._parameters), 1 - self._decay)
         else:
@@ -190,7 +192,7 @@ class Averages:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Let the network have the averages for a while."""
+        """Replace the parameters by the averages inside the context."""
         held = [parameter.detach().clone() for parameter in self._parameters]
         self.apply()
         try:
@@ -199,7 +201,7 @@ class Averages:
             self._assign(held)
 
     def apply(self) -> None:
-        """Let the network have the averages from now on."""
+        """Replace the parameters by the averages."""
         self._assign(self.values)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Train a network and evaluate it: plain PyTorch, every random draw from one seed, nothing remembered between calls."""
+"""Training loop in plain PyTorch; one seed decides all random draws, and calls share no state."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from orchestrator.workloads.tasks.task import Task
 from pruning.measure.macs import in_mode
 
 CHECK_EVERY = 100
-"""Steps after which losses are looked at in any case: looking waits for the device."""
+"""Largest number of steps between two checks of the losses; a check waits for the device."""
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of a training; the weights are in the model."""
+    """Result of a training; the weights are in the model."""
 
     curve: tuple[CurvePoint, ...]
     steps: int
-    """Optimizer steps taken, from where the training began."""
+    """Number of optimizer steps, counted from where the training began."""
     best_step: int
-    """That of these whose weights the model has now; 0 if none has."""
+    """Step whose weights the model has now; 0 if it is none of `steps`."""
     state: TrainState | None = None
-    """Of a training that was to end at a step: where it is then. Its tensors are those of the model."""
+    """Final state of a training that ends at a given step, else None; its tensors are those of the model."""
 
 
 def fit(
@@ -67,29 +67,35 @@ def fit(
     since: int | str = 0,
     until: int | str | None = None,
 ) -> FitResult:
-    """Train `model` in place on `device` and leave in it the selected weights (and buffers).
+    """Train `model` in place on `device` and leave the selected weights and buffers in it.
 
-    Data order and dropout follow from `seed` alone; the caller's generators are restored. The curve has a point after
-    every `eval_every` steps and after the last, with `train/loss` (mean since the point before), `val/loss` and what
-    the task measures, as in `val/rmse`, and `lr` (of the last step, in the first parameter group). The state before the
-    first step is no candidate for `select: best`: a network that was just pruned must not be returned as fine-tuned.
+    Data order and dropout depend on `seed` alone; the caller's generators are restored. The curve gets a point after
+    every `eval_every` steps and after the last step, with `train/loss` (mean since the previous point), `val/loss`, the
+    task's metrics, as in `val/rmse`, and `lr` (of the last step, in the first parameter group). `select: best` never
+    selects the state before the first step: a network that was just pruned must not be returned as fine-tuned.
 
     Args:
-        task: with the loss of this training.
+        model: the network.
+        data: its training and validation splits are used.
+        task: task with the loss of this training.
         config: a plain `orchestrator.config.parts.training.Train`; absent keys have their defaults.
+        seed: decides all random draws.
+        device: where the network is trained.
         where: the node's place in the configuration, for errors: `train` or `finetune`.
-        on_optimizer: told the optimizer before the first step, to attach to it what keeps masks in force.
-        cancelled: asked before each batch.
-        on_point: told each point as it comes.
-        state: where to go on from, as `keep` was given it by a training of the same network, data, settings and seed.
-        keep: told before each batch how to get the state as it is then, and whether the training is about to be
-            cancelled. The state's tensors are those that training moves: write them before you return.
-        since: the step, or epochs as in "2.5ep", at which it begins and counts from: that of `state`, or before.
-        until: the place to end at, with the schedule of the whole: weights and state then are the result.
+        on_optimizer: called with the optimizer before the first step, to attach hooks that keep the masks in force.
+        cancelled: returns whether the training must end; called before each batch.
+        on_point: called with each point of the curve as soon as it exists.
+        state: the state to resume from, which `keep` received from a training of the same network, data, settings and
+            seed.
+        keep: called before each batch with a function that returns the current state, and with whether the training
+            will be cancelled now. Training changes the state's tensors: write them before `keep` returns.
+        since: step, or epochs as in "2.5ep", at which this training begins and from which it counts; at most the step
+            of `state`.
+        until: place to end at, in the schedule of the whole training; weights and state at that place are the result.
 
     Raises:
         Cancelled: `cancelled` returned True.
-        Unfit: `state` is of another training.
+        Unfit: `state` belongs to another training.
         Diverged: a training or validation loss is infinite or NaN.
         OrchestratorError: the configuration breaks a rule, or its optimizer, scheduler or loss cannot be created.
     """
@@ -114,7 +120,7 @@ def fit(
 
 
 class _Run(Resumable):
-    """One training: the optimizer's state, where it is, and the best weights so far."""
+    """Training in progress: the state of the optimizer, the current step, and the best weights so far."""
 
     def __init__(
         self, model: nn.Module, data: Data, task: Task, config: Train, seed: int, device: torch.device, where: str
@@ -131,13 +137,13 @@ class _Run(Resumable):
         if not self.epoch_length and (config.steps or config.epochs):
             raise TrainingError(
                 f"`{where}.batch_size` (={config.batch_size}) must be at most {len(data.train)}, the size of the "
-                "training split, while drop_last is true; pass a smaller one."
+                "training split, if drop_last is true; pass a smaller batch_size."
             )
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer_of(config, self.parameters, where)
         self.gradients = Gradients(config, model, self.parameters, where)
         self.scheduler = scheduler_of(config, self.optimizer, self.length, self.epoch_length, where)
-        # No method of this object: it would hold itself, and the processes of its loader, until the collector runs.
+        # Not a bound method: a reference cycle would keep the loader's processes alive until the collector runs.
         loss_of = partial(task.loss, model)
         self.loss_of = torch.compile(loss_of) if config.compile else loss_of
         self.averages = None if config.ema is None else Averages(self.parameters, config.ema)
@@ -157,7 +163,7 @@ class _Run(Resumable):
     ) -> None:
         every = self.config.eval_every or self.epoch_length
         left = range(self.step + 1, (self.step if self.stale == self.config.patience else last) + 1)
-        # The range comes first: zip draws from it first, and so no batch beyond the last is loaded.
+        # The range comes first: zip reads it first, so no batch after the last step is loaded.
         for step, batches in zip(left, self.steps.after(self.step), strict=False):
             ending = cancelled()
             keep(self.state, ending)
@@ -180,11 +186,11 @@ class _Run(Resumable):
                 self._mean_loss()
 
     def _update(self, batches: Sequence[Batch]) -> None:
-        """Take one step: along the mean gradient of all examples of the `batches`."""
-        for parameter in self.parameters:  # `zero_grad` does as much, in ten times the time
+        """Take one step along the mean gradient of all examples of the `batches`."""
+        for parameter in self.parameters:  # `zero_grad` does the same in ten times the time
             parameter.grad = None
         sizes = [self.task.size(batch) for batch in batches] if len(batches) > 1 else [1]
-        if not any(sizes):  # nothing counts in any: each has a loss of 0
+        if not any(sizes):  # no batch has a target that counts: each loss is 0
             sizes = [1] * len(batches)
         losses = []
         for batch, size in zip(batches, sizes, strict=True):
@@ -214,8 +220,8 @@ class _Run(Resumable):
                 raise
             said = str(error).strip().splitlines()[0]
             raise TrainingError(
-                f"`{self.where}.compile` (=true) cannot be: torch.compile failed with {type(error).__name__}: {said}; "
-                "pass train.compile=false finetune.compile=false."
+                f"torch.compile failed with {type(error).__name__}: {said}; pass train.compile=false "
+                "finetune.compile=false."
             ) from error
 
     def _schedule(self, interval: str) -> None:
@@ -250,7 +256,7 @@ class _Run(Resumable):
         return point
 
     def _mean_loss(self) -> float:
-        """Return the mean loss since the last point; raise `Diverged` for the first that is not finite."""
+        """Return the mean loss since the last point; raise `Diverged` at the first loss that is not finite."""
         values = torch.stack(self.losses).double().tolist()
         for index, value in enumerate(values):
             if not math.isfinite(value):
@@ -258,7 +264,7 @@ class _Run(Resumable):
         return math.fsum(values) / len(values)
 
     def _diverged(self, which: str, step: int, loss: float) -> Diverged:
-        """Return what to raise for a loss that is not finite; raise `DataError` where that is the data's fault."""
+        """Return the error to raise for a loss that is not finite; raise `DataError` if the data are at fault."""
         said = f"the {which} loss is {loss} at step {step}"
         if which == "validation":
             require_finite({"val": self.data.val}, self.config.eval_batch_size, self.device, said)
@@ -269,12 +275,12 @@ class _Run(Resumable):
         )
 
     def _keep(self, point: CurvePoint) -> bool:
-        """Remember the weights if they are a new best; tell whether they are."""
+        """Store the weights if they are a new best; return whether they are."""
         value = self.monitor.gain(point.metrics.get(f"val/{self.monitor.name}", math.nan), 0.0)
         if not math.isfinite(value) and (self.config.select == "best" or self.config.patience is not None):
             raise TrainingError(
-                f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, and is not at "
-                f"step {point.step}, though the loss is; pass train.monitor=loss finetune.monitor=loss."
+                f"`{self.where}.monitor` (={self.monitor.name}) must be finite on the validation split, but is not at "
+                f"step {point.step}, while the loss is; pass train.monitor=loss finetune.monitor=loss."
             )
         improved = value > self.best
         if improved:
@@ -288,7 +294,7 @@ class _Run(Resumable):
         return improved
 
     def select(self) -> None:
-        """Give the model the selected weights."""
+        """Copy the selected weights into the model."""
         if self.averages is not None:
             self.averages.apply()
         if self.best_state is None or self.selected_step == self.step:

@@ -1,7 +1,7 @@
 """Run one stage: train the dense network, or prune and fine-tune one round. No Ray, no MLflow.
 
-A stage is a function of its spec and of the state that it goes on from: a network that is on its device already, or
-one that is restored from the store. Both give the same bits.
+The result depends only on the stage's spec and on the network it starts from. That network is on its device already, or
+it is restored from the store; both give the same bits.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ from pruning.measure.macs import Macs, macs
 
 
 def train_dense(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Build a network and train it: to the end, or to the step at which a start ends, whose state is its result.
+    """Build a network and train it: a dense stage to the end; a start stage to its step, with its state as a result.
 
     Raises:
-        training_loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
-        OrchestratorError: for what the user can mend: a diverging loss, a target that does not build.
+        training_loop.Cancelled: at a batch boundary, after `order.cancelled()` returned True.
+        OrchestratorError: the user can fix the cause: a diverging loss, a target that cannot be built.
     """
-    return _performed(spec, lambda: initialised(spec, spec, order), order, Stage.train)
+    return _run_stage(spec, lambda: initialised(spec, spec, order), order, Stage.train)
 
 
 def prune_and_finetune(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Prune the network that `inputs` holds, or else the store, and fine-tune what is left.
+    """Prune the network in `inputs`, or else in the store, and fine-tune the pruned network.
 
     Raises:
-        training_loop.Cancelled: at a batch boundary, once `order.cancelled()` says so.
-        OrchestratorError: for what the user can mend: a diverging loss, a broken law, a target that does not build.
+        training_loop.Cancelled: at a batch boundary, after `order.cancelled()` returned True.
+        OrchestratorError: the user can fix the cause: a diverging loss, a broken law, a target that cannot be built.
     """
     live = [network for network in (inputs.get(NETWORK),) if isinstance(network, Network)]
-    return _performed(spec, lambda: live.pop() if live else restored(spec, order), order, Stage.prune)
+    return _run_stage(spec, lambda: live.pop() if live else restored(spec, order), order, Stage.prune)
 
 
-def _performed(
+def _run_stage(
     spec: StageSpec, network: Callable[[], Network], order: WorkOrder, act: Callable[[Stage], Trained]
 ) -> Result:
-    """Run a stage, from its checkpoint if it has one; where that does not fit, from the start, on a network anew."""
+    """Run a stage from its checkpoint if it has one; if the checkpoint does not fit, start over with a new network."""
     start = network()
     checkpoints = Checkpointing(
         order.store.checkpoints,
@@ -88,13 +88,13 @@ def _performed(
         return Stage(spec, start, order, checkpoints).result(act)
     except Unfit as error:
         checkpoints.set_aside(str(error))
-    with fitting(spec.inputs.get(RATES, spec.key), STATE, (Unfit,)):  # the state of the dense training, which is left
+    with fitting(spec.inputs.get(RATES, spec.key), STATE, (Unfit,)):  # only the dense training's state can be unfit now
         return Stage(spec, network(), order, checkpoints).result(act)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a stage's own work: of pruning also metrics before training, `details`, and what took seconds."""
+    """Result of a stage's own work; a round adds metrics before fine-tuning, details, and seconds by what took them."""
 
     fit: training_loop.FitResult
     before: Mapping[str, float] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Trained:
 
 
 class Ways:
-    """How a stage trains and measures, and what it takes from other stages: a rehearsal has ways of its own."""
+    """How a stage trains, measures and reads other stages; the preflight's rehearsal overrides these methods."""
 
     def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
         """Run a training of the stage."""
@@ -111,26 +111,26 @@ class Ways:
         return fit()
 
     def measure(self, stage: Stage, split: Split) -> Measured:
-        """Return what the network achieves on a split."""
+        """Return the metrics of the network on a split."""
         sizes = {"batch_size": stage.config["eval_batch_size"], "precision": stage.config["precision"]}
         return evaluate(stage.model, split, stage.task, device=stage.device, **sizes)
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Give what the masks keep the weights that the stage trains on from."""
+        """Set the weights that the round trains on from."""
         restart(stage.network, masks, stage.spec, stage.order)
 
     def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> TrainState | None:
-        """Return the state of the training that the stage continues, if it continues one."""
+        """Return the state of the training that the stage continues; None if it continues none."""
         return onward(stage.model, masks, stage.spec, stage.order.store)
 
     def teacher(self, stage: Stage) -> nn.Module | None:
-        """Return the network that the stage learns from, if there is one."""
+        """Return the teacher network of the stage; None without one."""
         key = stage.spec.inputs.get(TEACHER)
         return None if key is None else stored(key, stage.spec, stage.order)[0].model.eval().requires_grad_(False)
 
 
 class Stage:
-    """One stage on a network: what it does to it, and what it says of itself."""
+    """Run of one stage on a network: its training or pruning, its evaluation and its record."""
 
     def __init__(
         self,
@@ -152,9 +152,9 @@ class Stage:
         self.is_small = spec.typed.restart.control == "small"
 
     def result(self, act: Callable[[Stage], Trained]) -> Result:
-        """Do what the stage is for; return its record and files, and the network as it is now."""
+        """Run `act`; return the stage's record, its files and its network."""
         started, clock, done = time.time(), time.perf_counter(), act(self)
-        spec, network, final, count = self.spec, self.network, self._final(), self._macs()
+        spec, network, final, count = self.spec, self.network, self._final_metrics(), self._macs()
         after = {f"{split}/{name}": value for split, found in final.items() for name, value in found.figures.items()}
         weights, earlier = plain_state(self.model), self._checkpoints.seconds
         files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
@@ -190,9 +190,9 @@ class Stage:
             measurements={"seconds": earlier + time.perf_counter() - clock, **done.seconds},
             warnings=(
                 *self._checkpoints.warnings,
-                *self._random(),
+                *self._warn_if_random(),
                 *(
-                    f"every weight of {name} is pruned: nothing passes through it"
+                    f"every weight of {name} is pruned: no signal passes through it"
                     for name in done.details.get("dead_tensors", ())
                 ),
                 *(f"{name} is {value}" for name, value in after.items() if not math.isfinite(value)),
@@ -205,27 +205,27 @@ class Stage:
         )
         return Result(record, files, replace(network, digest=record.weights_digest))
 
-    def _random(self) -> Iterator[str]:
-        """Yield what is told of a dense network of ours that is as it was initialised."""
+    def _warn_if_random(self) -> Iterator[str]:
+        """Yield a warning if the network is a built-in model, dense, and neither trained nor loaded."""
         model, length = self.spec.typed.model if self.spec.kind == "dense" else {}, self.config
         untrained = not (length.get("epochs") or length.get("steps"))
         if untrained and model.get("kind") is not None and model.get("weights") is None:
-            yield "nothing was trained, and `model.weights` is null: the network is random"
+            yield "the network is random: nothing was trained, and `model.weights` is null"
 
     def train(self) -> Trained:
         """Train the network as it is."""
-        return Trained(self._train(self._checkpoints.latest() or self._started()))
+        return Trained(self._train(self._checkpoints.latest() or self._start_state()))
 
-    def _started(self) -> TrainState | None:
-        """Return the furthest state among the stages that this training may go on from without another result."""
-        return None if self._checkpoints.anew else furthest(self.order.store, self.spec.starts_from)
+    def _start_state(self) -> TrainState | None:
+        """Return the furthest state of the start stages that this training may continue with the same result."""
+        return None if self._checkpoints.starts_over else furthest(self.order.store, self.spec.starts_from)
 
     def prune(self) -> Trained:
-        """Prune, fine-tune under the new masks, and hold what came of it to the laws."""
+        """Prune the network, fine-tune it under the new masks, and check the result."""
         spec, earlier, state = self.spec, self.network.masks, self._checkpoints.latest()
         asked = Round.of(spec.fields)
         chosen = model_building.prunable(self.model, spec.typed.prune)
-        masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._pruned(state)
+        masks, before, scoring = self._prune_now(asked, earlier) if state is None else self._prune_result(state)
         self.network.masks = masks
         self._checkpoints.holds({"masks": as_tensor(masks.to_bytes()), "before": dict(before), "scoring": scoring.held})
         in_order = masks_of(self.model, masks)
@@ -243,10 +243,10 @@ class Stage:
         return Trained(fit, before, details, scoring.seconds)
 
     def _prune_now(self, asked: Round, earlier: MaskSet) -> tuple[MaskSet, dict[str, float], Scoring]:
-        """Prune on top of the masks so far; return masks, metrics before any training under them, and scoring."""
+        """Prune on top of the masks so far; return the new masks, metrics before fine-tuning, and scoring costs."""
         order = torch.Generator().manual_seed(derive(self.spec.typed.seed, f"{self.spec.round}/shuffle"))
         masks, scoring = pruning_rounds.prune_round(self.model, asked, earlier, Read(self.data, self.task, order))
-        if self.is_small:  # it has none of the pruned network's weights
+        if self.is_small:  # the small network takes no weights from the pruned one
             return masks, {}, scoring
         self._ways.restart(self, masks)
         before = self.measured(self.data.val).figures
@@ -255,7 +255,7 @@ class Stage:
         return masks, {f"val/{name}": value for name, value in before.items() if math.isfinite(value)}, scoring
 
     def _fit_small(self, masks: MaskSet, state: TrainState | None) -> training_loop.FitResult:
-        """Train the dense network that the masks leave, drawn anew, and put it into the place of what was pruned."""
+        """Train the small dense network that the masks leave, with new weights, and copy it into the whole one."""
         whole, network, seed = self.model, self.network, self.spec.typed.seed
         small = small_of(whole, masks, example_of(whole, self.data), derive(seed, f"{self.spec.round}/small"))
         self.model, self.network = small.model, replace(network, model=small.model, masks=MaskSet({}))
@@ -265,8 +265,8 @@ class Stage:
         small.put_into(whole)
         return fit
 
-    def _pruned(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
-        """Return the same as `_prune_now`, as an earlier attempt left it; the weights are in the state of `_fit`."""
+    def _prune_result(self, state: TrainState) -> tuple[MaskSet, dict[str, float], Scoring]:
+        """Return the result of `_prune_now` from a checkpoint; the weights are in the state that `_fit` restores."""
         try:
             before, scoring = state.part("before"), Scoring(*map(dict, state.part("scoring")))
             return MaskSet.from_bytes(as_bytes(state.part("masks")), self.model), before, scoring
@@ -289,27 +289,27 @@ class Stage:
         }
         if self.config.get("_target_") is None:
             shared |= {"where": where, "since": self.spec.typed.restart.rates or 0, "until": until}
-            return training_loop.fit(self.model, self.data, self._taught(), self.config, **shared)
+            return training_loop.fit(self.model, self.data, self._task_with_teacher(), self.config, **shared)
         if until == 0:
             return training_loop.FitResult((), 0, 0)
         measured = partial(self.measured, self.data.val)
         context = Context(self.model, self.network.masks, measured, **shared)
         if until is not None:
             raise TrainingError(
-                f"`{where}._target_` (={self.config['_target_']}) must be null where a stage ends at a step of the "
-                "training: a function of your own says itself when it ends; pass null for the built-in loop."
+                f"`{where}._target_` (={self.config['_target_']}) must be null if a stage ends at a step of the "
+                "training, because a training function decides itself when to end; pass null for the built-in loop."
             )
-        return run_own_loop(where, self.config, self.model, self._taught(), self.data, context)
+        return run_own_loop(where, self.config, self.model, self._task_with_teacher(), self.data, context)
 
-    def _taught(self) -> Task:
-        """Return the task, with the teacher that this stage has."""
+    def _task_with_teacher(self) -> Task:
+        """Return the task; with the stage's teacher, its loss includes the distillation loss."""
         teacher, config = self._ways.teacher(self), self.config
         if teacher is None:
             return self.task
         return with_teacher(self.task, teacher, config["teacher_weight"], config["teacher_temperature"])
 
-    def _final(self) -> dict[str, Measured]:
-        """What the selected model achieves, by split; the test splits are read here and nowhere else."""
+    def _final_metrics(self) -> dict[str, Measured]:
+        """Return the metrics of the selected weights by split; only this function evaluates on the test splits."""
         found = {"val": self.measured(self.data.val)}
         if KINDS[self.spec.kind].reads_test:
             found["test"] = self.measured(self.data.test)
@@ -317,10 +317,10 @@ class Stage:
         return found
 
     def measured(self, split: Split) -> Measured:
-        """Return what the network achieves on a split now."""
+        """Return the current metrics of the network on a split."""
         return self._ways.measure(self, split)
 
     def _macs(self) -> Macs:
-        example = moved(first(self.data.train), self.device)  # a real one: tokens are integers
+        example = moved(first(self.data.train), self.device)  # a real example, because tokens are integers
         given, named = arguments(self.model, example, labels=False)
         return macs(self.model, named or given, self.network.masks)

@@ -67,7 +67,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["schedule.sparsity=null", "schedule.amount=41", "schedule.rounds=2"], "over 2 rounds takes 82 entries"),
         (
             ["method=random_structured", "schedule.sparsity=null", "schedule.amount=6", "schedule.rounds=2"],
-            "takes 12 entries, or channels, of each tensor, but ",
+            "takes 12 entries or channels, but ",
         ),
         (["prune.types=[Conv9d]"], "leaves nothing to prune"),
         (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),

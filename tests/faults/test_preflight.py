@@ -207,24 +207,25 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         (["model=mlp"], "`model` (=mlp) with `data` (=their_words.words) and `train` could not run on a batch"),
         (
             ["+model.outputs=1"],
-            "the network gives fewer outputs than the 2 classes of the data; change `model`, `data`",
+            "the network has fewer outputs than the data have classes (2); change `model`, `data`",
         ),
         (
             [f"{part}._target_=their_words.{name}" for part, name in (("data", "blocks"), ("model", "Positions"))]
             + ["task=language_modelling", "+data.block=9"],
-            "`data.block` (=9) must be at most the 8 positions that `model` (=their_words.Positions) tells apart; pass "
-            "data.block=8, or a `model` of more.",
+            "`data.block` (=9) must be at most 8, the number of positions of `model` (=their_words.Positions); pass "
+            "data.block=8, or use a `model` with more.",
         ),
         (
             ["data._target_=their_words.shifted"],
-            "`data` (=their_words.shifted) has the label 2 in its shifted test split, and `model` (=their_words.Words) "
-            "has 2 outputs, for the classes from 0 to 1; give it more `classes`, or leave these examples out.",
+            "`data` (=their_words.shifted) has the label 2 in its shifted test split, but `model` (=their_words.Words) "
+            "has 2 outputs, for the classes 0 to 1; give the model more `classes`, or leave these examples out.",
         ),
         (
             ["data._target_=their_words.narrow"],
             "\n  `data` (=their_words.narrow) gives inputs (8, 5) int64 and labels (8,) int64 in its test split, and "
             "inputs (8, 6) int64 and labels (8,) int64 in its train split: RuntimeError: mat1 and mat2 shapes cannot "
-            "be multiplied (8x20 and 24x2); give all splits examples of one shape and dtype, or a `model` that takes",
+            "be multiplied (8x20 and 24x2); give all splits examples of one shape and dtype, or use a `model` "
+            "that takes both.",
         ),
         (
             ["data._target_=their_words.unreadable"],
@@ -240,15 +241,18 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
             "cannot compute with float64; return float32.",
         ),
         (["model=mlp", "data._target_=their_words.octets"], "(=mlp) cannot compute with uint8; return float32."),
-        (["model=mlp", "data._target_=their_words.below"], "int64: a label is -1, and classes count from 0; change"),
+        (
+            ["model=mlp", "data._target_=their_words.below"],
+            "int64: a label is -1, but classes are numbered from 0; change",
+        ),
         (
             ["train.penalty=1e-4"],
-            "`train.penalty` (=0.0001) must be 0 for a network without trained scales of BatchNorm, which it is put "
-            "on; pass train.penalty=0 finetune.penalty=0, or another model.",
+            "`train.penalty` (=0.0001) must be 0 for a network without trained BatchNorm scales, which the penalty "
+            "needs; pass train.penalty=0 finetune.penalty=0, or another model.",
         ),
         (
             ["method=magnitude", "score={_target_: their_words.odd,kind: null}"],
-            "\n  `score._target_` (=their_words.odd) failed with KeyError: 'fc9'; mend the function, or change its arg",
+            "\n  `score._target_` (=their_words.odd) failed with KeyError: 'fc9'; fix the function, or change its argu",
         ),
         ([*half("sweet"), "method._target_=their_words.leaves"], "must be a class derived from pruning.BasePruningMet"),
     ],
@@ -285,7 +289,10 @@ def holes(place: str, value: str, target: str = "holes") -> list[str]:
             "the inputs of example 30 (counted from 0) of its test split hold -inf; replace such",
         ),
         (holes("train labels", "nan"), "the labels of example 30 (counted from 0) of its train split hold nan; rep"),
-        (holes("", "nan", "listed"), "the inputs of example 3 (counted from 0) of its test split hold nan; replace"),
+        (
+            holes("", "nan", "listed"),
+            "the inputs of example 3 (counted from 0) of its test split hold nan; replace",
+        ),
         (
             [*holes("train inputs", "nan"), "method=snip", "schedule=at_start"],
             "the inputs of example 30 (counted from 0)",
@@ -317,9 +324,9 @@ def test_data_that_are_drawn_anew_in_each_process_are_refused(run: Run, form: st
 
     assert str(caught.value) == (
         "2 of 2 trials cannot run; nothing was trained.\n"
-        "  `data._target_` (=their_words.unseeded) must give the same data each time it is called, and gives another "
-        f"{splits} split; seed what it draws, as in numpy.random.default_rng(0), or save the data once and load them "
-        "from a file.\n    in trial; seed=1"
+        "  `data._target_` (=their_words.unseeded) must return the same data each time it is called, but returned "
+        f"another {splits} split; seed its random draws, as in numpy.random.default_rng(0), or save the data once and "
+        "load them from a file.\n    in trial; seed=1"
     )
 
 
@@ -390,7 +397,7 @@ def test_a_gpu_that_is_not_here_is_refused_by_a_dry_run_and_one_that_torch_canno
     with pytest.raises(ConfigError) as caught:
         run(asked)
 
-    assert "`cluster.gpus_per_trial` must be 0 where torch can use no GPU" in str(caught.value)
+    assert "`cluster.gpus_per_trial` must be 0 on a machine whose GPU torch cannot use" in str(caught.value)
     assert "`model`" not in str(caught.value)
 
 

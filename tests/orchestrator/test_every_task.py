@@ -129,7 +129,12 @@ def test_a_further_test_set_is_measured_once_a_stage(swept: tuple[Path, Outcome]
         ("regression", (), "classification", r"`task` \(=regression\) needs labels that are floating point numbers"),
         ("classification", (), "regression", r"`task` \(=classification\) needs labels that are classes"),
         ("regression", ("train.monitor=accuracy",), "", r"`train.monitor` \(=accuracy\) must be one of rmse, mae, r2"),
-        ("classification", ("train.monitor=top5",), "", r"`train.monitor` \(=top5\) must be measured on `data`"),
+        (
+            "classification",
+            ("train.monitor=top5",),
+            "",
+            r"`train.monitor` \(=top5\) must be a metric that `data` allow",
+        ),
         ("regression", ("objective=val/acc",), "", r"`objective` \(=val/acc\) must be one of val/loss, val/rmse"),
         ("segmentation", (), "classification", "needs outputs of shape|Expected"),
     ],

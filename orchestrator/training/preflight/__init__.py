@@ -1,1 +1,1 @@
-"""A stage tried on a few examples before any is trained, and what is said where it cannot run."""
+"""Preflight: each stage runs on a few examples before any training, with errors that name the part at fault."""

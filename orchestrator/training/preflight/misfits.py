@@ -1,4 +1,4 @@
-"""What the preflight says of a stage that cannot run: which part is at fault, and what to change."""
+"""Explain why a stage cannot run in the preflight: which part is at fault, and what to change."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pruning.catalogue.value_rules import is_int
 
 
 class Misfit(OrchestratorError):
-    """A stage that cannot run as it is configured."""
+    """Stage that cannot run as it is configured."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What a stage had before it when it failed."""
+    """Data that a stage was using when it failed."""
 
     split: str
     """The split that was read last."""
@@ -29,34 +29,35 @@ class Tried:
     train: Batch
     """A batch of the training split."""
     classes: int
-    """The classes of the data."""
+    """Number of classes in the data."""
     positions: float
-    """The most tokens that the network takes, as far as its configuration says so."""
+    """Largest number of tokens that the network takes; infinite if its configuration does not say."""
 
 
 def describe(batch: Batch) -> str:
-    """Describe a batch as a step sees it."""
+    """Describe the inputs and labels of a batch by shape and dtype."""
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return f"inputs {kind(batch[0])} and labels {kind(batch[1])}"
     return kind(batch)
 
 
 def misfit(dense: StageSpec, spec: StageSpec, tried: Tried | None, error: BaseException) -> Misfit:
-    """Return what to raise for an error in a place without a sentence of its own: in the user's code, or between parts.
+    """Return the error to raise when a stage fails without a message of its own: in the user's code or between parts.
 
     Args:
         dense: the stage that names model and data.
         spec: the stage that failed.
-        tried: None where the stage could not be made.
+        tried: data in use at the failure; None if the stage could not be built.
+        error: the cause.
     """
-    said = f"{type(error).__name__}: {(' '.join(str(error).split()) or 'no more is said').rstrip('.')}"
+    said = f"{type(error).__name__}: {(' '.join(str(error).split()) or '(no message)').rstrip('.')}"
     model, data, train = named(dense, "model"), named(dense, "data"), spec.training
-    step = "could not be made"
+    step = "could not be built"
     if tried is not None:
-        found = _unequal(data, tried, said) or _odd_numbers(model, data, tried, said)
-        if found or (found := _too_long(dense, tried, error)):
+        found = _different_split(data, tried, said) or _unusable_dtype(model, data, tried, said)
+        if found or (found := _block_too_long(dense, tried, error)):
             return Misfit(found)
-        said = _labels(tried, said) or said
+        said = _label_fault(tried, said) or said
         where = "" if tried.split == "train" else f"its {tried.split} split, "
         step = f"could not run on a batch of {where}{describe(tried.batch)}"
     return Misfit(
@@ -66,27 +67,27 @@ def misfit(dense: StageSpec, spec: StageSpec, tried: Tried | None, error: BaseEx
 
 
 def named(dense: StageSpec, part: str) -> str:
-    """Return what `model` or `data` is called in messages."""
+    """Return the name of `model` or `data` for messages."""
     node: Mapping[str, Any] = getattr(dense.typed, part)
     return str(node.get("kind") or node.get("_target_"))
 
 
-def _unequal(data: str, tried: Tried, said: str) -> str | None:
-    """Return what to say where the split that was read last has examples of another form than the training split."""
-    if _forms(tried.batch) == _forms(tried.train):
+def _different_split(data: str, tried: Tried, said: str) -> str | None:
+    """Return a message if the examples of the split read last differ in shape or dtype from the training split's."""
+    if _shapes_and_dtypes(tried.batch) == _shapes_and_dtypes(tried.train):
         return None
     return (
         f"`data` (={data}) gives {describe(tried.batch)} in its {tried.split} split, and {describe(tried.train)} in "
-        f"its train split: {said}; give all splits examples of one shape and dtype, or a `model` that takes both."
+        f"its train split: {said}; give all splits examples of one shape and dtype, or use a `model` that takes both."
     )
 
 
-def _forms(batch: Batch) -> list[tuple[Any, ...]]:
+def _shapes_and_dtypes(batch: Batch) -> list[tuple[Any, ...]]:
     return [(*tensor.shape[1:], tensor.dtype) for tensor in tensors(batch)]
 
 
-def _odd_numbers(model: str, data: str, tried: Tried, said: str) -> str | None:
-    """Return what to say where a network cannot compute with the numbers of its inputs."""
+def _unusable_dtype(model: str, data: str, tried: Tried, said: str) -> str | None:
+    """Return a message if the network cannot compute with the dtype of its inputs."""
     if not re.search(r"\bdouble\b|must have the same dtype|type \(.*should be the same", said, re.I):
         return None
     batch = describe(tried.batch)
@@ -96,24 +97,24 @@ def _odd_numbers(model: str, data: str, tried: Tried, said: str) -> str | None:
     return f"`data` (={data}) gives {batch}, and `model` (={model}) cannot compute with {odd[1]}; return float32."
 
 
-def _too_long(dense: StageSpec, tried: Tried, error: BaseException) -> str | None:
-    """Return what to say where blocks of a text are longer than a network takes."""
+def _block_too_long(dense: StageSpec, tried: Tried, error: BaseException) -> str | None:
+    """Return a message if a block of text has more tokens than the network takes."""
     block, most = dense.typed.data.get("block"), tried.positions
     if not (isinstance(error, IndexError) and is_int(block) and block > most):
         return None
     ours = dense.typed.model.get("kind") == "huggingface"
-    more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "a `model` of more"
+    more = f"pass +model.overrides.max_position_embeddings={block}" if ours else "use a `model` with more"
     return (
-        f"`data.block` (={block}) must be at most the {most} positions that `model` (={named(dense, 'model')}) tells "
-        f"apart; pass data.block={most}, or {more}."
+        f"`data.block` (={block}) must be at most {most}, the number of positions of `model` "
+        f"(={named(dense, 'model')}); pass data.block={most}, or {more}."
     )
 
 
-def _labels(tried: Tried, said: str) -> str | None:
-    """Return what is wrong with a label, where torch's words say that one is."""
+def _label_fault(tried: Tried, said: str) -> str | None:
+    """Return the fault of a label if torch's error is about one."""
     label = re.search(r"Target (-?\d+) is out of bounds", said)
     if label is None:
         return None
     if label[1].startswith("-"):
-        return f"a label is {label[1]}, and classes count from 0"
-    return f"the network gives fewer outputs than the {tried.classes} classes of the data"
+        return f"a label is {label[1]}, but classes are numbered from 0"
+    return f"the network has fewer outputs than the data have classes ({tried.classes})"

@@ -1,7 +1,7 @@
-"""Try a stage on a few examples before any is trained: what cannot work shows in a second, not after the training.
+"""Try a stage on a few examples before any stage is trained, so that errors show in a second, not after the training.
 
-The whole stage runs on a network of its own: one step of training, every evaluation, the pruning, its laws and the
-count of multiply-accumulates. What comes out is thrown away; no figure of it is kept or shown.
+The whole stage runs on a network of its own: one training step, every evaluation, the pruning, its checks and the count
+of multiply-accumulates. The results are discarded; no figure of them is kept or shown.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from pruning import MaskSet
 from pruning.measure.macs import in_mode
 
 CHUNK = 256
-"""Examples held in memory that are searched at a time."""
+"""Number of examples held in memory that are searched at a time."""
 LARGE = 2**30
-"""Bytes in memory above which a data set is not loaded twice."""
+"""Size in bytes above which a data set held in memory is not loaded a second time."""
 _repeated: set[str] = set()
-"""Digests of the data sets that a second load has given again."""
+"""Digests of the data sets that a second load has reproduced."""
 _finite: set[str] = set()
-"""Digests of the data sets that have been searched, and hold neither NaN nor an infinity."""
+"""Digests of the data sets that were searched and have neither NaN nor infinity."""
 
 
 def run_preflight(order: WorkOrder) -> Iterator[Passed]:
-    """Try the stage of `order`, on the network of the first of its lineage as that is initialised.
+    """Try the first stage of `order`, on the dense network of its lineage as it is initialised.
 
     Raises:
-        OrchestratorError: it cannot run; the text says what does not fit and what to change.
+        OrchestratorError: the stage cannot run; the text says what does not fit and what to change.
     """
     spec = order.specs[0]
     dense = order.lineage[0] if order.lineage else spec
     rehearsal: _Rehearsal | None = None
     unmatched: tuple[tuple[str, str], ...] = ()
     try:
-        _hold_device(order.device)
+        _require_device(order.device)
         rehearsal = _Rehearsal(dense, order)
         _require_repeatable(data_node(dense, spec), rehearsal.whole)
         rehearsal.require_finite()
@@ -69,7 +69,7 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     except (
         training_loop.Diverged,
         pruning_rounds.Overflow,
-    ):  # of an untrained network, or after one step: the training may still go on
+    ):  # an untrained network, or one after one step, may diverge where the real training does not
         pass
     except OrchestratorError:
         raise
@@ -78,22 +78,23 @@ def run_preflight(order: WorkOrder) -> Iterator[Passed]:
     yield Passed(unmatched, () if rehearsal is None else rehearsal.figures)
 
 
-def _hold_device(device: str) -> None:
-    """Raise `Misfit` for a GPU that is there and that torch cannot use."""
+def _require_device(device: str) -> None:
+    """Raise `Misfit` if the stage asks for a GPU and torch cannot use one."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise Misfit(
-            f"`cluster.gpus_per_trial` must be 0 where torch can use no GPU, and torch {torch.__version__} finds none "
-            "here; pass cluster.gpus_per_trial=0, or install the build of torch for this machine's GPU and driver."
+            f"`cluster.gpus_per_trial` must be 0 on a machine whose GPU torch cannot use: torch {torch.__version__} "
+            "finds none here; pass cluster.gpus_per_trial=0, or install the torch build for this GPU and its driver."
         )
 
 
 def _require_repeatable(node: Mapping[str, Any], loaded: data_loading.Data) -> None:
-    """Raise `DataError` for a target that gives other data than it gave before; each set is asked once a process.
+    """Raise `DataError` for a target that returns other data when it is called again.
 
-    What is built in is not asked, nor what holds more than `LARGE` bytes in memory.
+    Each data set is checked once a process. Built-in data sets are not checked, nor data sets of more than `LARGE`
+    bytes in memory.
 
     Args:
-        node: what the data set is loaded by.
+        node: configuration from which the data set is loaded.
         loaded: the data set as it was loaded before.
     """
     held = [split for split in loaded.splits.values() if isinstance(split, TensorSplit)]
@@ -103,27 +104,27 @@ def _require_repeatable(node: Mapping[str, Any], loaded: data_loading.Data) -> N
     again = data_loading.load_anew(node).digests
     if differing := [name for name, found in loaded.digests.items() if again.get(name) != found]:
         raise DataError(
-            f"{given('data', node)} must give the same data each time it is called, and gives another "
-            f"{' and '.join(differing)} split; seed what it draws, as in numpy.random.default_rng(0), or save the data "
-            "once and load them from a file."
+            f"{given('data', node)} must return the same data each time it is called, but returned another "
+            f"{' and '.join(differing)} split; seed its random draws, as in numpy.random.default_rng(0), or save the "
+            "data once and load them from a file."
         )
     _repeated.add(loaded.digest)
 
 
 class _Rehearsal(Ways):
-    """A stage that sees a few examples and takes one step: what came before it are networks as they are initialised."""
+    """Stage that reads a few examples and takes one step; networks of earlier stages are as initialised."""
 
     def __init__(self, dense: StageSpec, order: WorkOrder) -> None:
         steps, spec = count(), order.specs[0]
-        if spec.typed.inner > 1:  # scoring anew a hundred times shows no more than once
+        if spec.typed.inner > 1:  # one re-scoring shows as much as a hundred
             spec = replace(spec, fields={**spec.fields, "inner": 1})
         order = replace(order, cancelled=lambda: next(steps) > 0)
         network = initialised(dense, spec, order)
         self.whole = whole = network.data
-        """The data, of which a rehearsal reads a few examples."""
+        """The whole data set, of which the rehearsal reads a few examples."""
         splits = whole.splits
         self._held = {name: split for name, split in splits.items() if isinstance(split, TensorSplit)}
-        self._few = {name: _Few(split, name, self._reads) for name, split in splits.items()}
+        self._few = {name: _FewExamples(split, name, self._note_split) for name, split in splits.items()}
         train, val, test, *further = self._few.values()
         few = replace(whole, train=train, val=val, test=test, tests=dict(zip(whole.tests, further, strict=True)))
         self.stage = Stage(spec, replace(network, data=few), order, ways=self)
@@ -131,7 +132,11 @@ class _Rehearsal(Ways):
         self._dense, self._read = dense, "train"
 
     def fits(self) -> tuple[tuple[str, str], ...]:
-        """Raise for a count that all rounds together cannot take; return the patterns of `prune` that match nothing."""
+        """Check that all rounds together can take their count; return the patterns of `prune` without a match.
+
+        Raises:
+            Misfit: a tensor, or the whole network with a global scope, has fewer units than the rounds take.
+        """
         spec = self.stage.spec
         if not KINDS[spec.kind].prunes:
             return ()
@@ -143,29 +148,29 @@ class _Rehearsal(Ways):
         short = {name: size for name, size in sizes.items() if size < amount * spec.round}
         if short:
             raise Misfit(
-                f"`schedule.amount` (={amount}) over {spec.round} rounds takes {amount * spec.round} entries, or "
-                f"channels, of each tensor, but {', '.join(f'{name} has {size}' for name, size in short.items())}; "
-                "pass a smaller count, a float for a fraction, or leave them out with `prune.exclude`."
+                f"`schedule.amount` (={amount}) over {spec.round} rounds takes {amount * spec.round} entries or "
+                f"channels, but {', '.join(f'{name} has {size}' for name, size in short.items())}; "
+                "pass a smaller count, a float for a fraction, or leave tensors out with `prune.exclude`."
             )
         return unmatched
 
     def require_finite(self) -> None:
-        """Raise `DataError` where the user's own data hold NaN or an infinity in an example that spoils the loss.
+        """Raise `DataError` if an example of the user's own data has NaN or infinity and spoils the loss or a gradient.
 
-        All examples that are held in memory are searched, and of a split that is read one by one the first few; where
-        there is none, once a process.
+        Splits held in memory are searched whole, other splits in their first few examples. Data without NaN and
+        infinity are searched once a process.
         """
         digest, found = self.whole.digest, []
         for name, few in self._few.items() if digest and digest not in _finite else ():
             split, size = self._held.get(name, few), CHUNK if name in self._held else FEW
             found += [spoilt_in(split.batches(size, device=torch.device("cpu")), size)]
-            if found[-1] is not None and self._spoils(split, found[-1].index or 0):
+            if found[-1] is not None and self._spoils_loss(split, found[-1].index or 0):
                 raise DataError(found[-1].refusal(name, given("data", self._dense.typed.data)))
         if not any(found):
             _finite.add(digest)
 
-    def _spoils(self, split: Split, index: int) -> bool:
-        """Whether a batch with this example has a loss, or a gradient, that is not finite."""
+    def _spoils_loss(self, split: Split, index: int) -> bool:
+        """Return whether a batch with this example has a loss or a gradient that is not finite."""
         if isinstance(split, TensorSplit):
             batch = split.take(torch.arange(index, min(index + FEW, len(split)), device=split.device))
         else:
@@ -175,24 +180,27 @@ class _Rehearsal(Ways):
                 loss = self.stage.task.loss(self.stage.model, moved(batch, self.stage.device))
                 weights = [each for each in self.stage.model.parameters() if each.requires_grad]
                 found = [loss, *torch.autograd.grad(loss, weights, allow_unused=True)]
-        except Exception:  # whatever does not fit is told as the stage runs
+        except Exception:  # the stage itself reports any other error
             return False
         return not all(bool(each.isfinite().all()) for each in found if each is not None)
 
     @property
     def tried(self) -> Tried:
-        """What the stage has before it now."""
+        """Data that the stage is using now."""
         config = getattr(self.stage.model, "config", None)
         positions = getattr(config, "max_position_embeddings", None) or math.inf
         read = self._read
         batch, train = (next(iter(self._few[name].batches(FEW, device=self.stage.device))) for name in (read, "train"))
         return Tried(read, batch, train, self.stage.data.classes, positions)
 
-    def _reads(self, name: str) -> None:
+    def _note_split(self, name: str) -> None:
         self._read = name
 
     def train(self, stage: Stage, fit: Callable[[], training_loop.FitResult]) -> training_loop.FitResult:
-        """Take one step, and none where layers are lost: of the network as it is initialised they may be."""
+        """Take one step; take none for a small network if masks empty a whole tensor.
+
+        A network as initialised may lose whole layers where the trained one does not.
+        """
         if stage.is_small and not all(mask.any() for mask in stage.network.masks.values()):
             return training_loop.FitResult((), 1, 0)
         try:
@@ -200,25 +208,25 @@ class _Rehearsal(Ways):
         except training_loop.Cancelled:
             if not all(bool(tensor.isfinite().all()) for tensor in stage.model.parameters()):
                 raise training_loop.Diverged("one step") from None
-            self._hold_monitor()
+            self._require_monitor()
             return training_loop.FitResult((), 1, 0)
 
     def restart(self, stage: Stage, masks: MaskSet) -> None:
-        """Leave the weights: those at the start stand for those of any step."""
+        """Leave the weights unchanged: initial weights stand for those of any step."""
 
     def onward(self, stage: Stage, masks: Sequence[Tensor | None]) -> None:
-        """Return none: a training from its start stands for one that is continued."""
+        """Return None: a training from its start stands for a continued one."""
 
     def measure(self, stage: Stage, split: Split) -> Measured:
-        """Return what the network achieves, and hold the data to its outputs."""
+        """Return the metrics of the network, and check the labels against its outputs."""
         found = super().measure(stage, split)
         if split is stage.data.val:
             self.figures = tuple(found.figures)
-            self._hold_labels(len(found.details.get("hits", ())))
+            self._require_outputs(len(found.details.get("hits", ())))
         return found
 
-    def _hold_labels(self, outputs: int) -> None:
-        """Raise for a class that the network has no output for, in whichever split: a further test set is read last."""
+    def _require_outputs(self, outputs: int) -> None:
+        """Raise `Misfit` for a label without an output, in any split: some test splits are read only at the end."""
         if not isinstance(self.stage.task, Classification | Segmentation):
             return
         for name, split in self._held.items():
@@ -226,17 +234,17 @@ class _Rehearsal(Ways):
             known = self.stage.task.known(labels)
             if known is not None and (largest := int(labels.where(known, 0).max())) >= outputs:
                 raise Misfit(
-                    f"`data` (={named(self._dense, 'data')}) has the label {largest} in its {name} split, and "
-                    f"`model` (={named(self._dense, 'model')}) has {outputs} outputs, for the classes from 0 to "
-                    f"{outputs - 1}; give it more `classes`, or leave these examples out."
+                    f"`data` (={named(self._dense, 'data')}) has the label {largest} in its {name} split, but "
+                    f"`model` (={named(self._dense, 'model')}) has {outputs} outputs, for the classes 0 to "
+                    f"{outputs - 1}; give the model more `classes`, or leave these examples out."
                 )
 
     def teacher(self, stage: Stage) -> nn.Module | None:
-        """Return the network as it is: it stands for one that is not trained yet."""
+        """Return a copy of the network, which stands for a teacher that is not trained yet."""
         return copy.deepcopy(stage.model).eval() if TEACHER in stage.spec.inputs else None
 
-    def _hold_monitor(self) -> None:
-        """Raise for a metric to choose by that the task has and these data do not give."""
+    def _require_monitor(self) -> None:
+        """Raise `Misfit` if the task has the metric to select by, but these data do not give it."""
         config = Train(**self.stage.config)
         where = self.stage.spec.training
         name = monitored(self.stage.task, config.monitor, where).name
@@ -244,18 +252,18 @@ class _Rehearsal(Ways):
             self.stage.data.val
         ).figures:
             raise Misfit(
-                f"`{where}.monitor` (={config.monitor}) must be measured on `data`, which gives no {name}; pass null "
-                f"for {self.stage.task.metrics[0].name}."
+                f"`{where}.monitor` (={config.monitor}) must be a metric that `data` allow, and {name} is not; pass "
+                f"null for {self.stage.task.metrics[0].name}."
             )
 
 
 @dataclass(frozen=True)
-class _Few:
-    """A split of which only the first few examples are read; its lengths are the true ones."""
+class _FewExamples:
+    """Split that reads only its first few examples; its length is that of the whole split."""
 
     split: Split
     name: str
-    told: Callable[[str], object]
+    on_read: Callable[[str], object]
     """Called with the name when examples are read."""
 
     def __len__(self) -> int:
@@ -270,13 +278,13 @@ class _Few:
 class _OneBatch:
     batches: Batches
     whole: Batches
-    of: _Few
+    of: _FewExamples
 
     def __len__(self) -> int:
         return len(self.whole)
 
     def __iter__(self) -> Iterator[Batch]:
-        self.of.told(self.of.name)
+        self.of.on_read(self.of.name)
         try:
             batch = next(iter(self.batches))
         except OrchestratorError:

@@ -1,1 +1,1 @@
-"""Scores in a round: the examples that they read, and the ranking by them."""
+"""Scoring in a round: draw the examples that scores read, and rank the weights by score."""

@@ -1,4 +1,4 @@
-"""The examples that a score reads: of the training split, without its augmentation, drawn by a seed of their own."""
+"""Scoring examples: taken from the training split without augmentation, in an order drawn by a seed of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from orchestrator.workloads.streamed_splits import StreamSplit
 from orchestrator.workloads.tasks.batch import given_labels, tensors
 
 SEARCHED = 256
-"""Examples of a batch in which those of each class are looked for."""
+"""Batch size of the search for examples of each class."""
 
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Scoring data: as many examples of `split` as `asked` says, drawn by `seed`, on `device`."""
+    """Examples for scores: the number that `asked` requests from `split`, in the order drawn by `seed`, on `device`."""
 
     split: Split
     asked: ScoreFields
@@ -29,13 +29,15 @@ class ScoringData:
     device: torch.device
 
     def batches(self, rescorings: int) -> list[Batch] | None:
-        """Return the batches of all re-scorings, as many for each and other examples; None where nothing is read.
+        """Return the batches of all re-scorings, or None if the score reads no examples.
+
+        Every re-scoring gets the same number of batches, with other examples.
 
         Raises:
-            OrchestratorError: examples of each class are asked for, and the data have no classes.
+            OrchestratorError: `per_class` is set, and the data have no classes.
         """
         if self.asked.per_class is not None:
-            return [batch for number in range(rescorings) for batch in self._of_each_class(number)]
+            return [batch for number in range(rescorings) for batch in self._examples_per_class(number)]
         if self.asked.examples is None:
             return None
         return list(self._examples(rescorings))
@@ -51,8 +53,8 @@ class ScoringData:
         for _ in range(rescorings * -(-most // size)):
             yield next(found)
 
-    def _of_each_class(self, epoch: int) -> Iterator[Batch]:
-        """Yield the first `per_class` examples of each class, in the order of an epoch."""
+    def _examples_per_class(self, epoch: int) -> Iterator[Batch]:
+        """Yield batches of the first `per_class` examples of each class, in the order of epoch `epoch`."""
         count, size = int(self.asked.per_class or 0), self.asked.batch_size
         batches = _unaugmented(self.split).batches(SEARCHED, device=self.device, seed=self.seed)
         taken: dict[int, int] = {}
@@ -65,7 +67,7 @@ class ScoringData:
                     chosen.append(index)
             if chosen:
                 found.append(_rows(batch, torch.tensor(chosen, device=self.device)))
-        whole = _joined(found)
+        whole = _concatenated(found)
         rows = torch.arange(sum(taken.values()), device=self.device)
         for part in torch.split(rows, size or len(rows)):
             yield _rows(whole, part)
@@ -74,14 +76,14 @@ class ScoringData:
         labels = given_labels(batch)
         if labels is None or labels.is_floating_point() or labels.dim() != 1:
             raise OrchestratorError(
-                f"`score.per_class` (={self.asked.per_class}) needs a class for each example, which `data` has not; "
-                "pass score.per_class=null score.examples=128."
+                f"`score.per_class` (={self.asked.per_class}) must be null for `data` without one class for each "
+                "example; pass score.per_class=null score.examples=128."
             )
         return labels
 
 
 def count(batch: Batch) -> int:
-    """Return how many examples a batch has."""
+    """Return the number of examples in a batch."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 0)
 
 
@@ -97,7 +99,7 @@ def _endless(batches: Batches) -> Iterator[Batch]:
 
 
 def _rows(batch: Any, rows: Tensor) -> Any:
-    """Return some examples of a batch: tuples and mappings of tensors are taken apart."""
+    """Return the given rows of every tensor in a batch: a tensor, or nested tuples, lists and mappings."""
     if isinstance(batch, Tensor):
         return batch[rows]
     if isinstance(batch, Mapping):
@@ -107,12 +109,12 @@ def _rows(batch: Any, rows: Tensor) -> Any:
     return batch
 
 
-def _joined(batches: Sequence[Any]) -> Any:
+def _concatenated(batches: Sequence[Any]) -> Any:
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches))
     if isinstance(first, Mapping):
-        return {name: _joined([batch[name] for batch in batches]) for name in first}
+        return {name: _concatenated([batch[name] for batch in batches]) for name in first}
     if isinstance(first, list | tuple):
-        return tuple(_joined(parts) for parts in zip(*batches, strict=True))
+        return tuple(_concatenated(parts) for parts in zip(*batches, strict=True))
     return first

@@ -1,4 +1,4 @@
-"""Prune one round by the engine: its choices, scoring data for them, and a plan put in force."""
+"""Prune one round with the engine: parse its choices, draw scoring data, plan the masks and commit them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from pruning.engine.classes import with_unit_of_class
 from pruning.selection.selection_groups import Groups, groups_of
 
 SPLIT = "train"
-"""The split of the data that scores read; records name it."""
+"""Split that scores read; records name it."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """The data and the task that a score may read: of the data `SPLIT`, of the task the loss.
+    """Data and task of a score: it reads the split `SPLIT` and the task's loss.
 
-    `order` draws the masks of a shuffled control.
+    `order` is the generator that draws the masks of a shuffled control.
     """
 
     data: Data
@@ -53,31 +53,31 @@ class Read:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Costs of the scores of a round: `examples` that were drawn, `passes` of a batch through the loss."""
+    """Costs of scoring a round: `examples` drawn, `passes` of a batch through the loss, and seconds."""
 
     details: Mapping[str, Any] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def held(self) -> list[Any]:
-        """Plain data for a checkpoint: `Scoring(*held)` is equal again."""
+        """Return plain data for a checkpoint; `Scoring(*held)` is equal to this object."""
         return [dict(self.details), dict(self.seconds)]
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round as a worker reads it: its fields, and its choices with functions and classes in place of their names."""
+    """Round as a worker runs it: its fields, and its choices with functions and classes in place of names."""
 
     fields: StageFields
     choices: Choices
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the plain fields of a round.
+        """Parse the plain fields of a round.
 
         Raises:
-            OrchestratorError: a target of the user's own cannot be imported or is no score or class, or the choices do
-                not go together.
+            OrchestratorError: a target of the user's own cannot be imported, or is not a score or a class, or the
+                choices contradict each other.
         """
         typed = read_as(StageFields, fields)
         try:
@@ -92,21 +92,21 @@ class Round:
 
     @property
     def spans(self) -> bool:
-        """Whether units are dependency groups, whose masks hold biases and norms, too."""
+        """Return whether units are dependency groups, whose masks also cover biases and norms."""
         return self.choices.unit.kind == "group"
 
     @property
     def shuffles(self) -> bool:
-        """Whether the round is a control whose masks are shuffled."""
+        """Return whether the round is a control with shuffled masks."""
         return self.fields.restart.control == "shuffle"
 
     @property
     def named(self) -> str:
-        """The score by which the round ranks, or the class that decides."""
+        """Return the name of the score that ranks, or of the method class that decides."""
         return self.fields.score.named if self.choices.select is None else self.fields.method.named
 
     def cut(self, chosen: Sequence[Prunable], names: Collection[str]) -> Groups:
-        """Return the units of the tensors `names`, which are those that the engine counts."""
+        """Return the units of the tensors `names`, as the engine counts them."""
         shapes = {p.name: p.module.get_parameter(p.parameter).shape for p in chosen if p.name in names}
         return groups_of(shapes, replace(self.choices.unit, spare_last=False), self.choices.scope)
 
@@ -114,21 +114,21 @@ class Round:
 def rank(
     model: nn.Module, chosen: Sequence[Prunable], asked: Round, parent: MaskSet, read: Read
 ) -> tuple[MaskSet, Scoring]:
-    """Prune a plain model by the choices of a round, on top of the masks so far; return its masks and what it took.
+    """Prune a plain model by a round's choices on top of the masks so far; return the new masks and the scoring costs.
 
-    The model is left held by hooks. A shuffled control keeps other units of each tensor, drawn from all of them; with
-    dependency groups, from those that were left.
+    The model is left with its masks held by hooks. A shuffled control keeps the same number of units of each tensor,
+    drawn from all units; with dependency groups, drawn from the units that were still there.
 
     Raises:
-        OrchestratorError: a score lacks what it needs, a unit does not divide, or the target cannot be reached.
+        OrchestratorError: a score lacks an input, a unit does not divide a tensor, or the target cannot be reached.
     """
-    model.eval()  # ours choose the mode themselves; a score of the user's own must not move BatchNorm's statistics
+    model.eval()  # built-in scores set the mode; a score of the user's own must not move BatchNorm's statistics
     fields, choices, names = asked.fields, asked.choices, [each.name for each in chosen]
     device = getattr(chosen[0].module, chosen[0].parameter).device
     seed, inner, by_score = derive(fields.seed, f"{fields.round}/score"), choices.schedule.inner, choices.select is None
     batches = ScoringData(getattr(read.data, SPLIT), fields.score, seed, device).batches(inner)
-    loss = _Counted(read.task.loss)
-    generator = torch.Generator("cpu" if by_score else device)  # a class draws where its tensors lie
+    loss = _CountedLoss(read.task.loss)
+    generator = torch.Generator("cpu" if by_score else device)  # a class draws on the device of its tensors
     generator.manual_seed(derive(fields.seed, f"{fields.round}/mask"))
     inputs: dict[str, Any] = {"batches": batches, "loss": loss, "size": read.task.size, "generator": generator}
     before = {name: mask for name, mask in parent.items() if asked.spans or name in names}
@@ -160,7 +160,7 @@ def rank(
 
 
 def _refusal(asked: Round, error: Exception, *, read_data: bool) -> OrchestratorError:
-    """Return what a user is told of an error of the engine, of a score or of a class."""
+    """Return the error to raise for an error of the engine, of a score or of a method class."""
     said = " ".join(str(error).split())
     if asked.choices.select is not None:
         if isinstance(error, ValueError) and said.startswith("`"):
@@ -169,23 +169,23 @@ def _refusal(asked: Round, error: Exception, *, read_data: bool) -> Orchestrator
         return OrchestratorError(
             f"{asked.fields.method.said('method')} cannot prune {where[0] if where else 'the network'}: "
             f"{type(error).__name__}: "
-            f"{said.rstrip('.')}; check its arguments under `method`, and the amount under `schedule`."
+            f"{said.rstrip('.')}; check its arguments under `method` and the amount under `schedule`."
         )
-    if not read_data and isinstance(cause := error.__cause__, TypeError | AttributeError):  # of an own score
+    if not read_data and isinstance(cause := error.__cause__, TypeError | AttributeError):  # from the user's score
         return OrchestratorError(
-            f"`score` (={asked.named}) failed by {type(cause).__name__}: {cause}; where it reads `batches`, pass "
+            f"`score` (={asked.named}) failed with {type(cause).__name__}: {cause}; if it reads `batches`, pass "
             "score.examples=128 to give it examples of the training split."
         )
     if isinstance(error, ValueError) and said.startswith("`"):
-        return OrchestratorError(_as_set(said))
+        return OrchestratorError(_with_typed_keys(said))
     return OrchestratorError(
         f"`score` (={asked.named}) cannot rank the network: {type(error).__name__}: {said.rstrip('.')}; check its "
-        "arguments, and the other choices."
+        "arguments and the other choices."
     )
 
 
 def example_of(model: nn.Module, known: Data) -> Any:
-    """Return what a network is called with: the first training example, twice."""
+    """Return the arguments to call a network with: the first training example, repeated twice."""
     given, named = arguments(model, first(getattr(known, SPLIT)), labels=False)
     return tree_map(
         lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, named or given
@@ -199,7 +199,7 @@ def _own_score(node: Mapping[str, Any]) -> Callable[..., Any]:
             f"`score._target_` (={node['_target_']}) must be a function (model, batches, loss) that returns name "
             "-> tensor of scores."
         )
-    return _blamed(function, node)
+    return _naming_itself(function, node)
 
 
 def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
@@ -207,7 +207,7 @@ def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
     if not (isinstance(method, type) and issubclass(method, BasePruningMethod)):
         raise OrchestratorError(
             f"`method._target_` (={node['_target_']}) must be a class derived from "
-            f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', no function'}."
+            f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', not a function'}."
         )
     return method
 
@@ -215,14 +215,14 @@ def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
 def _imported(where: str, node: Mapping[str, Any]) -> Any:
     try:
         return get_object(node["_target_"])
-    except (Exception, SystemExit) as error:  # its module raises
+    except (Exception, SystemExit) as error:  # any error in the user's module
         raise TargetError(failure(where, node, error)) from error
 
 
-def _blamed(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a score of the user's own that names itself in what it raises.
+def _naming_itself(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[..., Any]:
+    """Wrap a score of the user's own so that its errors name it.
 
-    What it raises for want of `batches` is left to the engine, which says how it gets them.
+    A TypeError or AttributeError without `batches` passes through: `_refusal` explains how to get batches.
     """
 
     @wraps(function)
@@ -234,25 +234,25 @@ def _blamed(function: Callable[..., Any], score: Mapping[str, Any]) -> Callable[
         except (Exception, SystemExit) as error:
             if batches is None and isinstance(error, TypeError | AttributeError):
                 raise
-            said = " ".join(str(error).split()) or "no more is said"
+            said = " ".join(str(error).split()) or "(no message)"
             raise OrchestratorError(
-                f"{given('score', score)} failed with {type(error).__name__}: {said.rstrip('.')}; mend the function, "
+                f"{given('score', score)} failed with {type(error).__name__}: {said.rstrip('.')}; fix the function, "
                 "or change its arguments under `score`."
             ) from error
 
     return named
 
 
-def _as_set(said: str) -> str:
-    """Return a refusal of the engine with its names as a user of a sweep types them, and a key that may be meant."""
+def _with_typed_keys(said: str) -> str:
+    """Return the engine's message with the keys that users type, and a key that they may have meant."""
     typed = as_typed(said)
     unknown = re.match(r"`score\.(\w+)` .* is not taken by", typed)
     near = get_close_matches(unknown[1], [option.name for option in SCORING], n=1) if unknown else []
     return f"{typed}{f' Did you mean `score.{near[0]}`?' if near else ''}"
 
 
-class _Counted:
-    """A loss that counts how often it is asked for."""
+class _CountedLoss:
+    """Loss that counts its calls."""
 
     def __init__(self, loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self._loss, self.calls = loss, 0

@@ -1,1 +1,1 @@
-"""What a training needs to go on from where it was: as it is, as it is kept, and as it is taken up again."""
+"""Training state: collect it, save it in checkpoints, restore it and resume from it."""

@@ -1,4 +1,4 @@
-"""When a stage's state is kept, and whether it goes on from the one that was kept."""
+"""Checkpoints of a stage: when to save its state, and whether to resume from the saved one."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from orchestrator.training.state.train_state import NotPlain, TrainState
 from orchestrator.workloads.weight_files import write_state
 
 MOST_SHARE = 0.01
-"""Of the time of a training that checkpoints may take: where they are slow, they become rarer."""
+"""Largest fraction of a training's time that checkpoints may take; slow checkpoints become rarer."""
 
 _log = logger(__name__)
 
 
 class Checkpointing:
-    """The checkpoints of one stage.
+    """Checkpoints of one stage.
 
     Args:
-        store: where they are kept
-        key: of the stage
-        started_from: digest of the weights that the stage goes on from; of others a checkpoint is none of this stage
-        data: digest of the data set, if it is the user's own
-        minutes: between two checkpoints, at least; 0 keeps none and goes on from none
-        grace: seconds that remain to write one once the stage is asked to end
-        environment: what results may depend on; a stage that goes on in another one says so
-        clock: seconds, monotonic
+        store: where checkpoints are saved
+        key: key of the stage
+        started_from: digest of the weights that the stage starts from; a checkpoint with another digest is set aside
+        data: digest of the data set if it is the user's own
+        minutes: least time between two checkpoints; 0 saves none and resumes from none
+        grace: seconds left to write a checkpoint once the stage is asked to end
+        environment: entries that results may depend on; resuming in another environment adds a warning
+        clock: monotonic clock, in seconds
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Checkpointing:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.warnings: list[str] = []
-        self.anew = False
-        """Whether the stage is to start from its beginning, as what it might have gone on from did not fit."""
+        self.starts_over = False
+        """Whether the stage must start from its beginning, because a checkpoint did not fit."""
         self.seconds = 0.0
-        """What earlier attempts took until the checkpoint that the stage went on from."""
+        """Seconds that earlier attempts took up to the checkpoint that the stage resumed from."""
         self._store, self._key, self._started_from, self._data = store, key, started_from, data
         self._environment = {name: (environment or {}).get(name, "") for name in DECIDING}
         self._interval, self._grace, self._clock = 60 * minutes, grace, clock
@@ -62,7 +62,10 @@ class Checkpointing:
         self._stage = TrainState()
 
     def latest(self) -> TrainState | None:
-        """Return the state to go on from; one that is none of this stage is set aside, as one that is damaged."""
+        """Return the state to resume from; None if there is none.
+
+        A damaged checkpoint, or one made with other weights or data, is set aside.
+        """
         try:
             found = self._store.latest(self._key) if self._kept else None
         except CheckpointDamaged as error:
@@ -72,7 +75,7 @@ class Checkpointing:
             return None
         values = found.values
         if values.get("started_from") != self._started_from:
-            self.set_aside("what the stage goes on from has other weights now")
+            self.set_aside("the stage starts from other weights now")
             return None
         if values["environment"] == self._environment and values.get("data", self._data) != self._data:
             self.set_aside("it was trained on other data")
@@ -81,35 +84,35 @@ class Checkpointing:
             state = TrainState(tensors_in(found.tensors), dict(values["state"]))
             self.seconds = float(values["seconds"])
             if values["environment"] != self._environment:
-                self._warn(f"it went on from a checkpoint that was made with {values['environment']}")
+                self._warn(f"it resumed from a checkpoint that was made with {values['environment']}")
         except (ValueError, LookupError, TypeError, OverflowError) as error:
             self.set_aside(f"it cannot be read: {error}")
             return None
         return state
 
     def set_aside(self, reason: str) -> None:
-        """Set the checkpoint aside: the stage starts anew."""
-        self.seconds, self.anew = 0.0, True
-        self.warnings.append(f"its checkpoint was set aside, and it started anew: {reason}")
+        """Set the checkpoint aside, so that the stage starts from its beginning."""
+        self.seconds, self.starts_over = 0.0, True
+        self.warnings.append(f"its checkpoint was set aside, and it started from the beginning: {reason}")
         self._store.put_aside(self._key, reason)
 
     def holds(self, parts: Mapping[str, Any]) -> None:
-        """Have these parts in every checkpoint from now on, too: what the stage did before it trained."""
+        """Add these parts, which the stage computed before training, to every later checkpoint."""
         self._stage = TrainState.of(parts)
 
     def keep(self, current: Callable[[], TrainState], ending: bool) -> None:
-        """Keep the state if it is time to, or if the stage is about to end and the grace allows for it."""
+        """Save the state if a checkpoint is due, or if the stage must end and the grace period is long enough."""
         if not self._kept or not (self._cost <= self._grace if ending else self._clock() >= self._due):
             return
         begun = self._clock()
         try:
             self._write(current())
         except StoreError as error:
-            self._warn(f"a checkpoint could not be kept: {error}")
-        except Exception as error:  # of `get_extra_state` or `state_dict` of the user's own, say
+            self._warn(f"a checkpoint could not be saved: {error}")
+        except Exception as error:  # for example from the user's `get_extra_state` or `state_dict`
             self._kept = False
             said = str(error) if isinstance(error, NotPlain) else f"{type(error).__name__}: {error}"
-            self._warn(f"no checkpoint is kept, as its state cannot be written: {said}")
+            self._warn(f"no checkpoints are saved, because its state cannot be written: {said}")
         now = self._clock()
         self._cost = now - begun
         self._due = now + max(self._interval, self._cost * (1 / MOST_SHARE - 1))
@@ -121,7 +124,7 @@ class Checkpointing:
             "data": self._data,
             "environment": self._environment,
             "seconds": self.seconds + self._clock() - self._begun,
-            "curve": state.part("curve") if "curve" in state.values else [],  # plain, for those who watch
+            "curve": state.part("curve") if "curve" in state.values else [],  # a copy in plain JSON, for live displays
             "state": {**self._stage.values, **state.values},
         }
         tensors = {**self._stage.tensors, **state.tensors}

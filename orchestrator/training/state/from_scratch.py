@@ -1,4 +1,4 @@
-"""The small dense network that masks leave, trained from scratch: a control of what is pruned.
+"""Small dense network that masks leave, trained from scratch: a control for pruning.
 
 After Liu, Sun, Zhou, Huang and Darrell, "Rethinking the Value of Network Pruning", arXiv 1810.05270.
 """
@@ -23,33 +23,36 @@ from orchestrator.training.state.train_state import module_state, restore_module
 from pruning import MaskSet, Shrunk
 
 TOLERANCE = 1e-4
-"""By how much outputs of the whole network may differ from the small one's, relative to the largest."""
+"""Largest allowed difference between outputs of the whole and the small network, relative to the largest output."""
 
 
 class ControlError(OrchestratorError):
-    """A network of which masks leave no small dense one."""
+    """Network whose masks do not leave a smaller dense network."""
 
     repeats = True
 
 
 @dataclass(frozen=True)
 class Small:
-    """A dense network, drawn anew, and where it lies in the whole one that it has the size of what is left of.
+    """Small dense network with new random weights, and its place in the whole network.
 
     Args:
-        model: of the whole one's class, under its names.
-        left: name of each smaller tensor -> bool that broadcasts to its shape in the whole one.
+        model: the small network; its class and its names are those of the whole network.
+        left: name of each smaller tensor -> bool tensor that broadcasts to its shape in the whole network; True marks
+            the entries that the small network has.
     """
 
     model: nn.Module
     left: Mapping[str, Tensor]
 
     def put_into(self, whole: nn.Module) -> None:
-        """Give the whole network what the small one has, and zeros elsewhere, so that both compute the same."""
+        """Copy the small network into the whole one, with zeros elsewhere, so that both compute the same."""
         state, there = module_state(self.model), module_state(whole)["tensors"]
-        restore_module(whole, {**state, "tensors": {n: self._put(n, t, there[n]) for n, t in state["tensors"].items()}})
+        restore_module(
+            whole, {**state, "tensors": {n: self._embedded(n, t, there[n]) for n, t in state["tensors"].items()}}
+        )
 
-    def _put(self, name: str, tensor: Tensor, there: Tensor) -> Tensor:
+    def _embedded(self, name: str, tensor: Tensor, there: Tensor) -> Tensor:
         if name not in self.left:
             return tensor
         found = torch.zeros_like(there)
@@ -58,17 +61,19 @@ class Small:
 
 
 def small_of(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[str, Any], seed: int) -> Small:
-    """Return the dense network that is left of `whole` without what the masks empty, with weights that `seed` draws.
+    """Return the dense network that is left of `whole` without the channels that masks empty; `seed` draws its weights.
 
-    Weights are drawn as modules draw them in these sizes: by each `reset_parameters`, those within a module first.
+    Weights are drawn as modules of these sizes draw them: by each `reset_parameters`, inner modules first.
 
     Args:
-        whole: a plain network; it is not changed. Which channels go, the masks alone say, not biases or norms.
-        example: its arguments, by position or by name, on any device.
+        whole: a plain network; it is not changed. Only the masks decide which channels go, not biases or norms.
+        masks: masks of the network.
+        example: the network's arguments, by position or by name, on any device.
+        seed: seed of the new weights.
 
     Raises:
-        ControlError: nothing goes, masked entries are left, or what is left cannot be trained by itself.
-        LawBroken: the whole network with the small one in its place computes something else.
+        ControlError: no channel goes, masked entries are left, or the small network cannot be trained by itself.
+        LawBroken: the whole network computes something else after the small one was copied into it.
     """
     emptied, device = _emptied(whole, masks), next(whole.parameters()).device
     example = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example)
@@ -82,21 +87,21 @@ def small_of(whole: nn.Module, masks: MaskSet, example: Sequence[Any] | Mapping[
     del model.shrunk
     model.cpu()
     with seeded(seed):
-        model.apply(_draw)
+        model.apply(_draw_weights)
     small = Small(model.to(device), report.left)
-    _hold_equal(small, emptied, example)
+    _require_equal_outputs(small, emptied, example)
     return small
 
 
 def _refusal(reason: str) -> ControlError:
     return ControlError(
-        f"`restart.control` (=small) trains the dense network that is left without the channels that masks empty, and "
-        f"{reason}; pass unit=group, leave out by `prune.exclude` what cannot go, or pass another control."
+        f"`restart.control` (=small) trains the dense network that is left without the channels that masks empty, but "
+        f"{reason}; pass unit=group, exclude tensors that cannot shrink with `prune.exclude`, or pass another control."
     )
 
 
 def _emptied(whole: nn.Module, masks: MaskSet) -> nn.Module:
-    """Return a copy whose masked entries are 0, and whose channels without weights put out no constants."""
+    """Return a copy with masked entries at 0, in which channels without weights do not output constants."""
     emptied = copy.deepcopy(whole)
     with torch.no_grad():
         for module in emptied.modules():
@@ -109,34 +114,34 @@ def _emptied(whole: nn.Module, masks: MaskSet) -> nn.Module:
 
 
 def _unfit(model: nn.Module, report: Shrunk, emptied: nn.Module, masks: MaskSet) -> str | None:
-    """Say why what is left is no small dense network that can be trained; None where it is one."""
+    """Return why the shrunk network is not a small dense network that can be trained; None if it is one."""
     if report.form == "unchanged" or report.after == report.before:
-        return f"nothing of the network goes{_listed(report.tried)}"
+        return f"the network does not become smaller{_in_brackets(report.tried)}"
     if report.form != "module":
-        return f"what is left of it can only be evaluated{_listed(report.tried)}"
+        return f"the smaller network can only be evaluated{_in_brackets(report.tried)}"
     if module_state(model)["tensors"].keys() != module_state(emptied)["tensors"].keys():
-        return f"what is left of it has biases that it has not ({', '.join(report.folded)})"
+        return f"the smaller network has biases that the whole one has not ({', '.join(report.folded)})"
     for name, mask in masks.items():
         if not mask[report.left.get(name, torch.ones(())).bool().expand(mask.shape)].all():
-            return f"entries of {name} are masked in what is left{_listed(report.kept.get(name, ()))}"
+            return f"entries of {name} that are left are masked{_in_brackets(report.kept.get(name, ()))}"
     for name, _ in model.named_parameters():
         above = [model.get_submodule(name[:end]) for end, letter in enumerate(name) if letter == "."]
         if not any(hasattr(module, "reset_parameters") for module in (model, *above)):
-            return f"no module around {name} has a `reset_parameters` that draws it anew"
+            return f"no module around {name} has a `reset_parameters` that draws new values for it"
     return None
 
 
-def _listed(reasons: Sequence[str] | Mapping[str, int]) -> str:
+def _in_brackets(reasons: Sequence[str] | Mapping[str, int]) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def _draw(module: nn.Module) -> None:
+def _draw_weights(module: nn.Module) -> None:
     if callable(reset := getattr(module, "reset_parameters", None)):
         reset()
 
 
-def _hold_equal(small: Small, whole: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None:
-    """Raise `LawBroken` unless a whole network computes what the small one does, once that is put into it."""
+def _require_equal_outputs(small: Small, whole: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None:
+    """Raise `LawBroken` unless the whole network computes what the small one does, once that is copied into it."""
     small.put_into(whole)
     outputs = []
     with torch.no_grad():
@@ -147,4 +152,4 @@ def _hold_equal(small: Small, whole: nn.Module, example: Sequence[Any] | Mapping
             )
     for one, other in zip(*outputs, strict=True):
         if not bool((one - other).abs().max() <= TOLERANCE * other.abs().max()):
-            raise LawBroken("the whole network with the small one in its place computes something else.")
+            raise LawBroken("the whole network computes something else after the small one was copied into it.")

@@ -1,4 +1,4 @@
-"""What of a training its state is made of, and how it is taken up from there."""
+"""Resumable trainings: the parts of a training's state, and how a training continues from them."""
 
 from __future__ import annotations
 
@@ -30,51 +30,51 @@ from orchestrator.workloads.tasks.distilled import Distilled
 from orchestrator.workloads.tasks.task import Task
 
 Keep = Callable[[Callable[[], TrainState], bool], object]
-"""Told before each batch how to get the state as it is then, and whether the training is about to be cancelled."""
+"""Called before each batch with a function that returns the current state, and with whether the training is ending."""
 _NUMBERS = ("step", "rate", "skipped", "selected_step", "best", "stale")
 
 
 class Unfit(Exception):
-    """A state that is not one of this training; says why."""
+    """State that belongs to another training; the text says why."""
 
 
 class Resumable:
-    """A training between two steps."""
+    """Training between two steps."""
 
     model: nn.Module
     parameters: list[nn.Parameter]
-    """Those that are trained."""
+    """Parameters that are trained."""
     steps: Steps
     length: int
-    """Steps of the whole training."""
+    """Number of steps of the whole training."""
     since: int = 0
-    """That from which this one counts."""
+    """Step of the whole training from which this training counts its own."""
     task: Task
-    """What it and its losses remember belongs to the state of the training; a teacher does not."""
+    """Task of the training; the state includes what the task and its losses remember, but not a teacher."""
     optimizer: Optimizer
     scheduler: LRScheduler | None
     scaler: GradScaler
     device: torch.device
     step: int
     rate: float
-    """The learning rate of the last step."""
+    """Learning rate of the last step."""
     skipped: bool
-    """The last step's fp16 gradients overflowed: it moved nothing, and the loss is scaled less from now on."""
+    """Whether fp16 gradients overflowed in the last step; it then moved no weight and lowered the loss scale."""
     curve: list[CurvePoint]
     losses: list[Tensor]
-    """Of the steps since the last point."""
+    """Training losses of the steps since the last point of the curve."""
     best: float
     selected_step: int
     best_state: list[Tensor] | None
-    """Parameters and buffers, as they were then."""
+    """Parameters and buffers at the best step."""
     best_extra: dict[str, Any]
-    """What `get_extra_state` said then."""
+    """Results of `get_extra_state` at the best step."""
     averages: Averages | None
     stale: int
-    """Evaluations since the last new best."""
+    """Number of evaluations since the last new best."""
 
     def at(self, place: int | str) -> int:
-        """Return the step of a place in this training; raise `TrainingError` for one beyond its end."""
+        """Return the step of a place in this training; raise `TrainingError` if it lies after the end."""
         step = self.steps.at(place)
         if step > self.length:
             raise TrainingError(
@@ -84,7 +84,7 @@ class Resumable:
         return step
 
     def require_since(self) -> None:
-        """Raise `TrainingError` for a state of a training that ended before the step that is to be gone on from."""
+        """Raise `TrainingError` if the restored training ended before the step from which this one counts."""
         if self.step < self.since:
             raise TrainingError(
                 f"a step to rewind to (={self.since}) must be at most {self.step}, where the dense training stopped "
@@ -96,11 +96,11 @@ class Resumable:
         yield from self.model.buffers()
 
     def state(self) -> TrainState:
-        """Return all that the rest of the training follows from, as it is between two steps."""
+        """Return the complete state between two steps, from which the rest of the training follows."""
         parts = {name: getattr(self, name) for name in _NUMBERS}
         parts |= {
             "model": module_state(self.model),
-            "task": task_state(_learned(self.task), self.model),
+            "task": task_state(_without_teacher(self.task), self.model),
             "optimizer": optimizer_state(self.optimizer),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -114,7 +114,7 @@ class Resumable:
         return TrainState.of(parts)
 
     def go_on(self, state: TrainState) -> None:
-        """Take up the training where `state` was; raise `Unfit` where that is none of this training."""
+        """Continue the training from `state`; raise `Unfit` if it belongs to another training."""
         try:
             self._go_on(state)
         except torch.OutOfMemoryError:
@@ -124,7 +124,7 @@ class Resumable:
 
     def _go_on(self, state: TrainState) -> None:
         restore_module(self.model, state.part("model"))
-        restore_task(_learned(self.task), state.part("task"), self.device)
+        restore_task(_without_teacher(self.task), state.part("task"), self.device)
         restore_optimizer(self.optimizer, state.part("optimizer"))
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state.part("scheduler"))
@@ -132,28 +132,28 @@ class Resumable:
         self.curve = [read_as(CurvePoint, point) for point in state.part("curve")]
         losses, best = state.part("losses"), state.part("best_state")
         self.losses = [] if losses is None else [each.reshape(()) for each in losses.to(self.device).unbind()]
-        self.best_state = None if best is None else _like(self._state(), best, "best_state")
+        self.best_state = None if best is None else _matching_tensors(self._state(), best, "best_state")
         self.best_extra = dict(state.part("best_extra"))
         if self.averages is not None:
             values = state.part("averages")
-            self.averages.values = _like(self.parameters, values, "averages") if values else []
+            self.averages.values = _matching_tensors(self.parameters, values, "averages") if values else []
         for name in _NUMBERS:
             value, now = state.part(name), getattr(self, name)
             if type(value) is not type(now):
-                raise ValueError(f"its {name} is {value!r}, no {type(now).__name__}")
+                raise ValueError(f"its {name} is {value!r}, not a value of type {type(now).__name__}")
             setattr(self, name, value)
         if not 0 <= self.selected_step <= self.step <= self.length:
-            raise ValueError(f"it is at step {self.step} of {self.length}, and selects step {self.selected_step}")
+            raise ValueError(f"it is at step {self.step} of {self.length} and selected step {self.selected_step}")
         restore_generators(state.part("generators"), self.device)
 
 
-def _learned(task: Task) -> Task:
+def _without_teacher(task: Task) -> Task:
     return task.task if isinstance(task, Distilled) else task
 
 
-def _like(tensors: Iterable[Tensor], saved: Sequence[Tensor], what: str) -> list[Tensor]:
-    """Return the saved tensors where those are that they stand for; raise `ValueError` for other shapes or dtypes."""
+def _matching_tensors(tensors: Iterable[Tensor], saved: Sequence[Tensor], what: str) -> list[Tensor]:
+    """Return the saved tensors on the devices of `tensors`; raise `ValueError` if shapes or dtypes differ."""
     found = list(tensors)
     if [(each.shape, each.dtype) for each in found] != [(each.shape, each.dtype) for each in saved]:
-        raise ValueError(f"it is of another network: its {what} has other shapes or dtypes")
+        raise ValueError(f"it belongs to another network: its {what} has other shapes or dtypes")
     return [each.to(now.device) for now, each in zip(found, saved, strict=True)]

@@ -1,4 +1,4 @@
-"""A training that goes on under masks from a step of the dense one: with its schedule, data order and optimizer."""
+"""Rewinding: continue the dense training from a step under masks, with its schedule, data order and optimizer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from orchestrator.training.state.train_state import NotPlain, TrainState, module
 from orchestrator.workloads.weight_files import plain_state
 from pruning import MaskSet
 
-_BEFORE: Mapping[str, Any] = {
+_UNMEASURED: Mapping[str, Any] = {
     "losses": None,
     "best": -math.inf,
     "best_state": None,
     "best_extra": {},
     "stale": 0,
 }
-"""What a training has that has measured nothing yet."""
+"""State values of a training before its first evaluation."""
 
 
 def state_of(store: StageStore, key: str) -> TrainState:
-    """Return the state that a start of a training has ended with."""
+    """Return the final state of a start stage, which trains up to a step."""
     return TrainState(store.stages.tensors(key, STATE), store.stages.values(key, STATE_VALUES))
 
 
 def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
-    """Return the state of that start of a training which has come furthest; None where none can be read.
+    """Return the state of the start stage with the most steps; None if no state can be read.
 
-    It would only save work: what is damaged is done without, by the next.
+    A state only saves work, so a damaged one is skipped for the next.
     """
     found = store.finished(keys)
     for key in sorted(found, key=lambda key: found[key].steps, reverse=True):
@@ -48,20 +48,20 @@ def furthest(store: StageStore, keys: Sequence[str]) -> TrainState | None:
 
 
 def masks_of(model: nn.Module, masks: MaskSet) -> list[Tensor | None]:
-    """Return the mask of each parameter of a plain model that is trained, in their order; None for one without."""
+    """Return the mask of each trained parameter of a plain model, in their order; None for a parameter without one."""
     return [masks.get(name) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder) -> None:
-    """Give a network that was just pruned the weights that a round trains on from: its own, a step's, or new ones.
+    """Set the weights that a round trains on from: its own, those of a step of the dense training, or newly drawn ones.
 
     Raises:
-        LawBroken: weights to go back to did not come out as that step's.
+        LawBroken: the rewound weights differ from those of the step.
     """
     key = spec.inputs.get(REWIND)
     if key is not None:
         saved, _ = stored(key, spec, order)
-        state = _state_of(REWIND, spec, order.store)
+        state = _input_state(REWIND, spec, order.store)
         with fitting(key, STATE):
             restore_module(network.model, module_state(saved.model) if state is None else state.part("model"))
         masked(network.model, masks)
@@ -72,28 +72,30 @@ def restart(network: Network, masks: MaskSet, spec: StageSpec, order: WorkOrder)
 
 
 def onward(model: nn.Module, masks: Sequence[Tensor | None], spec: StageSpec, store: StageStore) -> TrainState | None:
-    """Return the state of the dense training that a round trains on from; None for one that fine-tunes.
+    """Return the state of the dense training that a round continues; None for a round that fine-tunes.
 
-    Its schedule, scaler, generators and place in the data order are those of the step. What had been measured, and the
-    weights that had been selected, were another network's, unless nothing is masked.
+    Schedule, scaler, generators and place in the data order are those of the step. Measurements and selected weights
+    are dropped, because they belong to another network; they stay if nothing is masked and the weights are that step's.
 
     Args:
-        model: as it is to be trained, with the weights that it begins with
-        masks: of each trained parameter, in their order
+        model: the network to train, with its first weights
+        masks: masks of the trained parameters, in their order
+        spec: the round
+        store: the store with the stages of the dense training
     """
-    state = _state_of(RATES, spec, store)
+    state = _input_state(RATES, spec, store)
     if state is None:
         return None
     with fitting(spec.inputs[RATES], STATE, (*MISFITS, NotPlain)):
-        return _under(masks, state, model, spec)
+        return _masked_state(masks, state, model, spec)
 
 
-def _under(masks: Sequence[Tensor | None], state: TrainState, model: nn.Module, spec: StageSpec) -> TrainState:
-    """Return the state of the dense training as `onward` gives it."""
+def _masked_state(masks: Sequence[Tensor | None], state: TrainState, model: nn.Module, spec: StageSpec) -> TrainState:
+    """Return the state of the dense training as `onward` describes it."""
     parts = {name: state.part(name) for name in state.values} | {"model": module_state(model), "curve": []}
     same = spec.inputs.get(REWIND) == spec.inputs[RATES]
     if not same or any(mask is not None and not bool(mask.all()) for mask in masks):
-        parts |= {**_BEFORE, "selected_step": parts["step"]}
+        parts |= {**_UNMEASURED, "selected_step": parts["step"]}
     averages = parts["averages"] if same else None
     parts["averages"] = averages and [_masked(value, mask) for value, mask in zip(averages, masks, strict=True)]
     found = parts["optimizer"]["state"]
@@ -104,14 +106,14 @@ def _under(masks: Sequence[Tensor | None], state: TrainState, model: nn.Module, 
     return TrainState.of(parts)
 
 
-def _state_of(role: str, spec: StageSpec, store: StageStore) -> TrainState | None:
-    """Return the state of the dense training that is an input; a training function has none."""
+def _input_state(role: str, spec: StageSpec, store: StageStore) -> TrainState | None:
+    """Return the dense training's state in the input `role`; None without that input or for a training function."""
     key = spec.inputs.get(role)
     return None if key is None or spec.training_config.get("_target_") else state_of(store, key)
 
 
 def _masked(value: Any, mask: Tensor | None) -> Any:
-    """Return what belongs to a parameter with zeros where that is masked; what has another shape, as it is."""
+    """Return a parameter's value with zeros where the parameter is masked; a value of another shape stays unchanged."""
     if mask is None or not isinstance(value, Tensor) or value.shape != mask.shape:
         return value
     return torch.where(mask.to(value.device), value, torch.zeros_like(value))

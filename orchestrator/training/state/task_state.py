@@ -1,4 +1,4 @@
-"""What a task and its losses remember from batch to batch, as a state can hold it."""
+"""State of a task and its losses: what they remember from batch to batch, in a form that a checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _CONSTANT = (type, FunctionType, BuiltinFunctionType, torch.dtype, torch.device)
 
 
 def task_state(task: object, model: nn.Module) -> Any:
-    """Return what `restore_task` needs: of modules their state, of other objects their attributes, and theirs.
+    """Return the state of a task for `restore_task`: the state of its modules, and the attributes of its other objects.
 
     Args:
+        task: the task; objects in its attributes are included, recursively.
         model: the network that is trained; it is left out where a task refers to it.
 
     >>> class Counting:
@@ -29,7 +30,7 @@ def task_state(task: object, model: nn.Module) -> Any:
 
 
 def restore_task(task: object, state: Any, device: torch.device) -> None:
-    """Give a task what `task_state` returned of one like it; raise `ValueError` where it was another."""
+    """Restore a task of the same kind from `task_state`; raise `ValueError` if the state belongs to another task."""
     _restored(task, state, device)
 
 
@@ -41,9 +42,9 @@ def _state(value: Any, seen: set[int]) -> Any:
     if isinstance(value, nn.Module):
         seen.add(id(value))
         return ["module", module_state(value)]
-    if _has_attributes_alone(value):
+    if _has_only_attributes(value):
         seen.add(id(value))
-        own = {name: each for name, each in vars(value).items() if name != "metrics"}  # names and directions
+        own = {name: each for name, each in vars(value).items() if name != "metrics"}  # constants: names and directions
         return ["object", {name: _state(each, seen) for name, each in own.items()}]
     if type(value) in (dict, list, tuple) and not _is_plain(value):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -52,7 +53,7 @@ def _state(value: Any, seen: set[int]) -> Any:
 
 
 def _restored(now: Any, state: Any, device: torch.device) -> Any:
-    """Return what is to stand in place of `now`: the same object, where it is one that can be given a state."""
+    """Return the value to put in place of `now`: `now` itself, restored in place, if it is an object with a state."""
     kind, content = state
     if kind == "value" and not callable(now):
         return content.to(device) if isinstance(content, Tensor) and isinstance(now, Tensor) else content
@@ -61,19 +62,19 @@ def _restored(now: Any, state: Any, device: torch.device) -> Any:
     owner = now.__self__ if isinstance(now, MethodType) else now
     if kind == "module" and isinstance(owner, nn.Module):
         restore_module(owner, content)
-    elif kind == "object" and _has_attributes_alone(owner):
+    elif kind == "object" and _has_only_attributes(owner):
         vars(owner).update({name: _restored(vars(owner).get(name), each, device) for name, each in content.items()})
     elif kind == type(now).__name__ == "dict":
         return {name: _restored(now.get(name), each, device) for name, each in content.items()}
     elif kind == type(now).__name__ in ("list", "tuple") and len(now) == len(content):
         return type(now)(_restored(each, content[index], device) for index, each in enumerate(now))
     else:
-        raise ValueError(f"it is of another task: there is a {kind} where {type(now).__name__} is now")
+        raise ValueError(f"it belongs to another task: it has a {kind} in the place of a {type(now).__name__}")
     return now
 
 
-def _has_attributes_alone(value: object) -> bool:
-    """Tell whether the attributes of an object are all of it: it is no container, and pickles by no way of its own."""
+def _has_only_attributes(value: object) -> bool:
+    """Return whether attributes are an object's whole state: no container, and no pickling of its own."""
     if not hasattr(value, "__dict__") or type(value).__reduce__ is not object.__reduce__:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Everything that a training needs to go on bit for bit, as tensors and plain JSON: nothing is ever pickled."""
+"""Training state as tensors and plain JSON, complete enough to continue bit for bit; nothing is ever pickled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MOST_INT = 2**63
 
 
 class NotPlain(Exception):
-    """A state that is not made of tensors, numbers, text, and dicts, lists and tuples of these; says which one."""
+    """State with a value that is not a tensor, number, text, or a dict, list or tuple of these; the text names it."""
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """A state as `tensors` by name, and `values`: JSON in which {"tensor": name} stands for one of them.
+    """Training state: `tensors` by name, and `values`, JSON in which {"tensor": name} stands for a tensor.
 
     >>> state = TrainState.of({"step": 3, "optimizer": {0: {"momentum_buffer": torch.ones(2)}}})
     >>> state.part("optimizer")
@@ -40,33 +40,33 @@ class TrainState:
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> Self:
-        """Return the state that has these parts: nested dicts, lists and tuples; its tensors are those given.
+        """Build a state from its parts: nested dicts, lists and tuples. Tensors are not copied.
 
         Raises:
-            NotPlain: a part holds something else.
+            NotPlain: a part holds a value of another type.
         """
         tensors: dict[str, Tensor] = {}
         return cls(tensors, {name: _encoded(part, name, tensors) for name, part in parts.items()})
 
     def part(self, name: str) -> Any:
-        """Return a part as it was given, its tensors copied.
+        """Return a part with its original types and with copies of its tensors.
 
         Raises:
-            ValueError: there is no such part, or what it says is no state.
+            ValueError: the part is missing, or its content is not a state.
         """
         try:
             return _decoded(self.values[name], self.tensors)
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
-            raise ValueError(f"it holds no state of the part {name!r}: {error!r}") from None
+            raise ValueError(f"it has no valid state of the part {name!r}: {error!r}") from None
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Return bytes as a tensor of uint8, so that a state can hold them."""
+    """Return bytes as a tensor of uint8, which a state can hold."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """Return what `as_tensor` was given."""
+    """Return the bytes that `as_tensor` received."""
     return tensor.numpy().tobytes()
 
 
@@ -83,25 +83,25 @@ def generators(device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any], device: torch.device) -> None:
-    """Give the global generators the states that `generators` returned; raise `ValueError` for what is none."""
+    """Restore the global generators from `generators`; raise `ValueError` if `states` are not theirs."""
     try:
         torch.set_rng_state(states["torch"])
         if device.type == "cuda":
             torch.cuda.set_rng_state(states["cuda"], device)
     except RuntimeError as error:
-        raise ValueError(f"it holds no state of a generator: {error}") from error
+        raise ValueError(f"it has no valid state of a generator: {error}") from error
     random.setstate(states["python"])
     key = np.array(states["numpy"]["state"]["key"], dtype=np.uint32)
     np.random.set_state({**states["numpy"], "state": {**states["numpy"]["state"], "key": key}})  # noqa: NPY002
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:
-    """Return all parameters and buffers of a module, those that its state_dict leaves out too, and its extra state."""
+    """Return a module's parameters, its buffers (non-persistent ones, too) and its extra state."""
     return {"tensors": dict(_tensors(module)), "extra": extra_state(module)}
 
 
 def extra_state(module: nn.Module) -> dict[str, Any]:
-    """Return what the `get_extra_state` of a module and those in it say, by their names."""
+    """Return the results of `get_extra_state` of a module and its submodules, by module name."""
     return {
         name: each.get_extra_state()
         for name, each in module.named_modules()
@@ -110,23 +110,24 @@ def extra_state(module: nn.Module) -> dict[str, Any]:
 
 
 def restore_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a module what `extra_state` returned of one like it."""
+    """Restore a module of the same structure from `extra_state`."""
     for name, extra in state.items():
         module.get_submodule(name).set_extra_state(extra)
 
 
 def restore_module(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Copy into a module what `module_state` returned of one like it.
+    """Restore a module from the `module_state` of a module of the same structure.
 
     Raises:
-        ValueError: it was another: a tensor is missing, or has another shape or dtype; nothing was changed.
+        ValueError: the state is another module's: a tensor is missing, or has another shape or dtype. The module is
+            unchanged.
     """
     found, saved = dict(_tensors(module)), state["tensors"]
     if found.keys() != saved.keys():
-        raise ValueError(f"it is of another network: {', '.join(sorted(found.keys() ^ saved.keys())[:3])}")
+        raise ValueError(f"it belongs to another network: {', '.join(sorted(found.keys() ^ saved.keys())[:3])}")
     for name, tensor in found.items():
         if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
-            raise ValueError(f"it is of another network: {name} has the shape {tuple(saved[name].shape)} there")
+            raise ValueError(f"it belongs to another network: {name} has the shape {tuple(saved[name].shape)} there")
     with torch.no_grad():
         for name, tensor in found.items():
             tensor.copy_(saved[name])
@@ -134,34 +135,34 @@ def restore_module(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state of an optimizer; of one that is not torch's own, also what else it has as attributes.
+    """Return the state of an optimizer; for an optimizer that is not from torch, also its other attributes.
 
     Raises:
-        NotPlain: of an own optimizer an attribute holds more than numbers and text.
+        NotPlain: an attribute of an optimizer of the user's own holds more than numbers and text.
     """
-    state = {"state": optimizer.state_dict(), "own": _own(optimizer)}
+    state = {"state": optimizer.state_dict(), "own": _own_attributes(optimizer)}
     tensors: dict[str, Tensor] = {}
     _encoded(state["own"], "optimizer", tensors)
     if tensors:
-        raise NotPlain(f"{next(iter(tensors))} is a tensor outside of its `state`")
+        raise NotPlain(f"{next(iter(tensors))} is a tensor outside the optimizer's `state`")
     return state
 
 
 def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimizer the state that `optimizer_state` returned: each tensor in the dtype that it had.
+    """Restore an optimizer from `optimizer_state`; each tensor keeps the dtype that it had.
 
     Raises:
-        ValueError: in one of torch's own a tensor does not fit its parameter, or a setting has another type.
+        ValueError: for an optimizer of torch, a tensor does not fit its parameter, or a setting has another type.
     """
     before = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(state["state"])
-    if _is_torchs(optimizer):
+    if _is_from_torch(optimizer):
         for now, group in zip(before, optimizer.param_groups, strict=True):
-            _hold_types(now, group)
+            _require_same_types(now, group)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in enumerate(parameters):
         for name, value in state["state"]["state"].get(index, {}).items():
-            if _is_torchs(optimizer) and not _fits(value, parameter):
+            if _is_from_torch(optimizer) and not _fits(value, parameter):
                 raise ValueError(f"{name} of the optimizer does not fit its parameter")
             now = optimizer.state[parameter].get(name)
             if isinstance(value, Tensor) and isinstance(now, Tensor) and now.dtype != value.dtype:
@@ -170,28 +171,28 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         setattr(optimizer, name, value)
 
 
-def _own(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer of the user's own that no optimizer of torch's has."""
-    if _is_torchs(optimizer):
+def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer of the user's own that torch's optimizers do not have."""
+    if _is_from_torch(optimizer):
         return {}
     common = {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"}  # a scheduler wraps `step`
     return {name: value for name, value in vars(optimizer).items() if name not in common}
 
 
-def _is_torchs(optimizer: Optimizer) -> bool:
+def _is_from_torch(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
-def _hold_types(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise ValueError for a setting of an optimizer's group that is gone, or of another type than now."""
+def _require_same_types(now: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise ValueError if a setting of a parameter group is missing, or has another type than now."""
     for name in now.keys() - {"params"}:
         kinds = [float if type(each.get(name)) is int else type(each.get(name)) for each in (now, saved)]
         if kinds[0] is not kinds[1]:
-            raise ValueError(f"{name} of the optimizer is of type {kinds[1].__name__}")
+            raise ValueError(f"{name} of the optimizer has the type {kinds[1].__name__}")
 
 
 def _fits(value: Any, parameter: Tensor) -> bool:
-    """Tell whether an optimizer's value is one number, or a tensor like the parameter, of that length or 1 each way."""
+    """Return whether an optimizer's value is a number, or a tensor whose lengths are 1 or those of the parameter."""
     if not isinstance(value, Tensor) or not value.ndim:
         return isinstance(value, int | float | Tensor)
     lengths = zip(value.shape, parameter.shape, strict=False)
@@ -205,7 +206,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON: what JSON has no word for is an object of one member that names what it is."""
+    """Return a value as JSON; a value that JSON cannot express becomes an object with one member, its type."""
     kind = type(value)
     if value is None or kind in (bool, str) or (kind is int and abs(value) < _MOST_INT):
         return value
@@ -216,7 +217,7 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
             raise NotPlain(f"{path} is a tensor of layout {value.layout}")
         if is_lazy(value) or not _is_storable(value.dtype):
             raise NotPlain(f"{path} is a tensor of {'no shape yet' if is_lazy(value) else value.dtype}")
-        while path in tensors:  # keys may hold a slash, and 0 and "0" read alike
+        while path in tensors:  # keys may contain a slash, and 0 and "0" give the same path
             path += "'"
         tensors[path] = value.detach()
         return {"tensor": path}
@@ -236,7 +237,7 @@ def _encoded(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 def _is_storable(dtype: torch.dtype) -> bool:
     try:
         save({"": torch.empty(0, dtype=dtype)})
-    except Exception:  # KeyError today
+    except Exception:  # currently a KeyError
         return False
     return True
 

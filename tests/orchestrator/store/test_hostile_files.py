@@ -216,7 +216,7 @@ def test_weights_of_another_network_are_refused_and_left_where_they_are(
         if reader != "a round":
             said = hold(store, reader, capsys)
             assert f"{WEIGHTS} of stage {key[:12]} does not fit what its plan builds: `fc1.weight` is [6, 300]" in said
-            assert "use the packages that made the store, or train anew with another `" in said
+            assert "install the packages that made the store, or train again with another `" in said
     assert store.backend.names("quarantine") == []
 
 

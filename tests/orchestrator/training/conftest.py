@@ -1,4 +1,4 @@
-"""What the tests of this folder run under."""
+"""Fixtures of the training tests."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from orchestrator.store.store import Store
 
 @pytest.fixture(autouse=True)
 def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sweeps draw no figures, which take as long as small trainings."""
+    """Let sweeps draw no figures, which would take as long as small trainings."""
     monkeypatch.setattr("orchestrator.views.report.report_files.draw", lambda *_: {})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store in a directory: what is trained is the same in any."""
+    """Store in a directory; every kind of store gets the same results."""
     return Store(str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""When states are kept; and a stage that was interrupted, or whose checkpoint is damaged, ends with the same bits."""
+"""Checkpoints: when they are saved, and bit-equal results after an interruption or a damaged checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "a" * 64
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Clock that tests advance by hand."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 def kept(store: Store, clock: Clock, until: float, cost: float, **options: Any) -> list[float]:
-    """Return the seconds at which a stage of steps of a second writes checkpoints that take `cost` seconds."""
+    """Return the seconds at which a stage with one step a second saves checkpoints, if saving takes `cost` seconds."""
     found: list[float] = []
     checkpoints = Checkpointing(store.checkpoints, KEY, clock=clock, **{"minutes": 1, "grace": 5, **options})
 
@@ -73,7 +73,7 @@ def test_slow_checkpoints_take_a_hundredth_of_the_time_at_most(store: Store) -> 
 def test_at_the_end_a_checkpoint_is_kept_if_the_last_fitted_the_grace(store: Store) -> None:
     assert len(kept(store, Clock(), 70, cost=5.0, grace=5)) == 2
     assert len(kept(store, Clock(), 70, cost=5.0, grace=4.9)) == 1
-    assert len(kept(store, Clock(), 10, cost=5.0, grace=0.1)) == 1, "what it will cost is not known yet"
+    assert len(kept(store, Clock(), 10, cost=5.0, grace=0.1)) == 1, "the cost of the first checkpoint is not known yet"
 
 
 def test_what_cannot_be_kept_is_warned_of_and_fails_nothing(store: Store) -> None:
@@ -112,7 +112,7 @@ def specs(holding: str = "keeper", minutes: float = 1.0) -> tuple[StageSpec, ...
 def run(
     store: Store, specs: tuple[StageSpec, ...], batches: int = 10**9, above: Sequence[StageSpec] = ()
 ) -> list[StageRecord]:
-    """Run stages, interrupted before a batch."""
+    """Run stages with an interruption before a batch."""
     asked, records = iter(range(10**9)), list[StageRecord]()
     order = WorkOrder(specs, store, lineage=tuple(above), cancelled=lambda: next(asked) >= batches, grace=5)
     with suppress(Cancelled):
@@ -126,7 +126,7 @@ def bits(record: StageRecord, store: Store) -> list[Any]:
 
 @pytest.mark.parametrize("holding", ["keeper", "hooks"])
 def test_interrupted_stages_go_on_to_the_same_record(store: Store, tmp_path: Path, holding: str) -> None:
-    """An epoch is 10 batches: the first attempt ends in the dense training, the next in each of the rounds."""
+    """With epochs of 10 batches, the first attempt ends in the dense training, and each later one in a round."""
     whole, other = specs(holding), Store(str(tmp_path / "other"))
     expected = run(other, whole)
     found: list[StageRecord] = []
@@ -143,7 +143,7 @@ def test_interrupted_stages_go_on_to_the_same_record(store: Store, tmp_path: Pat
 
 
 def test_a_stage_whose_state_is_wrong_starts_anew(store: Store, tmp_path: Path) -> None:
-    """That of a network of other names, say, as code that is not deterministic may leave it."""
+    """The state has other names, as non-deterministic code may leave it."""
     (whole,), other = specs()[:1], Store(str(tmp_path / "other"))
     (expected,) = run(other, (whole,))
     run(store, (whole,), batches=4)
@@ -158,7 +158,7 @@ def test_a_stage_whose_state_is_wrong_starts_anew(store: Store, tmp_path: Path) 
 
     (record,) = run(store, (whole,))
     assert bits(record, store) == bits(expected, other)
-    assert "it started anew: " in record.warnings[0]
+    assert "it started from the beginning: " in record.warnings[0]
 
 
 def test_a_record_says_that_its_checkpoint_was_damaged(store: Store, tmp_path: Path) -> None:
@@ -168,7 +168,9 @@ def test_a_record_says_that_its_checkpoint_was_damaged(store: Store, tmp_path: P
     tensors.write_bytes(b"half")
 
     (record,) = run(store, (whole,))
-    assert record.warnings[0].startswith(f"its checkpoint was set aside, and it started anew: {tensors.name} has 4 byt")
+    assert record.warnings[0].startswith(
+        f"its checkpoint was set aside, and it started from the beginning: {tensors.name} has 4 byt"
+    )
 
 
 def test_a_state_that_began_from_other_weights_is_not_gone_on_from(store: Store) -> None:
@@ -226,7 +228,7 @@ def test_a_stage_that_takes_too_long_goes_on_in_the_next_attempt(store: Store, t
 
 
 def test_the_start_of_a_training_is_a_stage_that_the_whole_may_go_on_from(store: Store, tmp_path: Path) -> None:
-    """Its test split is never read; the whole has the key and the record that it has without it."""
+    """The start never reads its test split; the whole has the same key and record with a start and without."""
     (dense,), other = chain()[:1], Store(str(tmp_path / "other"))
     (expected,) = run(other, (dense,))
     start, nothing = start_of(dense, 4), start_of(dense, 0)

@@ -1,4 +1,4 @@
-"""A record names the digest of its data; a later stage whose worker loads other data on an equal machine is refused."""
+"""Data digests in records: a later stage is refused if its worker loads other data on an equal machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.training.preflight.rehearsal import run_preflight
 from orchestrator.workloads import data_loading
 
 SHIFT = [0.0]
-"""What another process would draw."""
+"""Offset of the inputs; another value stands for another process."""
 
 
 def drawn() -> tuple[tuple[Tensor, Tensor], ...]:
@@ -38,7 +38,7 @@ def _one_process() -> Iterator[None]:
 
 
 def elsewhere(shift: float) -> None:
-    """Go on as in a process that draws other data."""
+    """Continue as a process that draws other data."""
     SHIFT[0] = shift
     data_loading._load.cache_clear()
 
@@ -48,7 +48,7 @@ def specs(*targets: float) -> tuple[StageSpec, ...]:
 
 
 class Altered(Store):
-    """Commits records as another release, or another machine, would have written them."""
+    """Store that commits records as another release or machine would."""
 
     changes: dict[str, Any]
 
@@ -67,7 +67,7 @@ def test_records_name_the_digest_of_their_data_where_these_are_the_users_own(sto
 
     assert dense.data_digest == pruned.data_digest == data_loading.load({"_target_": f"{__name__}.drawn"}).digest != ""
     assert {record.data_digest for record in run(store, chain(0.5))} == {""}
-    assert "data_digest" not in dense.result(), "what stands is not repeated for it"
+    assert "data_digest" not in dense.result(), "a missing digest does not repeat finished stages"
 
 
 def test_a_round_whose_worker_loads_other_data_is_refused_and_the_preflight_refuses_it_before(store: Store) -> None:
@@ -76,9 +76,7 @@ def test_a_round_whose_worker_loads_other_data_is_refused_and_the_preflight_refu
     elsewhere(1.0)
     order = WorkOrder((pruned,), store, lineage=(dense,))
 
-    said = (
-        f"`data._target_` (={__name__}.drawn) gives other data here than dense stage {dense.key[:12]} had, from which"
-    )
+    said = f"`data._target_` (={__name__}.drawn) must return the same data as for dense stage {dense.key[:12]}, which"
     for work in (run_segment, run_preflight):
         with pytest.raises(DataError, match=re.escape(said)):
             list(work(order))
@@ -93,7 +91,7 @@ def test_a_training_does_not_go_on_from_a_start_on_other_data(store: Store) -> N
     run(store, (start,))
     elsewhere(1.0)
 
-    with pytest.raises(DataError, match=f"than start stage {start.key[:12]} had, from which this one goes on; seed"):
+    with pytest.raises(DataError, match=f"as for start stage {start.key[:12]}, which this stage continues; seed"):
         run(store, (replace(whole, starts_from=(start.key,)),))
 
 

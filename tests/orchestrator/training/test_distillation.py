@@ -1,4 +1,4 @@
-"""A stage with a teacher learns what the dense network answers, and is measured as without one."""
+"""Distillation: a stage with a teacher learns the dense network's outputs, and its evaluation ignores the teacher."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_preflight_tries_a_stage_before_its_teacher_is_trained(store: Store) -
 
 
 class Own:
-    """A task of which nothing is known but what every task has."""
+    """Task of the user's own that only has the members of the Task protocol."""
 
     metrics = Classification().metrics
 

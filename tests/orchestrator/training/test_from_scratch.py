@@ -1,4 +1,4 @@
-"""The small dense network that masks leave is trained as one that was never any larger, and lies in the whole one."""
+"""Control from scratch: the small dense network that masks leave is trained like one built small, then embedded."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from pruning import MaskSet
 
 
 def settings(*overrides: str) -> dict[str, Any]:
-    """Return a trial that prunes half of the hidden units, trained with momentum."""
+    """Return a trial that prunes half of the hidden units and trains with momentum."""
     return small("method=magnitude", "unit=group", "train.optimizer.momentum=0.9", *overrides)
 
 
 def by_hand(spec: StageSpec) -> tuple[nn.Module, training_loop.FitResult]:
-    """Return a network with half as many hidden units that is built and trained as a dense one is."""
+    """Return a network with half as many hidden units, built and trained like a dense one."""
     with seeded(derive(0, "1/small")):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 2))
     known = data_loading.load({"_target_": "small_workloads.classification_data"}, None)
@@ -104,10 +104,12 @@ def test_an_interrupted_training_goes_on_to_the_same_record(store: Store, tmp_pa
 
 
 def test_a_network_that_cannot_be_made_small_is_told_before_any_is_trained(store: Store) -> None:
-    plan = planned(settings("+control=small", "unit=channel", "unit.spare_last=false"))  # its outputs cannot go
+    plan = planned(
+        settings("+control=small", "unit=channel", "unit.spare_last=false")
+    )  # output units cannot be removed
     spec = plan.stages[plan.trials[0].stages[-1]]
 
-    with pytest.raises(ControlError, match=r"entries of 4\.weight are masked in what is left \(.*unit=group"):
+    with pytest.raises(ControlError, match=r"entries of 4\.weight that are left are masked \(.*unit=group"):
         list(run_preflight(WorkOrder((spec,), store, lineage=plan.lineage(spec.key))))
 
 
@@ -130,7 +132,7 @@ def test_a_network_draws_in_its_own_way_in_the_sizes_that_it_has() -> None:
 
 
 class Scaled(nn.Module):
-    """A layer with a parameter that nothing draws."""
+    """Network with a parameter that no `reset_parameters` draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +147,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("model", "rows", "words"),
     [
-        (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (), "nothing of the network goes"),
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (), "the network does not become smaller"),
         (nn.Sequential(nn.Linear(4, 6), nn.Sigmoid(), nn.Linear(6, 2, bias=False)), (0,), r"biases .* \(2\.bias\)"),
         (Scaled(), (0,), "no module around scale has a `reset_parameters`"),
     ],

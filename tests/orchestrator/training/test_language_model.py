@@ -1,4 +1,4 @@
-"""A small GPT on text: as a plain loop trains it, through a whole sweep, and one of transformers in its place."""
+"""Small GPT on text: compared with a plain training loop, in a whole sweep, and replaced by a transformers model."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_gpt_is_swept_by_perplexity(book: Path, capsys: pytest.CaptureFixture[
         *(f"blocks.0.attention.{name}.weight" for name in ("query", "key", "value", "out")),
         *("blocks.0.fc1.weight", "blocks.0.fc2.weight"),
     }
-    attention = 2 * BLOCK * 16  # each token's query by all keys, and what that gives by all values
+    attention = 2 * BLOCK * 16  # per token: its query times all keys, and the result times all values
     assert dense.macs == BLOCK * (12 * 16 * 16 + attention + 16 * len(set(book.read_text())))
     assert "perplexity" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""A training function of the user's own: its stages are those of the built-in loop, held to the same laws."""
+"""Training functions of the user's own: the same stages as with the built-in loop, under the same checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pruning import MaskKeeper, MaskSet
 
 
 def plain(model: nn.Module, task: Any, data: Any, config: Train, context: Context) -> None:
-    """Train as the built-in loop does, without its options."""
+    """Train like the built-in loop without its options."""
     optimizer = instantiate(config.optimizer, model.parameters())
     context.attach(optimizer)
     batches = data.train.batches(config.batch_size, device=context.device, seed=context.seed)
@@ -39,7 +39,7 @@ def plain(model: nn.Module, task: Any, data: Any, config: Train, context: Contex
 
 
 def resumable(model: nn.Module, task: Any, data: Any, config: Train, context: Context) -> None:
-    """Train as `plain` does, from wherever it was left."""
+    """Train like `plain`, from the last checkpoint."""
     optimizer = instantiate(config.optimizer, model.parameters())
     context.attach(optimizer)
     batches = data.train.batches(config.batch_size, device=context.device, seed=context.seed)
@@ -82,7 +82,7 @@ def watching(_model: nn.Module, _task: Any, data: Any, _config: Train, context: 
 
 
 def idle(*_: object) -> None:
-    """No step is taken."""
+    """Take no step."""
 
 
 def freezing(model: nn.Module, task: Any, data: Any, config: Train, context: Context) -> None:
@@ -95,7 +95,7 @@ def keeping_nothing(_model: nn.Module, _task: Any, _data: Any, _config: Train, c
 
 
 class Looping:
-    """No function."""
+    """Class, not a function."""
 
 
 def named(function: Callable[..., Any]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def named(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def trained(specs: tuple[StageSpec, ...], **changes: Any) -> tuple[StageSpec, ...]:
-    """Return the stages of `specs`, trained otherwise."""
+    """Return the stages of `specs` with another training."""
     found: list[StageSpec] = []
     for spec in specs:
         node = spec.training
@@ -126,7 +126,7 @@ def test_a_function_that_trains_as_the_built_in_loop_gives_its_bits(store: Store
 
 
 class Stop:
-    """Cancels before the `at`-th step, and keeps the state of that moment."""
+    """Cancels before the `at`-th step and stores the state at that moment."""
 
     def __init__(self, at: int) -> None:
         self.left, self.state = at, TrainState()
@@ -149,7 +149,7 @@ MASKS = MaskSet({"0.weight": torch.arange(64).view(16, 4) % 3 != 0})
 def own(
     function: Callable[..., Any], model: nn.Module, masks: Mapping[str, Tensor] = MASKS, **options: Any
 ) -> training_loop.FitResult:
-    """Train `model` by a function, under masks."""
+    """Train `model` with a function, under masks."""
     keeper = MaskKeeper(model, masks)
     context = Context(
         model,
@@ -165,7 +165,7 @@ def own(
 
 @pytest.mark.parametrize("at", [0, 4, 7, 11])
 def test_a_function_goes_on_from_its_checkpoint_bit_for_bit(at: int) -> None:
-    """The network draws in dropout and moves buffers in batch normalisation."""
+    """The network draws random numbers in dropout and changes buffers in batch normalisation."""
     whole, left, gone_on = network(), network(), network()
     expected, stop = own(resumable, whole), Stop(at)
     with pytest.raises(training_loop.Cancelled):
@@ -195,14 +195,14 @@ def test_a_function_that_would_begin_anew_is_refused() -> None:
 @pytest.mark.parametrize(
     ("function", "error", "said"),
     [
-        (forgetful, LawBroken, r"must keep pruned weights at 0, and moved those of 0\.weight; call `context\.attach"),
-        (failing, training_loop.TrainingError, r"failed after 0 steps with KeyError: 'no such thing'; mend it"),
+        (forgetful, LawBroken, r"must keep pruned weights at 0, but those of 0\.weight are not; call `context\.attach"),
+        (failing, training_loop.TrainingError, r"failed after 0 steps with KeyError: 'no such thing'; fix the"),
         (exploding, training_loop.Diverged, r"^0\.weight is infinite or NaN after `finetune\._target_`"),
-        (reshaping, training_loop.TrainingError, r"changed shape or dtype of 0\.weight"),
+        (reshaping, training_loop.TrainingError, r"shapes and dtypes of .* unchanged, but changed 0\.weight"),
         (
             idle,
             training_loop.TrainingError,
-            r"must call `context\.attach\(optimizer\)` before its first step, and took none",
+            r"must call `context\.attach\(optimizer\)` before its first step, but no step",
         ),
         (
             keeping_nothing,
@@ -247,7 +247,7 @@ def test_a_point_that_no_record_holds_is_refused_at_once(step: Any, epoch: Any) 
 
 def test_what_a_function_freezes_trains_again_in_the_next_round() -> None:
     model = network()
-    next(model.parameters()).requires_grad_(False)  # as it was built
+    next(model.parameters()).requires_grad_(False)  # frozen by the model's constructor
     own(freezing, model)
 
     assert [parameter.requires_grad for parameter in model.parameters()][:2] == [False, True]

@@ -1,4 +1,4 @@
-"""Rounds that go back: to the bytes of a step, on its schedule; and what is pruned before it is trained."""
+"""Restarted rounds: rewound to the bytes and the schedule of a step, or pruned before any training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from orchestrator.training.training_loop import Cancelled
 from pruning import MaskSet
 
 EPOCH, STEPS = 8, 24
-"""Steps of an epoch, and of the dense training."""
+"""Numbers of steps in an epoch and in the dense training."""
 
 
 def run_chain(plan: Plan, store: Store) -> list[StageRecord]:
@@ -133,7 +133,7 @@ def test_what_is_pruned_stays_zero_though_its_momentum_is_restored(store: Store,
 
 
 def test_what_goes_on_from_a_step_has_nothing_of_what_is_pruned_nor_of_what_was_measured(store: Store) -> None:
-    """Neither momentum nor averages, which optimizers that couple entries and evaluations would read."""
+    """Momentum and averages of pruned entries are 0: optimizers that couple entries, and evaluations, read them."""
     plan = planned(small("restart=rewind", "restart.step=12", "train.ema=0.9"))
     found = run_chain(plan, store)[-1]
     model, mask, spec = normed(), masks(store, found), plan.stages[found.key]
@@ -204,7 +204,7 @@ def test_weights_of_another_step_fail_the_trial(store: Store, monkeypatch: pytes
             next(model.parameters()).add_(1e-7)
 
     monkeypatch.setattr(rewinding, "masked", off_by_a_bit)
-    with pytest.raises(LawBroken, match=r"rewound weights are not those of the step to rewind to: 0\.weight"):
+    with pytest.raises(LawBroken, match=r"rewound weights differ from the weights of the step to rewind to: 0\.weight"):
         run_chain(plan, store)
 
 
@@ -217,7 +217,7 @@ def test_a_step_beyond_the_end_is_told(store: Store) -> None:
 
 
 def test_a_network_is_pruned_before_it_is_trained(store: Store) -> None:
-    """Its masks are those of the initialisation, and with none the training is the dense one."""
+    """The masks are those of the initialisation; at sparsity 0 the training equals the dense one."""
     plan = planned(small("schedule.at=start"), small("schedule.at=start", "method=identity"))
     begun, found = run_chain(plan, store)
     (_, whole), dense = (
@@ -275,7 +275,7 @@ def test_a_shuffled_mask_lets_pruned_weights_back_as_they_were(store: Store) -> 
 
 
 def test_weights_are_drawn_anew_under_the_mask_of_the_others(store: Store) -> None:
-    """As a control of the last of two rounds, on top of the same first one."""
+    """The control applies to the last of two rounds, on top of the same first round."""
     rewound = ("restart=rewind", "schedule=geometric", "schedule.rounds=2", "train.epochs=1")
     plan = planned(*(small(*rewound, f"restart.control={each}") for each in ("reinit", "none")))
     *_, found = run_chain(plan, store)

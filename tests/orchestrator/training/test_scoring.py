@@ -1,4 +1,4 @@
-"""A round ranks by its choices: on examples of the training split alone, as the engine does, and says what it took."""
+"""Scoring in a round: examples come from the training split only, masks equal the engine's, and costs are recorded."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_dependency_groups_go_as_wholes_and_further_in_a_later_round() -> None:
             chosen, Round.of(fields(**groups, target=target)), MaskSet({}), masks, weights, details
         )
         assert details["removed"] - target < said["rounding"] == details["step"] < 0.2
-        with pytest.raises(pruning_rounds.LawBroken, match=r"is not the requested 0\.900000 of the parameters"):
+        with pytest.raises(pruning_rounds.LawBroken, match=r"is below the requested 0\.900000 of the parameters"):
             pruning_rounds.details(chosen, Round.of(fields(**groups, target=0.9)), MaskSet({}), masks, weights, details)
     shuffled, control = pruned(network(), **groups, target=0.5, restart={"control": "shuffle"})
     assert control.details["units"] == later.details["units"]
@@ -148,7 +148,9 @@ def test_as_many_of_each_class() -> None:
 
     assert batch[1].bincount().tolist() == [4, 4, 4]
     split = LoaderSplit([(torch.zeros(2), torch.zeros(2))])  # type: ignore[arg-type]
-    with pytest.raises(OrchestratorError, match=r"`score.per_class` \(=4\) needs a class for each example"):
+    with pytest.raises(
+        OrchestratorError, match=r"`score.per_class` \(=4\) must be null for `data` without one class for each example"
+    ):
         ScoringData(split, ScoreFields(per_class=4), 0, CPU).batches(1)
 
 

@@ -1,4 +1,4 @@
-"""A training that goes on from a state, elsewhere for all it knows, ends with the bits of one that never stopped."""
+"""Training state: a training resumed from its state in another process ends with the bits of one that never stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def elsewhere(found: TrainState) -> TrainState:
 
 
 class Stop:
-    """Keeps the state before each batch, and cancels before the `at`-th."""
+    """Stores the state before each batch and cancels before the `at`-th."""
 
     def __init__(self, at: int) -> None:
         self.at, self.asked, self.state = at, 0, TrainState()
@@ -56,7 +56,7 @@ class Stop:
 
 
 class Counting(torch.optim.SGD):
-    """The user's own: its step depends on a number that is no part of its state, as torch has it."""
+    """Optimizer of the user's own whose step depends on a number outside its torch state."""
 
     taken = 0
 
@@ -68,7 +68,7 @@ class Counting(torch.optim.SGD):
 
 
 class Secretive(torch.optim.SGD):
-    """The user's own: what it does depends on what no state can say."""
+    """Optimizer of the user's own with an attribute that a state cannot hold."""
 
     def step(self, closure: Any = None) -> Any:
         self.memory: object = iter(())
@@ -76,7 +76,7 @@ class Secretive(torch.optim.SGD):
 
 
 class Drawing(nn.Module):
-    """Draws from every global generator, and remembers how often it was asked."""
+    """Network that draws from every global generator and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Drawing(nn.Module):
 
 
 class Curriculum(nn.Module):
-    """A loss that is weighed by the mean of those before, a buffer."""
+    """Loss weighted by the running mean of earlier losses, which is a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Curriculum(nn.Module):
 
 
 class Counted:
-    """A loss that counts its batches, weighed by classes, in a history beside its own loss."""
+    """Loss that is not a module, and remembers a count of batches, class weights and an inner loss."""
 
     def __init__(self) -> None:
         self.counts, self.weights, self.inner = {"batches": 0}, torch.ones(3), [Curriculum(), len]
@@ -124,7 +124,7 @@ class Counted:
 
 
 class CountingTask(Classification):
-    """A task of the user's own that counts."""
+    """Task of the user's own that counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class CountingTask(Classification):
 
 
 class OwnDefault(Classification):
-    """A task of the user's own whose loss has a state."""
+    """Task of the user's own whose default loss has a state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ TASKS: dict[str, Callable[[], Task]] = {
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
-    """Augments each example by draws from all global generators."""
+    """Dataset that augments each example with draws from all global generators."""
 
     def __init__(self) -> None:
         self.images, self.labels = problem().train.batches(50, device=torch.device("cpu")).__iter__().__next__()
@@ -203,7 +203,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def goes_on(at: int, make: Any = network, data: Data | None = None, **options: Any) -> None:
-    """Hold a training that stops before its `at`-th batch and goes on elsewhere to one that does not."""
+    """Check that a training stopped before its `at`-th batch and resumed elsewhere equals one that never stops."""
     whole = make()
     expected = fit(whole, data=data, **options)
     stop = Stop(at)
@@ -369,7 +369,7 @@ def test_parts_come_back_as_they_were() -> None:
     assert all(
         torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found.part("tensors"), parts["tensors"], strict=True)
     )
-    with pytest.raises(ValueError, match="no state of the part 'other'"):
+    with pytest.raises(ValueError, match="no valid state of the part 'other'"):
         found.part("other")
 
 
@@ -405,7 +405,7 @@ def draws() -> Iterator[float]:
 
 def test_generators_go_on() -> None:
     device = torch.device("cpu")
-    list(draws())  # so that the normal ones have a second draw in store
+    list(draws())  # the normal generators now hold a second draw in store
     before = elsewhere(TrainState.of({"generators": generators(device)}))
     expected = list(draws())
     list(draws())
@@ -417,7 +417,7 @@ def test_generators_go_on() -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("until", [0, 5, EPOCH])
 def test_a_training_up_to_a_step_is_a_prefix_of_the_whole(case: str, until: int) -> None:
-    """With the schedule of the whole, and the whole goes on from there to the bits that it has by itself."""
+    """The start has the schedule of the whole training, which resumes from it with the same bits as without it."""
     whole, start, rest = network(), network(), network()
     expected = fit(whole, **CASES[case])
     begun = fit(start, until=until, **CASES[case])

@@ -1,4 +1,4 @@
-"""Training: bit-equal for a seed, weights selected on validation, and stops where it is told to."""
+"""Training loop: bit-equal for equal seeds, selection on validation, cancellation."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_divergence_between_evaluations_is_found_long_before_the_next(monkeypatc
 
 
 class Items(Dataset[tuple[Tensor, int]]):
-    """The training points one by one, with noise from the global generators if asked for."""
+    """Dataset of the training points, with noise from the global generators if asked for."""
 
     def __init__(self, noise: float) -> None:
         self.split, self.noise = points(TRAIN, 0), noise
@@ -318,7 +318,7 @@ def test_augmentation_follows_the_seed(workers: int) -> None:
 
 def test_workers_of_a_loader_end_with_the_training() -> None:
     before = active_children()
-    gc.disable()  # its turn may come late, and torch then waits five seconds for each loader
+    gc.disable()  # a late collection would make torch wait five seconds for each loader
     try:
         fit(network(), data=loaded(0.0, 2))
         assert active_children() == before
@@ -402,7 +402,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_real_training_reaches_what_the_default_job_shows() -> None:
-    """The default digits network and training: 98% and more of the test digits."""
+    """The default training on digits reaches 98% of the test digits or more."""
     digits = data_sets.load(vars(schema_of("data", "digits")()))
     cosine = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": None}
     for seed in range(2):

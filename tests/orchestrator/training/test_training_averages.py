@@ -1,4 +1,4 @@
-"""Steps of several batches, averages of the weights, a compiled step: what they are, and that masks hold for them."""
+"""Accumulated batches, weight averages and compiled steps: their values, and zeros where masks are 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def near(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_accumulated_batches_are_one_batch_of_all_their_examples(clip: float | None) -> None:
-    """Of 50 examples, 6 batches of 8 and one of 2: steps of 16, 16, 16 and 2, as batches of 16 are."""
+    """50 examples give 6 batches of 8 and one of 2, so steps of 16, 16, 16 and 2, as batches of 16 do."""
     accumulated, whole = plain(), plain()
 
     few = fit(accumulated, batch_size=8, accumulate=2, clip_norm=clip, select="last")
@@ -44,7 +44,7 @@ def test_accumulated_batches_are_one_batch_of_all_their_examples(clip: float | N
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_batches_without_a_label_that_counts_leave_training_healthy(accumulate: int) -> None:
-    """Single examples, of which two in three have no label: whole batches, and whole steps of two, have none."""
+    """Two in three single-example batches are ignored, so some batches and some steps of two have no label."""
     whole = problem()
     train = whole.train.take(torch.arange(len(whole.train)))
     blank = TensorSplit(train[0], train[1].where(train[1] == 0, -100))
@@ -55,7 +55,7 @@ def test_batches_without_a_label_that_counts_leave_training_healthy(accumulate: 
 
 
 def test_steps_go_on_anywhere_with_the_batches_that_come_next() -> None:
-    steps = Steps(problem().train.batches(BATCH, device=CPU, seed=3), 3)  # of 7 batches: 3, 3 and 1
+    steps = Steps(problem().train.batches(BATCH, device=CPU, seed=3), 3)  # 7 batches make steps of 3, 3 and 1
 
     def taken(first: int) -> list[list[float]]:
         found = zip(range(first, 7), steps.after(first), strict=False)
@@ -66,7 +66,7 @@ def test_steps_go_on_anywhere_with_the_batches_that_come_next() -> None:
 
 
 def averaged_by_hand(decay: float, **options: Any) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Return the averages after the last step, and those after each epoch, from a training without averages."""
+    """Return the averages after the last step and after each epoch, computed from a training without averages."""
     model, averages, kept = plain(), list[Tensor](), list[list[Tensor]]()
 
     def take() -> None:
@@ -95,14 +95,14 @@ def test_averages_are_those_of_the_weights_after_each_step() -> None:
 
 
 def test_the_best_averages_are_kept() -> None:
-    """A learning rate that spoils the network later leaves the averages of an early epoch the best."""
+    """A learning rate that spoils the network later makes the averages of an early epoch the best."""
     model = plain()
 
     result = fit(model, epochs=6, lr=1.5, ema=0.5, monitor="loss")
 
     losses = [point.metrics["val/loss"] for point in result.curve]
     best = losses.index(min(losses))
-    assert best < 5, "the case is to select an earlier epoch than the last"
+    assert best < 5, "this case must select an epoch before the last"
     assert result.best_step == (best + 1) * EPOCH
     assert evaluate(model, problem().val, CLASSES, device=CPU).figures["loss"] == losses[best]
     assert near(state(model), averaged_by_hand(0.5, epochs=6, lr=1.5)[1][best])
@@ -132,8 +132,10 @@ def test_masks_hold_for_averages(options: dict[str, Any]) -> None:
     assert weight[mask].all()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.slow  # the compiler takes most of it
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning"
+)  # torch itself calls it
+@pytest.mark.slow  # the compiler takes most of the time
 def test_a_compiled_step_trains_as_a_plain_one() -> None:
     compiled, eager = plain(), plain()
     mask = torch.rand(16, 4, generator=torch.Generator().manual_seed(0)) < 0.5
@@ -158,7 +160,5 @@ def test_a_step_that_cannot_be_compiled_is_told_in_a_sentence(monkeypatch: pytes
 
     monkeypatch.setattr(torch, "compile", failing)
 
-    with pytest.raises(
-        training_loop.TrainingError, match=r"^`train\.compile` \(=true\) cannot be: .*no C\+\+ compiler.*false"
-    ):
+    with pytest.raises(training_loop.TrainingError, match=r"^torch\.compile failed with .*no C\+\+ compiler.*false"):
         fit(plain(), compile=True)

@@ -1,4 +1,4 @@
-"""Training on a GPU: every precision, batches that never leave it, the CPU's order."""
+"""Training on a GPU: every precision, batches that stay on the device, and the CPU's order of examples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_precision_learns(precision: str, clip: float | None) -> None:
 
 
 def test_the_order_is_that_of_the_cpu() -> None:
-    """Without dropout both devices compute the same training, to rounding."""
+    """Without dropout both devices compute the same training, up to rounding."""
     found = []
     for device in (torch.device("cpu"), CUDA):
         model = network()

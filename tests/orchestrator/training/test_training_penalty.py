@@ -1,4 +1,4 @@
-"""The penalty of BatchNorm's scales: its gradient by hand, once a step, before clipping, and where it cannot be."""
+"""Penalty on BatchNorm's scales: its gradient by hand, once a step, before clipping, and errors without such scales."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONCE: dict[str, Any] = {"epochs": None, "steps": 1, "batch_size": TRAIN, "lr": 0
 
 
 def signed() -> nn.Sequential:
-    """Return a network whose scales have every sign, without dropout: all is a function of the batch."""
+    """Return a network with scales of both signs and no dropout, so that the batch alone decides the result."""
     model = network()
     model[3] = nn.Identity()
     with torch.no_grad():
@@ -39,7 +39,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def stepped(penalty: float, clip: float | None = None) -> dict[str, Tensor]:
-    """Return parameters after one step of SGD by hand, from the loss plus penalty times the absolute scales."""
+    """Return the parameters after one step of SGD by hand, on the loss plus penalty times the absolute scales."""
     model = signed()
     found = gradients(model)
     found["1.weight"] = found["1.weight"] + penalty * scales(model).sign()
@@ -56,11 +56,11 @@ def test_a_step_is_sgd_with_the_sign_added_before_clipping(clip: float | None) -
     for name, expected in stepped(LAMBDA, clip).items():
         assert torch.allclose(model.get_parameter(name), expected, atol=1e-6), name
     plain = stepped(0.0, clip)["1.weight"]
-    assert not torch.allclose(scales(model), plain, atol=1e-4), "the case is to tell the penalty from none"
+    assert not torch.allclose(scales(model), plain, atol=1e-4), "this case must differ from a training without penalty"
 
 
 def test_a_step_of_several_batches_counts_it_once() -> None:
-    """In evaluation mode, where batches do not depend on each other, two halves are the whole."""
+    """In evaluation mode batches are independent, so two halves equal the whole."""
     halves, whole = signed(), signed()
     for model in (halves, whole):
         model[1].eval()
@@ -74,7 +74,7 @@ def test_a_step_of_several_batches_counts_it_once() -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.02])
 def test_it_is_added_to_gradients_that_are_scaled_no_more(clip: float | None) -> None:
-    """As fp16 scales losses, by 1024."""
+    """The scaler multiplies the loss by 1024, as for fp16."""
     model, data = signed(), problem().train.take(torch.arange(TRAIN))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -122,7 +122,9 @@ def test_a_network_without_trained_scales_is_refused(norm: str | None) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.requires_grad_(False)
-    with pytest.raises(TrainingError, match=r"`train.penalty` \(=0.1\) must be 0 for a network without trained scales"):
+    with pytest.raises(
+        TrainingError, match=r"`train.penalty` \(=0.1\) must be 0 for a network without trained BatchNorm scales"
+    ):
         fit(model, penalty=0.1)
     fit(model, penalty=0.0, epochs=1)
 

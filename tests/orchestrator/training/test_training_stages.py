@@ -1,4 +1,4 @@
-"""A stage is a function of its spec and its parent's state, and is held to the laws before it is reported."""
+"""Training stages: functions of their spec and their parent's state, checked before they are reported."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_one_segment_or_many_give_the_same_bits(store: Store, tmp_path: Path) ->
 
 
 def without_dense(store: Store, specs: Sequence[StageSpec]) -> list[str]:
-    """Lose the dense stage, run the segment again, and return the stages that were trained for it."""
+    """Remove the dense stage, run the segment again, and return the stages that were trained for it."""
     store.discard(specs[0].key)
     before = {key: store.finished([key])[key].started for key in (spec.key for spec in specs[1:])}
     again = run(store, tuple(specs))
@@ -187,7 +187,7 @@ def test_a_repeated_stage_of_other_bits_has_what_started_from_it_repeated(
     derive = training_stages.derive
     monkeypatch.setattr(
         training_stages, "derive", lambda seed, place: derive(seed, f"elsewhere/{place}")
-    )  # as another torch
+    )  # other random weights, as from another torch release
 
     assert without_dense(store, specs) == [spec.key for spec in specs]
     assert store.finished([spec.key for spec in specs]).keys() == {spec.key for spec in specs}
@@ -287,7 +287,7 @@ def test_a_dead_layer_is_reported(store: Store) -> None:
 
 
 class Forgetful(pruning.L1Unstructured):
-    """Prunes one entry fewer than it is told."""
+    """Method that prunes one entry fewer than requested."""
 
     def compute_mask(self, scores: torch.Tensor, default_mask: torch.Tensor) -> torch.Tensor:
         mask = super().compute_mask(scores, default_mask).clone()
@@ -366,5 +366,5 @@ def test_the_plain_state_is_that_of_a_network_never_pruned() -> None:
 def test_a_network_that_is_pruned_as_it_is_initialised_is_told(store: Store) -> None:
     untrained, trained = (run(store, (dense(train={**TRAIN, "epochs": n, "steps": None}),))[0] for n in (0, 1))
 
-    assert untrained.warnings == ("nothing was trained, and `model.weights` is null: the network is random",)
+    assert untrained.warnings == ("the network is random: nothing was trained, and `model.weights` is null",)
     assert not trained.warnings

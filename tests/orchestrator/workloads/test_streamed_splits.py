@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from orchestrator.core.errors import DataError
-from orchestrator.training.preflight.rehearsal import _Few
+from orchestrator.training.preflight.rehearsal import _FewExamples
 from orchestrator.workloads import data_loading
 from orchestrator.workloads.data_loading import Data
 from orchestrator.workloads.splits import Split
@@ -130,9 +130,9 @@ def test_a_target_gives_streams() -> None:
     assert len(found.train.batches(2, device=CPU)) == 4
     assert len(list(found.val.batches(2, device=CPU))) == 5
     assert len(load(steps_per_epoch=6).train.batches(2, device=CPU)) == 6
-    few = _Few(found.train, "train", str).batches(512, device=CPU, seed=1)
+    few = _FewExamples(found.train, "train", str).batches(512, device=CPU, seed=1)
     assert (len(few), numbers(few)) == (4, [[0, 1, 2, 3, 4, 5, 6, 7]])
-    assert numbers(_Few(found.val, "val", str).batches(512, device=CPU)) == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert numbers(_FewExamples(found.val, "val", str).batches(512, device=CPU)) == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_training_examples_of_a_stream_alone_get_the_transform() -> None:
