@@ -1,1 +1,1 @@
-"""What is trained: data sets, models, and targets of the user's own."""
+"""Workloads: data sets, models, tasks, and targets of the user's own."""

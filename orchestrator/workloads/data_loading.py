@@ -1,9 +1,9 @@
-"""Built-in data sets, and a data set from any `_target_`: three splits, the same for every trial of a process.
+"""Load a data set, built-in or from any `_target_`, as three splits that all trials of a process share.
 
 A target returns `Data`; or a dict with `train` and `test` (and `val`, and `classes`); or a tuple (train, test) or
-(train, val, test). A split is a pair of tensors or arrays (inputs, labels), a Dataset of such pairs, or a stream of
-them (an IterableDataset). Where no `val` is given it is cut from `train` as `val_fraction` or `val_size` and
-`split_seed` say; not from a stream.
+(train, val, test). A split is a pair of tensors or arrays (inputs, labels), a Dataset of these pairs, or a stream of
+them (an IterableDataset). Without `val`, a validation split is cut from `train` by `val_fraction` or `val_size` and
+`split_seed`; a stream cannot be cut.
 """
 
 from __future__ import annotations
@@ -32,67 +32,68 @@ from orchestrator.workloads.targets import create, given, returned_function
 from orchestrator.workloads.tasks.batch import tensors
 
 NAMED = ("train", "val", "test", "tests", "classes", "transform", "collate", "steps_per_epoch")
-"""What the dict that a target returns may hold."""
+"""Keys allowed in the dict that a target returns."""
 TEST = re.compile(r"[A-Za-z0-9]\w{0,39}")
-"""What a further test set may be called."""
+"""Pattern of the names of further test splits."""
 OURS = ("val_fraction", "val_size", "split_seed", "num_workers", "steps_per_epoch")
-"""Keys of a data node that say what is done with the target's splits; the target does not get them."""
+"""Keys of a data node that apply to the target's splits; the target does not get them."""
 Made = TensorSplit | LoaderSplit | StreamSplit
-"""The splits that are made here."""
+"""Types of splits that this module makes."""
 VAL_FRACTION = 0.1
-"""Of the training split, where the configuration says nothing."""
-_asked_last: list[TensorSplit] = []
-"""Splits of the set that was asked for last: they alone may lie on a device."""
+"""Default fraction of the training split that is cut off for validation."""
+_last_requested: list[TensorSplit] = []
+"""Splits of the data set that was requested last; only these may have a copy on a device."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """The splits of a data set: `train` to learn from, `val` to select by, `test` to read once."""
+    """Splits of a data set: `train` to learn from, `val` to select by, `test` to read once."""
 
     train: Split
     val: Split
     test: Split
     input_shape: tuple[int, ...]
-    """Of one example."""
+    """Shape of one example."""
     classes: int
-    """Or outputs, where labels are numbers."""
+    """Number of classes, or of outputs if the labels are real numbers."""
     tests: Mapping[str, Split] = field(default_factory=dict)
-    """Further test sets, read as often as `test`."""
+    """Further test splits, read as often as `test`."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Split -> digest of its examples, of a set of the user's own: what is built in is pinned by its key."""
+    """Split -> digest of its examples, for the user's own data; built-in data sets are pinned by their keys."""
 
     @property
     def digest(self) -> str:
-        """What tells the set from that of another load; empty for what is built in."""
+        """Digest that differs between loads of different data; empty for a built-in data set."""
         return digest(canonical_json(self.digests)) if self.digests else ""
 
     @property
     def splits(self) -> dict[str, Split]:
-        """All splits, by what messages call them."""
+        """All splits, by their names in messages."""
         tests = {f"{name} test": split for name, split in self.tests.items()}
         return {"train": self.train, "val": self.val, "test": self.test, **tests}
 
 
 def load(config: Mapping[str, Any], sources: Mapping[str, Any] | None = None) -> Data:
-    """Return the data set `config` describes; a process loads each of its last four once and shares them.
+    """Return the data set that `config` describes; a process caches its last four and shares them between trials.
 
-    Those asked for before leave the devices that they were copied to.
+    Data sets that were requested earlier release their copies on devices.
 
     Args:
         config: `kind` or `_target_`, its arguments, and `val_fraction` or `val_size`, `split_seed`, `num_workers`
-            (of a Dataset's loader), `steps_per_epoch` (of a stream to train on). `name` is for display.
-        sources: fingerprint of the code and files that it is read by and from: changed, it is another data set.
+            (of a Dataset's loader), `steps_per_epoch` (of a training stream). `name` is for display.
+        sources: fingerprint of the code and files that the data set depends on; another fingerprint is another data
+            set.
 
     Raises:
-        OrchestratorError: the target fails, returns something else than splits, or a split is empty.
+        OrchestratorError: the target fails or does not return splits, or a split is empty.
     """
     named = {key: value for key, value in config.items() if key != "name"}
     found = _load(canonical_json(named), canonical_json(sources))
     splits = [split for split in (found.train, found.val, found.test) if isinstance(split, TensorSplit)]
-    for other in _asked_last:
+    for other in _last_requested:
         if not any(other is split for split in splits):
             other.leave_device()
-    _asked_last[:] = splits
+    _last_requested[:] = splits
     return found
 
 
@@ -102,7 +103,7 @@ def _load(node: str, _sources: str) -> Data:
 
 
 def load_anew(config: Mapping[str, Any]) -> Data:
-    """Return the data set `config` describes, of which nothing is kept or shared."""
+    """Load the data set that `config` describes, without cache or sharing."""
     found = _read(config)
     return replace(found, digests=digests_of(found.splits)) if config.get("_target_") else found
 
@@ -121,7 +122,7 @@ def _read(config: Mapping[str, Any]) -> Data:
     collate = returned_function("collate", "a list of examples", named, config)
     given_splits = {key: named[key] for key in ("train", "val", "test") if named.get(key) is not None}
     splits = {key: _split(key, value, workers, collate) for key, value in given_splits.items()}
-    splits["train"] = _in_steps(splits["train"], named, config)
+    splits["train"] = _with_steps(splits["train"], named, config)
     if "val" in splits:
         _refuse_cut(config)
     else:
@@ -129,7 +130,7 @@ def _read(config: Mapping[str, Any]) -> Data:
     tests = {name: _split(f"{name} test", value, workers, collate) for name, value in _tests(named, config).items()}
     for key, split in (splits | tests).items():
         if split.empty() if isinstance(split, StreamSplit) else len(split) == 0:
-            raise DataError(f"{given('data', config)} must give every split examples, and its {key} split is empty.")
+            raise DataError(f"{given('data', config)} must give every split examples, but its {key} split is empty.")
     classes = _classes(named, splits)
     splits, tests = ({key: _collated(split, collate, workers) for key, split in of.items()} for of in (splits, tests))
     train = _with_transform(splits["train"], named, config, workers)
@@ -146,13 +147,13 @@ def _refuse_cut(config: Mapping[str, Any]) -> None:
 
 
 def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the returned splits their names."""
+    """Return the returned splits by name."""
     if isinstance(returned, list | tuple) and len(returned) in (2, 3):
         keys = ("train", "test") if len(returned) == 2 else ("train", "val", "test")
         if any(isinstance(each, Tensor | np.ndarray) for each in returned):
             raise DataError(
-                f"{given('data', config)} returned ({', '.join(type(each).__name__ for each in returned)}) where "
-                f"({', '.join(keys)}) is expected, each a pair (inputs, labels); did you return one split?"
+                f"{given('data', config)} returned ({', '.join(type(each).__name__ for each in returned)}) instead "
+                f"of ({', '.join(keys)}), each a pair (inputs, labels); did you return one split?"
             )
         return dict(zip(keys, returned, strict=True))
     if isinstance(returned, Mapping) and {"train", "test"} <= set(returned) <= {*NAMED}:
@@ -166,16 +167,16 @@ def _named(returned: Any, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_transform(train: Made, named: Mapping[str, Any], config: Mapping[str, Any], workers: int) -> Made:
-    """Return the training split with the transform that it alone gets."""
+    """Return the training split with its transform, which no other split gets."""
     transform = returned_function("transform", "the inputs of a training example", named, config)
-    return train if transform is None else replace(_loaded(train, workers), transform=transform)
+    return train if transform is None else replace(_as_loader_split(train, workers), transform=transform)
 
 
 def _collated(split: Made, collate: Callable[[list[Any]], Any] | None, workers: int) -> Made:
-    return split if collate is None else replace(_loaded(split, workers), collate=collate)
+    return split if collate is None else replace(_as_loader_split(split, workers), collate=collate)
 
 
-def _loaded(split: Made, workers: int) -> LoaderSplit | StreamSplit:
+def _as_loader_split(split: Made, workers: int) -> LoaderSplit | StreamSplit:
     """Return a split that is read example by example."""
     if isinstance(split, TensorSplit):
         return LoaderSplit(TensorDataset(*split.take(torch.arange(len(split)))), workers)
@@ -183,7 +184,7 @@ def _loaded(split: Made, workers: int) -> LoaderSplit | StreamSplit:
 
 
 def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the further test sets."""
+    """Return the further test splits by name."""
     tests = named.get("tests") or {}
     if not isinstance(tests, Mapping) or not all(isinstance(name, str) and TEST.fullmatch(name) for name in tests):
         found = list(tests) if isinstance(tests, Mapping) else type(tests).__name__
@@ -194,15 +195,15 @@ def _tests(named: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, 
     return tests
 
 
-def _in_steps(train: Made, named: Mapping[str, Any], config: Mapping[str, Any]) -> Made:
-    """Return the training split: of a stream, with as many steps an epoch as are given."""
+def _with_steps(train: Made, named: Mapping[str, Any], config: Mapping[str, Any]) -> Made:
+    """Return the training split; a stream gets its number of steps per epoch."""
     steps = named.get("steps_per_epoch") if config.get("steps_per_epoch") is None else config["steps_per_epoch"]
     if isinstance(train, StreamSplit):
         return train.in_steps(train.steps if steps is None else steps, given("data", config))
     if steps is not None:
         raise DataError(
-            f"`data.steps_per_epoch` (={steps}) must be null where the train split of {given('data', config)} has a "
-            "length; return a stream (an IterableDataset), or leave it out."
+            f"`data.steps_per_epoch` (={steps}) must be null, because the train split of {given('data', config)} has a "
+            "length; leave it out, or return a stream (an IterableDataset)."
         )
     return train
 
@@ -227,29 +228,32 @@ def _split(key: str, value: Any, workers: int, collate: Callable[[list[Any]], An
     raise DataError(
         f"`data`: the {key} split is of type {type(value).__name__}; return a pair of tensors or arrays (inputs, "
         "labels), a Dataset with a length or an IterableDataset. The orchestrator makes the DataLoader, so that its "
-        "order follows the trial's seed."
+        "order follows from the trial's seed."
     )
 
 
 def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]:
-    """Cut a validation split from `train`: random examples, of a text its end; what is left keeps its order."""
+    """Cut a validation split from `train`: random examples, or the end of a text.
+
+    The remaining examples keep their order.
+    """
     if isinstance(train, StreamSplit):
         raise DataError(
-            f"{given('data', config)} returns a stream to train on, from which no validation split can be cut; return "
-            "a dict with a `val` of its own beside `train` and `test`."
+            f"{given('data', config)} returns a training stream, from which no validation split can be cut; return "
+            "a dict with `val` besides `train` and `test`."
         )
     if isinstance(train, LoaderSplit) and train.draws():
         raise DataError(
-            f"{given('data', config)} draws at random as it reads a training example, so a validation split cut from "
-            "that would be augmented too; return a dict with what draws as `transform`, which training examples alone "
-            "get, or a `val` that does not draw."
+            f"{given('data', config)} draws random numbers when it reads a training example, so a validation split "
+            "cut from it would be augmented, too; return a dict with the random part as `transform`, which only "
+            "training examples get, or with a `val` that is not random."
         )
     fraction = config.get("val_fraction")
     size = config.get("val_size") or round(len(train) * (VAL_FRACTION if fraction is None else fraction))
     if not 0 < size < len(train):
         raise DataError(
             f"`data.val_size` (={size}, from data.val_fraction={fraction}) must lie between 1 and {len(train) - 1}, "
-            "one less than the training split has; pass another."
+            "one less than the size of the training split; pass another val_size or val_fraction."
         )
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     if isinstance(train, TensorSplit) and train.in_order:
@@ -259,13 +263,14 @@ def _cut(train: Made, config: Mapping[str, Any], seed: int) -> tuple[Made, Made]
 
 
 def _shape(split: Split) -> tuple[int, ...]:
-    """Return the shape of the input of one example: of several, of the first."""
+    """Return the input shape of one example; with several inputs, the shape of the first."""
     return tuple(next(tensors(first(split))).shape[1:])
 
 
 def _classes(named: Mapping[str, Any], splits: Mapping[str, Made]) -> int:
-    """The number of classes: said by the target, by the Dataset's `classes`, or one more than the largest label; where
-    labels are numbers, how many an example has.
+    """Return the number of classes, or the number of outputs per example if the labels are real numbers.
+
+    The target gives the number of classes, or the Dataset's `classes` does; otherwise it is the largest label plus one.
     """
     if named.get("classes") is not None:
         return int(named["classes"])

@@ -1,4 +1,4 @@
-"""Examples looked at one by one: the first of a split, those that hold NaN or an infinity, and a digest of a few."""
+"""Inspect examples: the first of a split, examples with NaN or infinity, and digests of splits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from orchestrator.workloads.tasks.batch import given_labels, tensors
 from orchestrator.workloads.weight_files import state_digest
 
 FEW = 8
-"""Examples that are read of a split that is not held in memory."""
+"""Number of examples that are read from a split that is not held in memory."""
 MOST = 2**26
-"""Bytes of the inputs, and of the labels, that are digested of a split that is held in memory."""
+"""Largest number of bytes of inputs, and of labels, that the digest of a split in memory covers."""
 
 
 def first(split: Split) -> Any:
-    """Return a batch of the first example of `split` alone, as it is stored; generators are restored."""
+    """Return a batch with only the first example of `split`; the random generators are restored."""
     if isinstance(split, TensorSplit):
         return split.take(torch.tensor([0]))
     with seeded(0):  # a Dataset may augment
@@ -44,25 +44,25 @@ def first(split: Split) -> Any:
 
 @dataclass(frozen=True)
 class Spoilt:
-    """An example whose inputs or labels hold NaN or an infinity."""
+    """Example whose inputs or labels contain NaN or infinity."""
 
     index: int | None
-    """Its place in what was searched; None where that is not known."""
+    """Index among the searched examples; None if it is unknown."""
     part: str
     """`inputs` or `labels`."""
     value: float
 
     def refusal(self, split: str, data: str = "`data`") -> str:
-        """Return a sentence that blames `data` for the example of this split."""
+        """Return a sentence that blames `data` for this example of `split`."""
         example = "an example" if self.index is None else f"example {self.index} (counted from 0)"
         return (
-            f"{data} must give finite numbers, and the {self.part} of {example} of its {split} split hold "
+            f"{data} must give finite numbers, but the {self.part} of {example} of its {split} split contain "
             f"{self.value}; replace such values, or leave the example out."
         )
 
 
 def spoilt(batch: Batch) -> Spoilt | None:
-    """Return the first example of a batch that holds NaN or an infinity, with its index in the batch."""
+    """Return the first example with NaN or infinity in a batch, with its index in the batch; None if there is none."""
     labels = given_labels(batch)
     for tensor in tensors(batch):
         if tensor.is_floating_point() and not bool((finite := tensor.isfinite()).all()):
@@ -73,7 +73,7 @@ def spoilt(batch: Batch) -> Spoilt | None:
 
 
 def spoilt_in(batches: Iterable[Batch], size: int) -> Spoilt | None:
-    """Return the first example that holds NaN or an infinity in batches of `size` examples, as they come."""
+    """Return the first example with NaN or infinity in a sequence of batches of `size` examples."""
     for number, batch in enumerate(batches):
         if found := spoilt(batch):
             return replace(found, index=number * size + (found.index or 0))
@@ -81,13 +81,13 @@ def spoilt_in(batches: Iterable[Batch], size: int) -> Spoilt | None:
 
 
 def require_finite(splits: Mapping[str, Split], size: int, device: torch.device, said: str) -> None:
-    """Raise `DataError` for the first example of `splits` that holds NaN or an infinity, in the order as stored.
+    """Raise `DataError` for the first example of `splits` that contains NaN or infinity, in stored order.
 
     Args:
-        splits: by name.
-        size: examples of a batch.
-        device: where batches go.
-        said: what begins the message: what is explained so.
+        splits: splits by name.
+        size: batch size.
+        device: device of the batches.
+        said: beginning of the message: the effect that the example explains.
     """
     for name, split in splits.items():
         if found := spoilt_in(split.batches(size, device=device), size):
@@ -95,10 +95,11 @@ def require_finite(splits: Mapping[str, Split], size: int, device: torch.device,
 
 
 def digests_of(splits: Mapping[str, Split]) -> dict[str, str]:
-    """Return name -> SHA-256 of what tells a split from that of another load.
+    """Return the SHA-256 of each split by name; it differs between loads with different data.
 
-    Tensors held in memory count whole, or, beyond `MOST` bytes, by evenly spaced examples. Of a Dataset it is `FEW`
-    evenly spaced examples, of a stream and of a split of the user's own class the first ones, as a training gets them.
+    The digest covers whole tensors held in memory, or evenly spaced examples beyond `MOST` bytes. For a Dataset it
+    covers `FEW` evenly spaced examples; for a stream, or a split of the user's own class, the first `FEW`, as a
+    training gets them.
 
     Raises:
         DataError: an example cannot be read.
@@ -106,7 +107,7 @@ def digests_of(splits: Mapping[str, Split]) -> dict[str, str]:
     found = {}
     for name, split in splits.items():
         try:
-            with seeded(0):  # what a Dataset draws
+            with seeded(0):  # for the random draws of a Dataset
                 found[name] = state_digest(_sampled(split))
         except OrchestratorError:
             raise
@@ -116,16 +117,16 @@ def digests_of(splits: Mapping[str, Split]) -> dict[str, str]:
 
 
 def unreadable(split: str, error: BaseException) -> DataError:
-    """Return what to raise for an error that reading examples of a split has raised."""
-    said = " ".join(str(error).split()) or "no more is said"
+    """Return the error to raise if examples of a split cannot be read."""
+    said = " ".join(str(error).split()) or "(no message)"
     return DataError(
-        f"`data`: examples of the {split} split cannot be read: {type(error).__name__}: {said.rstrip('.')}; mend what "
-        "`data` names."
+        f"`data`: examples of the {split} split cannot be read: {type(error).__name__}: {said.rstrip('.')}; fix the "
+        "data that `data` names."
     )
 
 
 def _sampled(split: Split) -> dict[str, Tensor]:
-    """Return the tensors of a split that are digested, and its length where it has one."""
+    """Return the tensors of a split that its digest covers, and its length if it has one."""
     if isinstance(split, TensorSplit):
         parts = {"inputs": split.images, "labels": split.labels}
         return {"length": torch.tensor(len(split)), **{name: _rows(part, split) for name, part in parts.items()}}
@@ -140,7 +141,7 @@ def _sampled(split: Split) -> dict[str, Tensor]:
 
 
 def _rows(part: Tensor, split: TensorSplit) -> Tensor:
-    """Return the inputs or labels of a split, or evenly spaced ones of many."""
+    """Return the inputs or labels of a split, or evenly spaced ones if there are too many."""
     count = min(len(split), max(FEW, MOST // max(1, part[:1].nbytes)))
     chosen = torch.arange(count, device=part.device) * len(split) // count
     return part.index_select(0, chosen if split.rows is None else split.rows.index_select(0, chosen))

@@ -1,4 +1,4 @@
-"""A network from a row of the catalogue or from any `_target_`, and which of its parameters are pruned."""
+"""Build a network from a catalogue row or from any `_target_`, and select the parameters to prune."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from orchestrator.core.stage_fields import Prune
 from orchestrator.workloads.targets import create, given
 
 OURS = ("weights", "revision", "reinitialise")
-"""Keys of a model node that say what is done with the network; the target does not get them."""
+"""Keys of a model node that apply to the built network; the target does not get them."""
 
 
 def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
-    """Build the network `config` describes, on the CPU.
+    """Build the network that `config` describes, on the CPU.
 
-    Keys named `input_shape` and `classes` that are null are filled in. The global generators are seeded with `seed` and
-    restored, so the initial weights are those of `torch.manual_seed(seed)` followed by the constructor, anywhere.
+    Null `input_shape` and `classes` are filled in. The global generators are seeded with `seed` and restored
+    afterwards, so the initial weights are always those of `torch.manual_seed(seed)` followed by the constructor.
 
     Args:
         config: `kind` or `_target_`, and its arguments; `name` is for display.
         input_shape: shape of one example, without the batch.
         classes: number of classes.
-        seed: of the initialisation.
+        seed: seed of the initialisation.
 
     Raises:
-        OrchestratorError: the target fails, or returns no `nn.Module`.
+        OrchestratorError: the target fails, or does not return an `nn.Module`.
     """
     found = {"input_shape": list(input_shape), "classes": classes}
     filled = {
@@ -50,7 +50,7 @@ def build(config: Mapping[str, Any], *, input_shape: Sequence[int], classes: int
 
 @dataclass(frozen=True)
 class Prunable:
-    """A parameter to prune: `parameter` of `module`, called `name` in the whole network, as in conv1.weight."""
+    """Parameter to prune: `parameter` of `module`, with the name `name` in the whole network, as in conv1.weight."""
 
     module: nn.Module
     parameter: str
@@ -58,15 +58,16 @@ class Prunable:
 
 
 def prunable(model: nn.Module, prune: Prune) -> list[Prunable]:
-    """Return the parameters of `model` that `prune` selects, in the order of `named_parameters`, tied ones once.
+    """Return the parameters of `model` that `prune` selects, in the order of `named_parameters`; tied parameters once.
 
     Args:
-        model: a network, pruned before or not: a parameter that is, `weight_orig`, is called `weight`.
+        model: a network, pruned or not; a pruned parameter `weight_orig` is called `weight`.
         prune: `types`, names of module classes or of their bases; `parameters`, patterns on the parameter's own name;
             `include` and `exclude`, patterns on its qualified name. Patterns are those of fnmatch.
 
     Raises:
-        ModelError: nothing is left, or a name without wildcards in `include` or `exclude` is not in the network.
+        ModelError: no parameter is selected, or `include` or `exclude` has a name without wildcards that the network
+            lacks.
     """
     names: dict[int, list[str]] = {}
     found: dict[int, Prunable] = {}
@@ -86,13 +87,13 @@ def prunable(model: nn.Module, prune: Prune) -> list[Prunable]:
         raise ModelError(
             f"`prune` (types={list(prune.types)}, parameters={list(prune.parameters)}, "
             f"include={list(prune.include)}, exclude={list(prune.exclude)}) leaves nothing to prune; "
-            f"choose among the network's {_listing(every)}."
+            f"select some of the network's {_listing(every)}."
         )
     return list(found.values())
 
 
 def unmatched(model: nn.Module, prune: Prune) -> Iterator[tuple[str, str]]:
-    """Yield (key, pattern) for each pattern of `prune` that no parameter of `model` matches, or no module's type."""
+    """Yield (key, pattern) for each name pattern of `prune` that matches no parameter of `model`."""
     modules = dict(model.named_modules())
     every = [f"{prefix}.{name}" if prefix else name for prefix, m in modules.items() for name, _ in _parameters(m)]
     names = {"include": every, "exclude": every, "parameters": [name.rpartition(".")[2] for name in every]}
@@ -103,7 +104,7 @@ def unmatched(model: nn.Module, prune: Prune) -> Iterator[tuple[str, str]]:
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's own parameters under the names they have in a network that is not pruned."""
+    """Yield a module's own parameters under the names that they have in a network that is not pruned."""
     buffers = dict(module.named_buffers(recurse=False))
     for name, value in module.named_parameters(recurse=False):
         plain = name.removesuffix("_orig")
@@ -116,12 +117,12 @@ def _require_known(prune: Prune, every: Sequence[str]) -> None:
             if not any(letter in pattern for letter in "*?[") and pattern not in every:
                 raise ModelError(
                     f"`prune.{key}` (={pattern!r}) names no parameter of the network; pass a qualified name or a "
-                    f"pattern such as '{pattern}.*'. It has {_listing(every)}."
+                    f"pattern such as '{pattern}.*'. The network has {_listing(every)}."
                 )
 
 
 def _types(module: nn.Module) -> Iterator[str]:
-    """Yield the names of a module's class and bases; the Conv1D of transformers is a linear layer stored transposed."""
+    """Yield the names of a module's class and bases; transformers' Conv1D counts as Linear (it is one, transposed)."""
     for kind in type(module).__mro__:
         yield "Linear" if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.") else kind.__name__
 

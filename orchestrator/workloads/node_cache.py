@@ -1,6 +1,6 @@
-"""Prepared tensors in files of this node, which all its processes map: one copy a node, and none prepares them again.
+"""Cache of prepared tensors in files of this node: prepared once and mapped by all processes.
 
-The files lie in the node's folder. Where a file cannot be kept or trusted, the tensors are held in memory instead.
+The files lie in the node's folder. If a file cannot be stored or trusted, the process holds the tensors in memory.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from orchestrator.store.node_folder import node_folder, tidy
 from orchestrator.workloads.weight_files import state_digest, write_state
 
 FORMAT = 2
-"""To be raised when the same source is prepared to something else."""
+"""Format version; raise it when the same source is prepared differently."""
 WORTHWHILE = 4 * 2**20
-"""Bytes below which tensors are held by each process."""
+"""Size in bytes below which each process holds the tensors itself."""
 PATIENCE = 60.0
-"""Seconds to wait for another process that prepares something here; after them, each does it by itself."""
+"""Seconds to wait for another process that is preparing tensors; after them, each process prepares its own."""
 
 
 def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Return what `make` returns, from a file that the processes of this node share if it is large.
+    """Return the result of `make`; if it is large, from a file that the processes of this node share.
 
-    Whoever writes to the tensors gets pages of its own and changes nobody else's.
+    Processes may write to the tensors: the pages are copied on write, so no other process sees the change.
 
     Args:
-        source: JSON values that everything in the tensors follows from; files by their `stamp`
-        make: prepares contiguous tensors on the CPU; called by one process at a time, and by none that finds them made
+        source: JSON values that determine the tensors completely; files by their `stamp`
+        make: prepares contiguous tensors on the CPU; called by one process at a time, and only if no file exists
     """
     folder = node_folder()
     if folder is None:
@@ -48,22 +48,24 @@ def shared(source: Mapping[str, Any], make: Callable[[], Mapping[str, Tensor]]) 
     found = _mapped(path)
     if found is not None:
         return found
-    with _turn(folder):
+    with _locked(folder):
         found = _mapped(path)
-        return found if found is not None else _kept(path, make())
+        return found if found is not None else _stored(path, make())
 
 
 def room(shape: Sequence[int]) -> Tensor:
-    """Return an empty uint8 tensor to prepare something in; a large one lies in a file of no name, not in memory."""
+    """Return an empty uint8 tensor to fill; a large one is mapped from an unnamed file instead of memory."""
     folder, size = node_folder(), math.prod(shape)
     if folder is None or size < WORTHWHILE:
         return torch.empty(*shape, dtype=torch.uint8)
     path = folder / f".{uuid.uuid4().hex}"
     try:
         with _own_file(path) as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # or else a full disk would end the process as it writes
+            os.posix_fallocate(
+                file.fileno(), 0, size
+            )  # without reserved space, a full disk would kill the process when it writes
         return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8).view(*shape)
-    except (OSError, RuntimeError, AttributeError):  # macOS cannot reserve
+    except (OSError, RuntimeError, AttributeError):  # macOS cannot reserve space
         return torch.empty(*shape, dtype=torch.uint8)
     finally:
         with suppress(OSError):
@@ -71,18 +73,18 @@ def room(shape: Sequence[int]) -> Tensor:
 
 
 def _own_file(path: Path) -> BinaryIO:
-    """Open a new file that nobody else may read."""
+    """Open a new file that only this user can read."""
     return open(path, "xb", opener=partial(os.open, mode=0o600))
 
 
 def stamp(path: str | Path) -> list[str | int]:
-    """Return what tells a file from what it was before: absolute path, size in bytes, time of change in nanoseconds."""
+    """Return a fingerprint of a file: absolute path, size in bytes, modification time in nanoseconds."""
     found = os.stat(path)
     return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
 
 
 def _mapped(path: Path) -> dict[str, Tensor] | None:
-    """Return the tensors of a file, mapped copy-on-write, None if it is absent or not what was written."""
+    """Return the tensors of a file, mapped copy-on-write; None if the file is absent or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -94,10 +96,10 @@ def _mapped(path: Path) -> dict[str, Tensor] | None:
     return tensors if whole else None
 
 
-def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Write `made` to a file and return it mapped from there; return it as it is where that is not to be had."""
+def _stored(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Write `made` to a file and return it mapped from there; return `made` itself if it is small or on failure."""
     size = sum(tensor.nbytes for tensor in made.values())
-    found = _mapped(path)  # from a process that did not wait for its turn
+    found = _mapped(path)  # written by a process that did not wait for the lock
     if found is not None or size < WORTHWHILE:
         return found or made
     aside = path.with_name(f".{uuid.uuid4().hex}")
@@ -111,14 +113,14 @@ def _kept(path: Path, made: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
-    with suppress(OSError):  # another process may tidy, too
+    with suppress(OSError):  # another process may tidy at the same time
         tidy(path.parent, path.suffix)
     return _mapped(path) or made
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process prepares anything here; the kernel ends the turn of one that dies."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder, so that one process prepares at a time; the kernel releases it if a process dies."""
     import fcntl  # absent on Windows
 
     try:

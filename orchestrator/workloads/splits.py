@@ -1,4 +1,4 @@
-"""The three splits of a data set, and batches from them: tensors on the device, or a DataLoader."""
+"""Splits of a data set and their batches: tensors on the device, or a DataLoader."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from orchestrator.core.seeding import derive, seeded
 from orchestrator.workloads.tasks.batch import moved, transformed
 
 Batch = Any
-"""What a Dataset's examples are collated to, on the device; of a split held in memory (inputs, labels)."""
+"""Collated examples of a Dataset, on the device; (inputs, labels) for a split held in memory."""
 
 
 class Batches(Protocol):
-    """The batches of an epoch, the first one's where it is iterated; `len` is their number, of a stream in training."""
+    """Batches of each epoch; iterating yields the first epoch.
+
+    `len` is the number of batches per epoch; a stream has it only in training.
+    """
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of epoch `number` (from 0) from batch `start` on: the same ones wherever that is asked."""
+        """Yield the batches of epoch `number` (from 0), from batch `start` on; the same in every call and process."""
         ...
 
 
 class Split(Protocol):
-    """A train, validation or test split."""
+    """Train, validation or test split."""
 
     def __len__(self) -> int:
-        """Number of examples; a stream raises TypeError."""
+        """Return the number of examples; a stream raises TypeError."""
         ...
 
     def batches(
@@ -46,18 +49,17 @@ class Split(Protocol):
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored."""
+        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """A split held in memory; every trial of a process shares these tensors, so nobody writes to them.
+    """Split held in memory; all trials of a process share its tensors, so they must not be modified.
 
     `images` has shape (stored examples, ...) and `labels` (stored examples,); they may be mapped from a file that other
-    processes map too. Images of 8-bit pixels take a quarter of the memory, to the same bits: `normalise` turns a batch
-    of them to float32 inputs, each example by itself. The split has the examples `rows` of what is stored, all of them
-    if None.
+    processes map, too. 8-bit pixels take a quarter of the memory and give the same bits: `normalise` converts a batch
+    of them to float32 inputs, example by example. The split consists of the stored examples `rows`, or of all if None.
     """
 
     images: Tensor
@@ -65,7 +67,7 @@ class TensorSplit:
     normalise: Callable[[Tensor], Tensor] | None = None
     rows: Tensor | None = None
     in_order: bool = False
-    """Whether examples follow each other, as blocks of a text do: then a part of it is cut from its end."""
+    """Whether examples are consecutive, as blocks of a text are; a part is then cut from the end."""
     _resident: dict[torch.device, TensorSplit] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -73,11 +75,11 @@ class TensorSplit:
 
     @property
     def device(self) -> torch.device:
-        """Where the examples lie."""
+        """Device of the examples."""
         return self.images.device
 
     def to(self, device: torch.device) -> TensorSplit:
-        """Return this split on `device`; on another than the CPU it is normalised once, as it is copied there."""
+        """Return this split on `device`; a copy on another device is normalised once, when it is made."""
         if self.device == device:
             return self
         if device not in self._resident:
@@ -87,7 +89,7 @@ class TensorSplit:
         return self._resident[device]
 
     def leave_device(self) -> None:
-        """Give up the copy on a device."""
+        """Release the copy on a device."""
         self._resident.clear()
 
     def take(self, chosen: Tensor) -> Batch:
@@ -98,7 +100,7 @@ class TensorSplit:
         return (images if self.normalise is None else self.normalise(images)), labels
 
     def subset(self, rows: Tensor) -> TensorSplit:
-        """Return a split of these examples only; pixels are shared."""
+        """Return a split with these examples only; pixels are shared."""
         if self.normalise is None:
             return TensorSplit(*self.take(rows))
         return replace(self, rows=rows if self.rows is None else self.rows[rows], _resident={})
@@ -111,28 +113,28 @@ class TensorSplit:
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored."""
+        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order."""
         return _TensorBatches(self.to(device), batch_size, _Orders(len(self), seed), drop_last)
 
 
 @dataclass(frozen=True)
 class LoaderSplit:
-    """A split read example by example from a Dataset of the user's, for data that does not fit or is augmented."""
+    """Split read example by example from a Dataset, for data that do not fit in memory or are augmented."""
 
     dataset: Dataset[Any]
     num_workers: int = 0
     transform: Callable[[Any], Any] | None = None
-    """What is done to an example as it is read: to the inputs of a pair, to all of another."""
+    """Applied when an example is read: to the inputs of a tuple or list, else to the whole example."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of examples; None is torch's `default_collate`."""
-    _kept: dict[Any, _LoaderBatches] = field(default_factory=dict, repr=False, compare=False)
-    """The loader of the evaluations so far: its worker processes serve the next, too."""
+    """Makes a batch from examples; None is torch's `default_collate`."""
+    _eval_loader: dict[Any, _LoaderBatches] = field(default_factory=dict, repr=False, compare=False)
+    """Loader of the evaluations, reused so that its worker processes live on."""
 
     def __len__(self) -> int:
         return _length(self.dataset)
 
     def draws(self) -> bool:
-        """Whether the Dataset draws from a global generator of Python, NumPy or torch as it reads an example."""
+        """Return whether the Dataset uses a global generator of Python, NumPy or torch when it reads an example."""
         states = []
         for read in (lambda: None, lambda: self.dataset[0]):
             with seeded(0):
@@ -141,15 +143,15 @@ class LoaderSplit:
         return states[0] != states[1]
 
     def subset(self, rows: Tensor) -> LoaderSplit:
-        """Return a split of these examples only."""
-        return replace(self, dataset=Subset(self.dataset, rows.tolist()), _kept={})
+        """Return a split with these examples only."""
+        return replace(self, dataset=Subset(self.dataset, rows.tolist()), _eval_loader={})
 
     def example(self) -> Any:
-        """Return the first example as it is stored."""
+        """Return the first example without transform."""
         return self.dataset[0]
 
     def alone(self, count: int) -> list[Batch]:
-        """Return up to `count` evenly spaced examples, the first one first, each as a batch."""
+        """Return up to `count` evenly spaced examples, starting with the first, each as a batch."""
         count = min(count, len(self))
         indices = (number * len(self) // count for number in range(count))
         examples = (transformed(self.dataset[index], self.transform) for index in indices)
@@ -163,18 +165,18 @@ class LoaderSplit:
         seed: int | None = None,
         drop_last: bool = False,
     ) -> Batches:
-        """Return batches on `device`: in the order of a new permutation that `seed` gives each epoch, or as stored.
+        """Return batches on `device`; `seed` draws a new order for each epoch, None keeps the stored order.
 
-        What the Dataset draws from global generators follows from `seed`, the epoch and the batch, in whichever process
-        it is read. Worker processes, if any, live through all epochs.
+        The Dataset's draws from global generators depend only on `seed`, the epoch and the batch, not on the process
+        that reads it. Worker processes live through all epochs.
         """
         if seed is not None or not self.num_workers:
             return _LoaderBatches(self, batch_size, device, _Orders(len(self), seed), drop_last)
         asked = batch_size, device, drop_last
-        if asked not in self._kept:
-            self._kept.clear()
-            self._kept[asked] = _LoaderBatches(self, batch_size, device, _Orders(len(self), None), drop_last)
-        return self._kept[asked]
+        if asked not in self._eval_loader:
+            self._eval_loader.clear()
+            self._eval_loader[asked] = _LoaderBatches(self, batch_size, device, _Orders(len(self), None), drop_last)
+        return self._eval_loader[asked]
 
 
 def _length(dataset: Dataset[Any]) -> int:
@@ -183,15 +185,15 @@ def _length(dataset: Dataset[Any]) -> int:
 
 
 def index_of(batches: Batches, epoch: int, number: int, row: int) -> int | None:
-    """Return the index in its split of a row of batch `number` of an epoch; None where examples have no index."""
+    """Return the index in the split of a row of batch `number` in an epoch; None if examples have no index."""
     reads = batches.reads if isinstance(batches, _LoaderBatches) else batches
-    if isinstance(reads, _TensorBatches | _Reads):
+    if isinstance(reads, _TensorBatches | _BatchSampler):
         return int(reads.orders.of(epoch)[number * reads.size + row])
     return None
 
 
 class _Orders:
-    """The order of the examples in each epoch: permutations drawn from a generator one after another, or as stored."""
+    """Order of the examples in each epoch: permutations drawn one after another from a generator, or stored order."""
 
     def __init__(self, length: int, seed: int | None) -> None:
         self.length, self.seed = length, seed
@@ -199,7 +201,7 @@ class _Orders:
         self._generator = torch.Generator()
 
     def of(self, epoch: int) -> Tensor:
-        """Return the indices in the order of an epoch (int64, on the CPU, so that it is the same on every device)."""
+        """Return the indices in the order of an epoch (int64, on the CPU, so that all devices get the same order)."""
         if self.seed is None:
             return torch.arange(self.length)
         if not 0 < self._drawn <= epoch:
@@ -229,19 +231,19 @@ class _TensorBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         order = self.orders.of(number).to(self.split.device)
-        if start < len(self):  # an empty tensor is split into one that is empty
+        if start < len(self):  # torch.split of an empty tensor yields an empty batch
             yield from map(self.split.take, torch.split(order[start * self.size : self.stop], self.size))
 
 
 class _LoaderBatches:
     def __init__(self, split: LoaderSplit, size: int, device: torch.device, orders: _Orders, drop_last: bool) -> None:
         self.device = device
-        self.reads = _Reads(orders, size, drop_last)
+        self.reads = _BatchSampler(orders, size, drop_last)
         self.loader: DataLoader[Any] = DataLoader(
             _Seeded(split.dataset, orders.seed or 0, split.transform),
             batch_sampler=self.reads,
             collate_fn=split.collate,
-            generator=torch.Generator(),  # or else it draws from the global one
+            generator=torch.Generator(),  # the default is the global generator
             num_workers=split.num_workers,
             persistent_workers=split.num_workers > 0,
             pin_memory=device.type == "cuda",
@@ -260,15 +262,15 @@ class _LoaderBatches:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """The examples of one batch, and where it stands: what they draw follows from that and the seed."""
+class _BatchRead:
+    """Examples of one batch and its place, which decides with the seed what the examples draw."""
 
     place: str
     indices: list[int]
 
 
-class _Reads(Sampler[Any]):
-    """The batches of `epoch` from `start` on."""
+class _BatchSampler(Sampler[Any]):
+    """Sampler of the batches of `epoch`, from batch `start` on."""
 
     def __init__(self, orders: _Orders, size: int, drop_last: bool) -> None:
         self.orders, self.size = orders, size
@@ -281,16 +283,16 @@ class _Reads(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         order, epoch = self.orders.of(self.epoch)[: self.stop].tolist(), self.epoch
         for number in range(self.start, len(self)):
-            yield _Read(f"{epoch}/{number}", order[number * self.size : (number + 1) * self.size])
+            yield _BatchRead(f"{epoch}/{number}", order[number * self.size : (number + 1) * self.size])
 
 
 class _Seeded(Dataset[Any]):
-    """Reads the batches of a Dataset, each with the global generators seeded for it, in whichever process."""
+    """Dataset that seeds the global generators before it reads each batch, in whichever process."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, transform: Callable[[Any], Any] | None) -> None:
         self.dataset, self.seed, self.transform = dataset, seed, transform
 
-    def __getitems__(self, read: _Read) -> list[Any]:
+    def __getitems__(self, read: _BatchRead) -> list[Any]:
         with seeded(derive(self.seed, read.place)):
             if together := getattr(self.dataset, "__getitems__", None):
                 found = list(together(read.indices))

@@ -1,4 +1,4 @@
-"""A split read from a stream: examples that come one after another, with no index and no number."""
+"""Split read from a stream, whose examples come one after another, without index and without known number."""
 
 from __future__ import annotations
 
@@ -18,47 +18,54 @@ from orchestrator.workloads.tasks.batch import moved, transformed
 
 @dataclass(frozen=True)
 class StreamSplit:
-    """A split read from an IterableDataset of the user's: so many batches an epoch to train, to its end to evaluate."""
+    """Split read from an IterableDataset: `steps` batches per epoch in training, all examples in evaluation."""
 
     dataset: IterableDataset[Any]
     steps: int | None = None
-    """Batches of an epoch, for which a stream that ends begins anew; None reads it to its end."""
+    """Batches per epoch; a stream that ends starts again. None reads the stream once to its end."""
     num_workers: int = 0
-    """Loader workers in training; each reads the share that the stream gives it. To its end it is read by one at most:
-    where a stream gives every worker all of it, examples would count twice."""
+    """Loader workers in training; each reads the share that the stream gives it.
+
+    At most one worker reads a stream to its end: if the stream gave all examples to every worker, they would count
+    twice.
+    """
     transform: Callable[[Any], Any] | None = None
-    """What is done to an example as it is read: to the inputs of a pair, to all of another."""
+    """Applied when an example is read: to the inputs of a tuple or list, else to the whole example."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Makes a batch of examples; None is torch's `default_collate`."""
-    _kept: dict[Any, _StreamBatches] = field(default_factory=dict, repr=False, compare=False)
-    """The loader of the evaluations so far: its worker process serves the next, too."""
+    """Makes a batch from examples; None is torch's `default_collate`."""
+    _eval_loader: dict[Any, _StreamBatches] = field(default_factory=dict, repr=False, compare=False)
+    """Loader of the evaluations, reused so that its worker process lives on."""
 
     def __len__(self) -> int:
-        raise TypeError("a stream has no length: how many examples it has is not known before it is read")
+        raise TypeError("a stream has no length, because its number of examples is unknown before it is read")
 
     def examples(self) -> Iterator[Any]:
-        """Return the examples of the first epoch, as they are stored."""
-        return _begun(self.dataset, 0)
+        """Return the examples of the first epoch, without transform."""
+        return _start(self.dataset, 0)
 
     def example(self) -> Any:
-        """Return the first example as it is stored."""
+        """Return the first example, without transform."""
         return next(self.examples())
 
     def empty(self) -> bool:
-        """Whether there is no example."""
+        """Return whether the stream has no examples."""
         with seeded(0):
             return not list(islice(self.examples(), 1))
 
     def in_steps(self, steps: Any, target: str) -> StreamSplit:
-        """Return this split with `steps` batches an epoch; `target` is what returned it.
+        """Return this split with `steps` batches per epoch.
+
+        Args:
+            steps: the number of batches, to be checked.
+            target: the target that returned the stream, for the error.
 
         Raises:
-            DataError: `steps` is no positive integer.
+            DataError: `steps` is not a positive integer.
         """
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise DataError(
-                f"`data.steps_per_epoch` (={'null' if steps is None else steps}) must be a positive number of batches "
-                f"where {target} returns a stream to train on; pass one, or return it beside `train`."
+                f"`data.steps_per_epoch` (={'null' if steps is None else steps}) must be a positive number of batches, "
+                f"because {target} returns a training stream; pass a number, or return it beside `train`."
             )
         return replace(self, steps=steps)
 
@@ -77,31 +84,31 @@ class StreamSplit:
     ) -> Batches:
         """Return batches on `device`, in the order of the stream.
 
-        An epoch begins the stream anew and tells it the epoch's number, by `set_epoch` where it has that. What it draws
-        from global generators follows from `seed`, the epoch and the batch, in whichever process it is read.
-        Every batch of a training is full, whatever `drop_last` says.
+        Each epoch starts the stream again and passes the epoch's number to its `set_epoch`, if it has that method. The
+        stream's draws from global generators depend only on `seed`, the epoch and the batch, not on the process that
+        reads it. Every batch of a training is full, whatever `drop_last` says.
         """
         del drop_last
         if self.steps is not None:
             return _StreamBatches(self, batch_size, device, seed or 0)
         asked = batch_size, device, seed
-        if asked not in self._kept:
-            self._kept.clear()
-            self._kept[asked] = _StreamBatches(self, batch_size, device, seed or 0)
-        return self._kept[asked]
+        if asked not in self._eval_loader:
+            self._eval_loader.clear()
+            self._eval_loader[asked] = _StreamBatches(self, batch_size, device, seed or 0)
+        return self._eval_loader[asked]
 
 
 class _StreamBatches:
     def __init__(self, split: StreamSplit, size: int, device: torch.device, seed: int) -> None:
         self.device = device
         workers = split.num_workers if split.steps is not None else min(split.num_workers, 1)
-        self.reads = _Reads(split.steps, max(workers, 1))
+        self.reads = _BatchSampler(split.steps, max(workers, 1))
         self.loader: DataLoader[Any] = DataLoader(
             _Share(split, size, seed, self.reads.shares),
             batch_size=None,
             sampler=self.reads,
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),  # or else it draws from the global one
+            collate_fn=_identity,
+            generator=torch.Generator(),  # the default is the global generator
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
@@ -109,7 +116,7 @@ class _StreamBatches:
 
     def __len__(self) -> int:
         if self.reads.steps is None:
-            raise TypeError("the batches of a stream have no number before it is read to its end")
+            raise TypeError("the number of batches in a stream is unknown before it is read to its end")
         return self.reads.steps
 
     def __iter__(self) -> Iterator[Batch]:
@@ -122,40 +129,41 @@ class _StreamBatches:
                 try:
                     raise batch
                 finally:
-                    del batch  # or the error holds itself, and with it the loader's processes
+                    del batch  # breaks a reference cycle that would keep the loader's processes alive
             if batch is None:
                 return
             yield moved(batch, self.device)
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A batch to be read: its epoch and number, and in which pass through the loader that is."""
+class _BatchRead:
+    """Batch to read: its pass through the loader, its epoch and its number."""
 
     turn: int
     epoch: int
     number: int
 
 
-class _Reads(Sampler[_Read]):
-    """The batches of `epoch` from `start` on; the loader deals them to its workers in turn, from the first worker on.
+class _BatchSampler(Sampler[_BatchRead]):
+    """Sampler of the batches of `epoch` from batch `start` on; the loader deals them to its workers in turn.
 
-    They begin with a batch of the first worker: those before `start` are to be left out.
+    The first sampled batch belongs to the first worker, so it may come before `start`; the caller skips the batches
+    before `start`.
     """
 
     def __init__(self, steps: int | None, shares: int) -> None:
         self.steps, self.shares = steps, shares
         self.turn = self.epoch = self.start = 0
 
-    def __iter__(self) -> Iterator[_Read]:
+    def __iter__(self) -> Iterator[_BatchRead]:
         self.turn += 1
         turn, epoch, first = self.turn, self.epoch, self.start - self.start % self.shares
         for number in count(first) if self.steps is None else range(first, self.steps):
-            yield _Read(turn, epoch, number)
+            yield _BatchRead(turn, epoch, number)
 
 
 class _Share(Dataset[Any]):
-    """What one process reads of a stream: every `shares`th batch, in order, each with the generators seeded for it."""
+    """Part of a stream that one process reads: every `shares`th batch, with the generators seeded for each batch."""
 
     def __init__(self, split: StreamSplit, size: int, seed: int, shares: int) -> None:
         self.stream, self.transform, self.collate = split.dataset, split.transform, split.collate or default_collate
@@ -163,8 +171,11 @@ class _Share(Dataset[Any]):
         self._turn = self._next = 0
         self._examples: Iterator[Any] | None = None
 
-    def __getitem__(self, read: _Read) -> Any:
-        """Return a batch, having read what comes before it; None where the stream has ended; or why there is none."""
+    def __getitem__(self, read: _BatchRead) -> Any:
+        """Return a batch after reading the batches before it; None if the stream has ended.
+
+        An error is returned, not raised, if the stream gives this worker no example.
+        """
         if read.turn != self._turn:
             self._turn, self._next, self._examples = read.turn, read.number % self.shares, None
         for number in range(self._next, read.number, self.shares):
@@ -175,37 +186,37 @@ class _Share(Dataset[Any]):
             examples = self._read(read.epoch)
             if examples:
                 return self.collate([transformed(example, self.transform) for example in examples])
-        return self._nothing(read.number % self.shares) if self.repeats else None
+        return self._no_examples(read.number % self.shares) if self.repeats else None
 
     def _read(self, epoch: int) -> list[Any]:
-        """Return the next examples: a whole batch, or what is left of a stream that is read to its end."""
+        """Return the next examples: a whole batch, or the last examples of a stream that is read to its end."""
         found: list[Any] = []
         while len(found) < self.size:
-            anew = self._examples is None
+            is_new = self._examples is None
             if self._examples is None:
-                self._examples = _begun(self.stream, epoch)
+                self._examples = _start(self.stream, epoch)
             more = list(islice(self._examples, self.size - len(found)))
             found += more
-            if not self.repeats or (anew and not more):
+            if not self.repeats or (is_new and not more):
                 break
             if len(found) < self.size:
                 self._examples = None
         return found
 
-    def _nothing(self, share: int) -> DataError:
+    def _no_examples(self, share: int) -> DataError:
         if self.shares == 1:
-            return DataError("`data`: the train split is a stream that gives no example; let it give some.")
+            return DataError("`data`: the train split is a stream without examples; it must give at least one.")
         return DataError(
-            f"`data.num_workers` (={self.shares}) must be at most the shares that the stream of the train split has, "
-            f"and worker {share + 1} was given no example; pass a smaller number, or 0."
+            f"`data.num_workers` (={self.shares}) must be at most the number of shares of the training stream, but "
+            f"worker {share + 1} got no example; pass a smaller number, or 0."
         )
 
 
-def _begun(stream: IterableDataset[Any], epoch: int) -> Iterator[Any]:
-    if callable(told := getattr(stream, "set_epoch", None)):
-        told(epoch)
+def _start(stream: IterableDataset[Any], epoch: int) -> Iterator[Any]:
+    if callable(set_epoch := getattr(stream, "set_epoch", None)):
+        set_epoch(epoch)
     return iter(stream)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""Create what a `kind` or a `_target_` names, and say plainly why that failed. It uses Hydra in a worker, as few do."""
+"""Create the object that a `kind` or a `_target_` names, with clear errors; it uses Hydra in the worker."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from orchestrator.core.errors import DataError, OrchestratorError
 from pruning.catalogue.rows import Row
 
 NAMING = LABELS | {"kind", "_target_"}
-"""Keys of a model, data set or method that are not arguments of what they build."""
+"""Keys of a model, data set or method that are not arguments of the object to create."""
 
 
 class TargetError(OrchestratorError):
-    """A `_target_` that cannot be imported, or one that raised when called, or a `kind` that did."""
+    """A `_target_` that cannot be imported, or a `_target_` or `kind` that raised an error when called."""
 
 
 def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[str, Row] | None = None) -> Any:
-    """Call what `node` names with `arguments` and its other keys, but for `name` and `depends`; return what it returns.
+    """Call the target of `node` with `arguments` and the node's other keys, except `name` and `depends`.
 
     Nested nodes with a `_target_` are created first.
 
     Args:
         where: the node's place in the configuration, for errors.
         node: `kind`, a key of `kinds`, or `_target_`; and arguments by name.
-        arguments: by position.
-        kinds: rows of what is built in.
+        arguments: arguments by position.
+        kinds: catalogue rows of the built-in objects.
+
+    Returns:
+        The result of the target.
 
     Raises:
-        TargetError: the target cannot be imported or raised; it names `where` the node is and quotes the cause.
-        OrchestratorError: what the target itself raised, when it is one.
+        TargetError: the target cannot be imported or raised; the text names `where` and quotes the cause.
+        OrchestratorError: raised by the target itself.
     """
     left_out = NAMING if kinds else LABELS | {"_target_"}
     named = {key: value for key, value in node.items() if key not in left_out}
@@ -49,24 +52,24 @@ def create(where: str, node: Mapping[str, Any], *arguments: Any, kinds: Mapping[
 
 
 def given(where: str, node: Mapping[str, Any]) -> str:
-    """Return how the node named `where` says what to build, for errors: "`model.kind` (=cnn)"."""
+    """Return how the node at `where` names its target, for errors: "`model.kind` (=cnn)"."""
     key = "_target_" if node.get("_target_") else "kind"
     return f"`{where}.{key}` (={node.get(key)})"
 
 
 def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
-    """Say that the target of the node named `where` failed with `cause`."""
+    """Return a message that creating the node at `where` failed with `cause`."""
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
     return (
         f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; "
-        f"check it and its arguments under `{where}`."
+        f"check the target and its arguments under `{where}`."
     )
 
 
 def returned_function(
     name: str, what: str, named: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Callable[..., Any] | None:
-    """Return the function that a data target may return as `name`, to be called with `what`."""
+    """Return the function `name` that a data target may return; `what` is its argument, for errors."""
     found = named.get(name)
     if found is not None and not callable(found):
         raise DataError(

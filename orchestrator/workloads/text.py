@@ -1,4 +1,4 @@
-"""Blocks of tokens from text: inputs, and for each the token that follows it, held once a node in few bytes."""
+"""Text data: blocks of tokens with the next token as label, stored once per node in the smallest dtype."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def text(
     test_fraction: float = 0.1,
     content: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the blocks of a text: its last part is the test split, and no token is predicted in two splits.
+    """Return the blocks of a text; its last part is the test split, and no token is a label in two splits.
 
-    Inputs and labels are int64 of shape (batch, block), the labels one token further on.
+    Inputs and labels are int64 of shape (batch, block); the labels are the inputs shifted by one token.
 
     Args:
-        root: a text in UTF-8, or a directory of .txt files, taken one after another in the order of their paths.
+        root: a text in UTF-8, or a directory of .txt files, which are joined in the order of their paths.
         tokenizer: `characters` that occur in the text, in the order of their code points; `bytes`; or a file of the
             package tokenizers.
-        block: tokens of an example; those left at the end of a part are not used.
-        test_fraction: of the characters, or bytes, of the text.
-        content: digests that the files must have; None takes them as they are.
+        block: tokens per example; remaining tokens at the end of a part are not used.
+        test_fraction: fraction of the characters or bytes of the text.
+        content: digests that the files must have; None accepts any.
 
     Raises:
-        DataError: a file is absent, no text, or another than planned, or there is too little of it.
+        DataError: a file is absent, not text, or different from the planned one, or the text is too short.
     """
     try:
         found = content_of_text(root, tokenizer)
@@ -45,8 +45,8 @@ def text(
         raise DataError(f"`data` (root={root}, tokenizer={tokenizer}): it {error}") from None
     if content is not None and found != content:
         raise DataError(
-            f"`data.root` (={root}) or its tokenizer is not what the sweep was planned with: it was changed since, or "
-            "this node has another; run the same command again."
+            f"`data.root` (={root}) and its tokenizer must be those that the sweep was planned with, but one has "
+            "changed, or this node has another; run the same command again."
         )
 
     def prepare() -> dict[str, Tensor]:
@@ -68,15 +68,15 @@ def _blocks(tokens: Tensor, block: int, part: str) -> TensorSplit:
     count = (len(tokens) - 1) // block
     if count < 1:
         raise DataError(
-            f"`data.block` (={block}) must be less than the {len(tokens)} tokens of the {part} part of the text; pass "
-            "a smaller one, or more text."
+            f"`data.block` (={block}) must be less than {len(tokens)}, the tokens of the {part} part of the text; pass "
+            "a smaller block, or use more text."
         )
     inputs, following = (tokens[start : start + count * block].view(count, block) for start in (0, 1))
     return TensorSplit(inputs, following, Tensor.long, in_order=True)
 
 
 def _tokenised(whole: bytes, tokenizer: str, test_fraction: float, root: str) -> tuple[Sequence[NDArray[Any]], int]:
-    """Return the tokens of the training and of the test part of a text, and how many different ones there may be."""
+    """Return the tokens of the training and test parts of a text, and the size of the vocabulary."""
     if tokenizer == "bytes":
         codes = np.frombuffer(whole, np.uint8).copy()
         return np.split(codes, [_cut(len(codes), test_fraction)]), 256
@@ -84,40 +84,40 @@ def _tokenised(whole: bytes, tokenizer: str, test_fraction: float, root: str) ->
         said = whole.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"`data.root` (={root}) is no text in UTF-8 (byte {error.start}: {error.reason}); convert it, or pass "
+            f"`data.root` (={root}) must be text in UTF-8 (byte {error.start}: {error.reason}); convert it, or pass "
             "data.tokenizer=bytes."
         ) from None
     cut = _cut(len(said), test_fraction)
     if tokenizer != "characters":
-        return _by_file(tokenizer, (said[:cut], said[cut:]))
+        return _tokenised_by_file(tokenizer, (said[:cut], said[cut:]))
     points = np.frombuffer(said.encode("utf-32-le"), np.uint32)
     occurs = np.zeros(0x110000, bool)
     occurs[points] = True
     vocabulary = int(occurs.sum())
-    number = (np.cumsum(occurs) - 1).astype(_dtype(vocabulary))
+    number = (np.cumsum(occurs) - 1).astype(_token_dtype(vocabulary))
     return np.split(number[points], [cut]), vocabulary
 
 
-def _by_file(path: str, parts: Sequence[str]) -> tuple[Sequence[NDArray[Any]], int]:
+def _tokenised_by_file(path: str, parts: Sequence[str]) -> tuple[Sequence[NDArray[Any]], int]:
     try:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(path)
-    except Exception as error:  # its errors have no class of their own
+    except Exception as error:  # tokenizers raises plain Exception
         said = " ".join(str(error).split()).rstrip(".")
         raise DataError(
-            f"`data.tokenizer` (={path}) cannot be read as a file of the package tokenizers: {said}; pass one that "
-            "Tokenizer.save wrote, or characters."
+            f"`data.tokenizer` (={path}) cannot be read as a file of the package tokenizers: {said}; pass a file "
+            "that Tokenizer.save wrote, or characters."
         ) from None
     vocabulary = tokenizer.get_vocab_size()
     coded = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
-    return [np.array(ids).astype(_dtype(vocabulary)) for ids in coded], vocabulary
+    return [np.array(ids).astype(_token_dtype(vocabulary)) for ids in coded], vocabulary
 
 
 def _cut(length: int, test_fraction: float) -> int:
     return length - round(length * test_fraction)
 
 
-def _dtype(vocabulary: int) -> type[np.uint8] | type[np.uint16] | type[np.int32]:
-    """Return the smallest type of which torch, too, can hold so many tokens."""
+def _token_dtype(vocabulary: int) -> type[np.uint8] | type[np.uint16] | type[np.int32]:
+    """Return the smallest integer type, of those that torch has, too, for this many tokens."""
     return np.uint8 if vocabulary <= 2**8 else np.uint16 if vocabulary <= 2**16 else np.int32

@@ -1,4 +1,4 @@
-"""Weights as a file and as a digest: tensor by tensor, so that no second copy of them is ever in memory."""
+"""Weights in files and as digests, tensor by tensor, so that memory never holds a second copy of all weights."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from orchestrator.store.node_folder import node_folder, tidy
 from pruning import is_pruned
 
 PIECE = 4 * 2**20
-"""Bytes of a tensor that are brought to the CPU at a time."""
+"""Bytes of a tensor that are copied to the CPU at a time."""
 WRAPPERS = ("module.", "_orig_mod.")
-"""What DataParallel and torch.compile put before the names of parameters."""
+"""Prefixes that DataParallel and torch.compile put before the names of parameters."""
 STATES = ("state_dict", "model_state_dict", "model")
-"""Where a checkpoint that holds more keeps the weights."""
+"""Keys under which a larger checkpoint stores the weights."""
 AS_JSON = ".json"
-"""After the names of what a network keeps beside its tensors."""
-TOLD = 3
-"""Misfits between a checkpoint and a network that are spelled out."""
+"""Suffix for the names of a network's extra state, which is stored as JSON."""
+LISTED = 3
+"""Number of misfits between a checkpoint and a network that messages list."""
 
 
 class CheckpointError(OrchestratorError):
-    """Weights to begin with that cannot be read, or are those of another network."""
+    """Initial weights that cannot be read, or that belong to another network."""
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state_dict of `model` as if it had never been pruned: masked weights under their own names.
 
-    The tensors are those of the model where nothing masks them, and change with it. What a `get_extra_state` says
-    that is no tensor is here as JSON, in bytes.
+    Unmasked tensors are those of the model and change with it. Values from `get_extra_state` that are not tensors are
+    JSON, as tensors of bytes.
 
     Raises:
-        CheckpointError: that cannot be said in JSON
+        CheckpointError: JSON cannot hold a value of the extra state
     """
     state = model.state_dict()
     plain: dict[str, Tensor] = {}
@@ -74,8 +74,8 @@ def _json(name: str, value: object) -> Tensor:
         text = "null"
     if json.loads(text) != value:
         raise CheckpointError(
-            f"`{name}` (={quoted(value)}) must be a tensor, or what JSON can hold, numbers, text, lists, and dicts by "
-            "text; let `get_extra_state` of the network return that."
+            f"`{name}` (={quoted(value)}) must be a tensor or JSON: numbers, text, lists, and dicts with text keys; "
+            "change what `get_extra_state` of the network returns."
         )
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
@@ -92,10 +92,10 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str, str] | None = None) -> None:
-    """Write the file that `safetensors.torch.save` would make of contiguous copies of the tensors on the CPU.
+    """Write the same file as `safetensors.torch.save` for contiguous copies of the tensors on the CPU.
 
-    The package orders the tensors and names their dtypes, in the header it makes of empty ones; shapes and places are
-    filled in here. A header is its length in 8 bytes, then JSON padded with spaces to a multiple of 8.
+    safetensors orders the tensors and names their dtypes, in a header that it makes from empty tensors; shapes and
+    offsets are filled in here. A header is its length in 8 bytes, then JSON padded with spaces to a multiple of 8.
     """
     empty = save({name: torch.empty(0, dtype=tensor.dtype) for name, tensor in state.items()}, metadata)
     header, place = json.loads(empty[8:]), 0
@@ -114,10 +114,10 @@ def write_state(state: Mapping[str, Tensor], file: BinaryIO, metadata: dict[str,
 
 
 def load_state(model: nn.Module, found: Mapping[str, Tensor]) -> None:
-    """Copy what `plain_state` returned of a network into a plain model of the same kind.
+    """Load the result of `plain_state` into a plain model of the same structure.
 
     Raises:
-        ValueError: the tensors are those of another network; the first misfits are told
+        ValueError: the tensors belong to another network; the text lists the first misfits
     """
     tensors = dict(found)
     extra = _extra(tensors)
@@ -125,12 +125,12 @@ def load_state(model: nn.Module, found: Mapping[str, Tensor]) -> None:
         model.load_state_dict({**tensors, **extra})
     except RuntimeError as error:
         own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
-        misfits = [*_misfits(own, set(own), tensors, model)][:TOLD] or [" ".join(str(error).split())]
+        misfits = [*_misfits(own, set(own), tensors, model)][:LISTED] or [" ".join(str(error).split())]
         raise ValueError("; ".join(each[:200] for each in misfits)) from error
 
 
 def _extra(found: dict[str, Tensor]) -> dict[str, Any]:
-    """Take out of a file what is there as JSON, and return it by its name; raise ValueError where it is no JSON."""
+    """Remove the extra state, which is JSON, from `found` and return it by name; raise ValueError for invalid JSON."""
     names = [name for name in found if name.endswith(f"_extra_state{AS_JSON}")]
     try:
         return {name.removesuffix(AS_JSON): json.loads(found.pop(name).numpy().tobytes()) for name in names}
@@ -139,22 +139,24 @@ def _extra(found: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] = ()) -> None:
-    """Copy a checkpoint into a plain model, by name and in the model's dtypes; what fits nowhere is refused.
+    """Copy a checkpoint into a plain model, by name and in the model's dtypes; refuse tensors that do not fit.
 
-    Names may have what DataParallel, torch.compile or a transformers model with a head puts before them, or lack it. Of
-    tied parameters one name suffices.
+    Names may have, or lack, the prefix that DataParallel, torch.compile or a transformers model with a head puts before
+    them. One name is enough for tied parameters.
 
     Args:
-        place: path or URI of a .safetensors file, or of what torch.save wrote: tensors by name, or a checkpoint that
-            has them as `state_dict`, say. Nothing in it is run.
-        expected: SHA-256 of its bytes
-        keep: patterns on the names of what keeps its initialisation
+        model: the network.
+        place: path or URI of a .safetensors file, or of a file from torch.save: tensors by name, or a checkpoint that
+            holds them, for example as `state_dict`. Code in the file is never run.
+        expected: SHA-256 of the file's bytes
+        keep: patterns on the names of tensors that keep their initialisation
 
     Raises:
-        CheckpointError: it is not there, not what was planned with, damaged, no checkpoint, or another network's
+        CheckpointError: the file is absent, damaged, not a checkpoint, or different from the planned one, or it belongs
+            to another network
     """
     said = f"`model.weights` (={redact(place)})"
-    with _at_hand(place, expected, said) as path:
+    with _local_file(place, expected, said) as path:
         found = _read(path, said)
         extra = {name: value for name, value in _extra(found).items() if name in model.state_dict()}
         own = {name: each for name, each in model.state_dict().items() if isinstance(each, Tensor)}
@@ -162,18 +164,18 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
             if not any(fnmatchcase(name, pattern) for name in own):
                 raise CheckpointError(f"`model.reinitialise` (={pattern}) matches no parameter of the network.")
         taken = {name for name in own if not any(fnmatchcase(name, pattern) for pattern in keep)}
-        named = {_own_name(name, own, model): value for name, value in found.items()}
+        named = {_name_in_network(name, own, model): value for name, value in found.items()}
         infinite = [name for name, value in named.items() if name in taken and not bool(value.isfinite().all())]
         if infinite:
             raise CheckpointError(
-                f"{said} holds NaN or an infinity in `{infinite[0]}`: its training diverged; pass an earlier one."
+                f"{said} contains NaN or infinity in `{infinite[0]}`: its training diverged; pass an earlier one."
             )
         misfits = list(_misfits(own, taken, named, model))
         if misfits:
-            more = f", and {len(misfits) - TOLD} more" if len(misfits) > TOLD else ""
+            more = f", and {len(misfits) - LISTED} more" if len(misfits) > LISTED else ""
             raise CheckpointError(
-                f"{said} is not of this network: {'; '.join(misfits[:TOLD])}{more}; choose the model that it was saved "
-                "from, or name what is to keep its initialisation, as in model.reinitialise=['fc.*']."
+                f"{said} does not fit this network: {'; '.join(misfits[:LISTED])}{more}; choose the model that it was "
+                "saved from, or name the tensors that keep their initialisation, as in model.reinitialise=['fc.*']."
             )
         with torch.no_grad():
             for name in taken & set(named):
@@ -182,8 +184,11 @@ def initialise(model: nn.Module, place: str, expected: str, keep: Sequence[str] 
 
 
 @contextmanager
-def _at_hand(place: str, expected: str, said: str) -> Iterator[Path]:
-    """Give the path of a file on this node whose bytes are as expected; one from elsewhere is kept for the next."""
+def _local_file(place: str, expected: str, said: str) -> Iterator[Path]:
+    """Yield the path of a file on this node whose bytes are as expected.
+
+    A downloaded file is cached in the node's folder, if there is one.
+    """
     folder = node_folder()
     with tempfile.TemporaryDirectory() as own:
         try:
@@ -198,36 +203,38 @@ def _at_hand(place: str, expected: str, said: str) -> Iterator[Path]:
             else:
                 path = Path(place)
             digest = file_digest(str(path))
-        except Exception as error:  # whatever a file system's library raises
+        except Exception as error:  # libraries of file systems raise many types
             reason = redact(" ".join(str(error).split()) or type(error).__name__)
             raise CheckpointError(
-                f"{said} cannot be read on this node: {reason}; put it where every node can."
+                f"{said} cannot be read on this node: {reason}; put the file where every node can read it."
             ) from error
         if digest != expected:
             path.unlink() if "://" in place else None
             raise CheckpointError(
-                f"{said} is not what the sweep was planned with: it was changed since, or this node has another; run "
-                "the same command again."
+                f"{said} must be the file that the sweep was planned with, but it has changed, or this node has "
+                "another; run the same command again."
             )
         yield path
 
 
 def _read(path: Path, said: str) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, mapped from the file where its format allows."""
+    """Return the tensors of a checkpoint by name, mapped from the file if its format allows."""
     try:
         if ".safetensors" in path.suffixes:
             return tensors_in(path)
-        with warnings.catch_warnings(action="ignore"):  # of pickles that torch.save did not write
+        with warnings.catch_warnings(action="ignore"):  # torch warns of pickles that torch.save did not write
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         if "Unsupported global" in str(error):
             raise CheckpointError(
-                f"{said} names code, or is damaged, and nothing in a checkpoint is run; save it anew by "
+                f"{said} contains code, which is never run, or is damaged; save the weights again by "
                 "torch.save(model.state_dict(), ...) or as .safetensors."
             ) from error
-        reason = "" if isinstance(error, RuntimeError) else f" ({type(error).__name__})"  # whose text is of archives
+        reason = (
+            "" if isinstance(error, RuntimeError) else f" ({type(error).__name__})"
+        )  # torch's text is about archives
         raise CheckpointError(
-            f"{said} is damaged, or no file of weights{reason}; copy it again, or save it by "
+            f"{said} is damaged, or not a file of weights{reason}; copy it again, or save it by "
             "torch.save(model.state_dict(), ...) or as .safetensors."
         ) from error
     state: Any = found
@@ -239,14 +246,14 @@ def _read(path: Path, said: str) -> dict[str, Tensor]:
     )
     if not tensors or not all(isinstance(name, str) for name in tensors):
         raise CheckpointError(
-            f"{said} holds {type(state).__name__} and no tensors by name; save it by "
+            f"{said} holds {type(state).__name__}, not tensors by name; save the weights by "
             "torch.save(model.state_dict(), ...)."
         )
     return tensors
 
 
-def _own_name(name: str, own: Mapping[str, Tensor], model: nn.Module) -> str:
-    """Return what a network calls what its checkpoint calls `name`; as it is where it has nothing like that."""
+def _name_in_network(name: str, own: Mapping[str, Tensor], model: nn.Module) -> str:
+    """Return the network's name for the checkpoint's `name`; `name` itself if the network has no similar one."""
     head = f"{getattr(model, 'base_model_prefix', '')}."
     forms = [name, *(name.removeprefix(wrapper) for wrapper in WRAPPERS), head + name, name.removeprefix(head)]
     return next((form for form in forms if form in own), name)
@@ -267,7 +274,7 @@ def _misfits(
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of a tensor in row-major order, copying at most `PIECE` of them, or one row, at a time."""
+    """Yield the bytes of a tensor in row-major order, copying at most `PIECE` bytes, or one row, at a time."""
     rows = tensor.detach()
     if rows.is_contiguous():
         rows = rows.flatten()

@@ -229,7 +229,8 @@ def test_all_misfits_are_listed_once_with_their_trials_before_anything_trains(
         ),
         (
             ["data._target_=their_words.unreadable"],
-            "\n  `data`: examples of the test split cannot be read: OSError: no such image; mend what `data` names.",
+            "\n  `data`: examples of the test split cannot be read: OSError: no such image; fix the data "
+            "that `data` names.",
         ),
         (
             ["model._target_=their_words.leaves"],
@@ -278,20 +279,20 @@ def holes(place: str, value: str, target: str = "holes") -> list[str]:
     [
         (
             holes("train inputs", "nan"),
-            "(=their_words.holes) must give finite numbers, and the inputs of example 30 (counted ",
+            "(=their_words.holes) must give finite numbers, but the inputs of example 30 (counted ",
         ),
         (
             holes("val inputs", "inf"),
-            "the inputs of example 30 (counted from 0) of its val split hold inf; replace such val",
+            "the inputs of example 30 (counted from 0) of its val split contain inf; replace such val",
         ),
         (
             holes("test inputs", "-inf"),
-            "the inputs of example 30 (counted from 0) of its test split hold -inf; replace such",
+            "the inputs of example 30 (counted from 0) of its test split contain -inf; replace such",
         ),
-        (holes("train labels", "nan"), "the labels of example 30 (counted from 0) of its train split hold nan; rep"),
+        (holes("train labels", "nan"), "the labels of example 30 (counted from 0) of its train split contain nan; rep"),
         (
             holes("", "nan", "listed"),
-            "the inputs of example 3 (counted from 0) of its test split hold nan; replace",
+            "the inputs of example 3 (counted from 0) of its test split contain nan; replace",
         ),
         (
             [*holes("train inputs", "nan"), "method=snip", "schedule=at_start"],

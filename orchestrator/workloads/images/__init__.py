@@ -1,1 +1,1 @@
-"""Image sets: the named ones, those of Hugging Face, and how their pixels are kept and normalised."""
+"""Image data sets: built-in ones, Hugging Face ones, and the storage and normalisation of pixels."""

@@ -1,4 +1,4 @@
-"""Image sets of Hugging Face `datasets`, those of the hub kept once a node."""
+"""Image data sets of Hugging Face `datasets`; decoded pixels of a hub's set are stored once per node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.workloads import node_cache
 from orchestrator.workloads.images.pixels import Normalisation, by_split, splits_of
 
 CHUNK = 256
-"""Examples that are decoded at a time."""
+"""Number of examples that are decoded at a time."""
 
 
 def huggingface(
@@ -31,22 +31,22 @@ def huggingface(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> dict[str, Any]:
-    """Return an image classification set of Hugging Face `datasets`, in memory or, where it is large, in a file.
+    """Load an image classification set of Hugging Face `datasets`, in memory or, if it is large, mapped from a file.
 
-    Few examples are decoded at a time; a set of the hub's is kept once a node.
+    Few examples are decoded at a time; a set from the hub is decoded once per node.
 
     Args:
-        path: of the set on the hub, or of a directory.
-        subset: which configuration of the set, where it has several.
+        path: name of the set on the hub, or a directory.
+        subset: configuration of the set, if it has several.
         revision: branch, tag or commit on the hub.
-        train_split: name of the split to train on.
-        test_split: name of the split to test on.
+        train_split: name of the training split.
+        test_split: name of the test split.
         image_key: column of the images.
         label_key: column of the labels.
         mode: RGB, or L for grey.
-        size: [height, width] to resize to; None needs images of one size.
-        mean: per channel, of pixels in [0, 1]; None takes the training split's.
-        std: likewise.
+        size: [height, width] to resize to; None requires images of one size.
+        mean: mean per channel of pixels in [0, 1]; None computes it from the training split.
+        std: standard deviation per channel of pixels in [0, 1]; None computes it from the training split.
 
     Raises:
         DataError: `datasets` is not installed, a column is absent, or the images differ in size.
@@ -73,19 +73,19 @@ def huggingface(
 
     def prepare() -> dict[str, Tensor]:
         pixels, labels = zip(*(_read(path, rows, image_key, label_key, mode, size) for rows in parts), strict=True)
-        return by_split(pixels, labels) | (_spread(pixels[0]) if measured else {})
+        return by_split(pixels, labels) | (_mean_and_std(pixels[0]) if measured else {})
 
-    options = [train_split, test_split, image_key, label_key, mode, size and list(size), measured, _pillow()]
+    options = [train_split, test_split, image_key, label_key, mode, size and list(size), measured, _pillow_version()]
     files = [node_cache.stamp(file["filename"]) for rows in parts for file in rows.cache_files]
     source = {"arrow": options, "files": files}
-    # Rows of a local directory may point to images there, which nothing here would see change.
+    # Rows of a local directory may point to images there; their changes would not be noticed here.
     found = node_cache.shared(source, prepare) if files and not Path(path).exists() else prepare()
     mean, std = mean or found["mean"].tolist(), std or found["std"].tolist()
     return {**splits_of(found, Normalisation.of(mean, std, channels=found["train"].shape[1])), "classes": classes}
 
 
-def _pillow() -> str:
-    """Return the version that decodes and resizes."""
+def _pillow_version() -> str:
+    """Return the version of Pillow, which decodes and resizes."""
     from PIL import __version__
 
     return __version__
@@ -108,17 +108,17 @@ def _read(path: str, rows: Any, image_key: str, label_key: str, mode: str, size:
             if len(sizes) == 1:
                 pixels[place] = torch.from_numpy(array if mode == "L" else array.transpose(2, 0, 1))
     if not sizes:
-        raise DataError(f"`data.path` (={path}) must have examples in its training and its test split.")
+        raise DataError(f"`data.path` (={path}) must have examples in its training and test splits.")
     if len(sizes) > 1:
         raise DataError(
-            f"`data.size` (=null) needs images of one size, but those of {path} have {len(sizes)}, from "
+            f"`data.size` (=null) requires images of one size, but those of {path} have {len(sizes)}, from "
             f"{list(min(sizes))} to {list(max(sizes))}; pass data.size=[height,width] to resize them."
         )
     return [pixels, torch.cat(labels)]
 
 
-def _spread(pixels: Tensor) -> dict[str, Tensor]:
-    """Return mean and standard deviation per channel of pixels in [0, 1]: of sums that are exact."""
+def _mean_and_std(pixels: Tensor) -> dict[str, Tensor]:
+    """Return mean and standard deviation per channel of pixels scaled to [0, 1], computed from exact sums."""
     total, squares = torch.zeros(2, pixels.shape[1], dtype=torch.int64)
     for chunk in torch.split(pixels, CHUNK // 16 or 1):  # squares take eight times the memory of pixels
         total += chunk.sum((0, 2, 3))

@@ -1,4 +1,4 @@
-"""MNIST-like sets from the canonical idx .gz files: found, or downloaded whole or not at all; checked; parsed."""
+"""MNIST-like data sets from the published idx .gz files: find or download the files, verify their MD5, parse them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import DataError
 
 TIMEOUT = 60.0
-"""Seconds that a mirror may be silent."""
+"""Seconds to wait for an answer of a mirror."""
 LARGEST = 2**26
-"""Bytes read of an answer at most: over twice the largest of the files."""
+"""Largest number of bytes read from an answer: over twice the size of the largest file."""
 
 FILES = (
     "train-images-idx3-ubyte.gz",
@@ -33,7 +33,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class IdxSet:
-    """A published set: the folder it lies in under the root, each file's MD5 in the order of `FILES`, and mirrors."""
+    """Published data set: its folder under the root, the MD5 of each file in the order of `FILES`, and its mirrors."""
 
     folder: str
     md5: Mapping[str, str]
@@ -66,27 +66,27 @@ FASHION_MNIST = IdxSet(
 
 
 def find(published: IdxSet, root: Path, *, download: bool) -> list[Path]:
-    """Return the paths of the four files, in the order of `FILES`, once they are there.
+    """Return the paths of the four files in the order of `FILES`; download absent files if `download`.
 
     Raises:
-        DataError: a file is absent and cannot be downloaded; it names file and remedy.
+        DataError: a file is absent and cannot be downloaded; the text names the file and the remedy.
     """
     folder = root / published.folder
     for name in FILES:
         if not (folder / name).is_file():
             if not download:
                 raise DataError(
-                    f"`data.root` (={root}) holds no {folder / name}; put it there or pass `data.download=true`."
+                    f"`data.root` (={root}) must hold {folder / name}; put the file there, or pass data.download=true."
                 )
             _download(name, published, folder)
     return [folder / name for name in FILES]
 
 
 def read(published: IdxSet, paths: Sequence[Path]) -> list[NDArray[np.uint8]]:
-    """Return training images, training labels, test images and test labels as stored in the files that `find` found.
+    """Return training images, training labels, test images and test labels from the files that `find` returned.
 
     Raises:
-        DataError: a file is not the published one; it names file and remedy.
+        DataError: a file is not the published one; the text names the file and the remedy.
     """
     arrays = []
     for path in paths:
@@ -100,13 +100,13 @@ def parse(content: bytes, path: Path) -> NDArray[np.uint8]:
     """Return the array in an idx file of unsigned bytes: 0, 0, type 8, rank; big-endian uint32 extents; entries."""
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
         raise DataError(
-            f"{path} begins with {content[:4].hex()}, not with the head of an idx file of bytes; replace it."
+            f"{path} begins with {content[:4].hex()}, not with the header of an idx file of bytes; replace the file."
         )
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     entries = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     if entries.size != np.prod(shape, dtype=np.int64):
         raise DataError(
-            f"{path} holds {entries.size} entries where its head says {'x'.join(map(str, shape))}; replace it."
+            f"{path} holds {entries.size} entries, but its header says {'x'.join(map(str, shape))}; replace the file."
         )
     return entries.reshape(shape)
 
@@ -122,13 +122,13 @@ def _check(path: Path, content: bytes, expected: str) -> None:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != expected:
         raise DataError(
-            f"{path} has MD5 {found} where the published file has {expected}: it is damaged or another file; delete it "
-            "and run again to download it, or put the canonical one there."
+            f"{path} has MD5 {found}, but the published file has {expected}: it is damaged or another file; "
+            "delete the file and run again to download it, or put the published file there."
         )
 
 
 def _download(name: str, published: IdxSet, folder: Path) -> None:
-    """Put one file into `folder` under its name once complete and right: a killed download leaves none."""
+    """Download one file into `folder`; it gets its name only when it is complete and its MD5 is right."""
     tried = []
     for mirror in published.mirrors:
         try:
@@ -140,10 +140,10 @@ def _download(name: str, published: IdxSet, folder: Path) -> None:
         if hashlib.md5(content, usedforsecurity=False).hexdigest() == published.md5[name]:
             _commit(content, folder / name)
             return
-        tried.append(f"{mirror}: another file than the published one")
+        tried.append(f"{mirror}: the file differs from the published one")
     raise DataError(
         f"{folder / name} is absent and could not be downloaded ({'; '.join(tried)}); put the four .gz files of "
-        f"{published.folder} into {folder}, or point `data.root` at the directory that holds {published.folder}/."
+        f"{published.folder} into {folder}, or pass the directory that holds {published.folder}/ as `data.root`."
     )
 
 
@@ -158,5 +158,5 @@ def _commit(content: bytes, path: Path) -> None:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"`data.root`: {path} cannot be written: {error.strerror or error}; point it at a writable directory."
+            f"`data.root`: {path} cannot be written: {error.strerror or error}; pass a writable directory."
         ) from error

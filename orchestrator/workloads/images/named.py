@@ -1,6 +1,6 @@
-"""The named image sets: normalised float32 inputs of shape (examples, channels, height, width), labels as int64.
+"""Built-in image data sets: normalised float32 inputs of shape (examples, channels, height, width), int64 labels.
 
-The large ones keep their pixels as they are stored, in uint8 and once a node, and normalise each batch.
+Large sets keep their pixels in uint8, stored once per node, and normalise each batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.workloads.images.pixels import Normalisation, by_split, splits
 def digits(
     test_fraction: float = 0.2, mean: Sequence[float] = (0.3053,), std: Sequence[float] = (0.3760,)
 ) -> dict[str, Any]:
-    """Return scikit-learn's handwritten digits (1,797 of 1x8x8); the same random examples are always the test split."""
+    """Return scikit-learn's handwritten digits (1,797 of 1x8x8), always with the same random examples as test split."""
     if not 0.0 < test_fraction < 1.0:
         raise DataError(f"`data.test_fraction` (={test_fraction}) must lie in (0, 1); pass 0.2 to test on a fifth.")
     table = _digits_table()
@@ -38,10 +38,10 @@ def digits(
 
 
 def _digits_table() -> NDArray[np.uint8]:
-    """Read 64 pixels and the label a row. `sklearn.datasets` is not imported: that takes each worker 1.3 s."""
+    """Read 64 pixels and the label per row, without `sklearn.datasets`: its import takes each worker 1.3 s."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("`data` digits is a part of scikit-learn, which is not installed: pip install scikit-learn.")
+        raise DataError("`data` (=digits) needs scikit-learn, which is not installed: pip install scikit-learn.")
     path = Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     if path.is_file():
         return np.loadtxt(path, delimiter=",", dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Pixels as they are kept, in uint8, and the splits of them: each batch is normalised by itself."""
+"""Pixels in uint8, and splits of them that normalise each batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.workloads.splits import TensorSplit
 
 
 def by_split(images: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Give the tensors of (train, test) the names that they are kept under."""
+    """Return images and labels of (train, test) under the names of their stored tensors."""
     return {"train": images[0], "train_labels": labels[0], "test": images[1], "test_labels": labels[1]}
 
 
 def splits_of(kept: Mapping[str, Tensor], normalise: Normalisation) -> dict[str, TensorSplit]:
-    """Return the splits of what `by_split` named."""
+    """Return the splits of the tensors that `by_split` named."""
     labels = {name: kept[f"{name}_labels"] for name in ("train", "test")}
     labels = {name: each if each.is_floating_point() else each.long() for name, each in labels.items()}
     return {name: TensorSplit(kept[name], labels[name], normalise) for name in labels}
@@ -26,7 +26,7 @@ def splits_of(kept: Mapping[str, Tensor], normalise: Normalisation) -> dict[str,
 
 @dataclass(frozen=True)
 class Normalisation:
-    """uint8 pixels (examples, channels, height, width) -> (pixels / largest - mean) / std in float32."""
+    """Normalise uint8 pixels (examples, channels, height, width): (pixels / largest - mean) / std in float32."""
 
     mean: Tensor
     std: Tensor
@@ -34,12 +34,12 @@ class Normalisation:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float], *, channels: int, largest: int = 255) -> Normalisation:
-        """Return the one with this `mean` and `std`, each of one entry or of one a channel."""
+        """Build a normalisation from `mean` and `std`, each with one entry, or with one entry per channel."""
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
-                raise DataError(f"`data.{name}` (={list(values)}) must have 1 or {channels} entries, one a channel.")
+                raise DataError(f"`data.{name}` (={list(values)}) must have 1 or {channels} entries, one per channel.")
         if min(std) <= 0:
-            raise DataError(f"`data.std` (={list(std)}) must be positive; pass [1.0] to leave the scale as it is.")
+            raise DataError(f"`data.std` (={list(std)}) must be positive; pass [1.0] to keep the scale.")
         centre, scale = (torch.tensor(list(values)).view(1, -1, 1, 1) for values in (mean, std))
         return cls(centre, scale, largest)
 

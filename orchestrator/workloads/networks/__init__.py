@@ -1,1 +1,1 @@
-"""Networks by kind: small classifiers, the decoder of tokens, and those that transformers and timm build."""
+"""Built-in networks: small classifiers, a GPT, and the models of transformers and timm."""

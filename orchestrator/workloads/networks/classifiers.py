@@ -1,4 +1,4 @@
-"""Small classifiers, as papers on pruning use them: an MLP, a CNN, LeNets, ResNet-20."""
+"""Small classifiers from the pruning literature: an MLP, a CNN, LeNets, ResNet-20."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def mlp(
     batch_norm: bool = False,
     bias: bool = True,
 ) -> nn.Sequential:
-    """Return linear layers fc1, fc2, ... of the widths `hidden` with ReLU (and dropout) between; input is flattened.
+    """Return linear layers fc1, fc2, ... of widths `hidden` with ReLU (and dropout) in between; the input is flattened.
 
-    With `batch_norm` what goes into each ReLU is normalised, and the layers there have no biases.
+    With `batch_norm`, a batch normalisation precedes each ReLU, and the layers before it have no biases.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     widths = (prod(input_shape), *hidden, classes)
@@ -48,7 +48,7 @@ def cnn(
     batch_norm: bool = True,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """Return blocks conv1, conv2, ... (3x3, normalised, ReLU, 2x2 max pooling), then linear layers fc1, fc2, ..."""
+    """Return blocks conv1, conv2, ... (3x3, batch norm, ReLU, 2x2 max pooling), then linear layers fc1, fc2, ..."""
     fan_in, height, width = _image("cnn", input_shape, least=2 ** len(channels))
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index, fan_out in enumerate(channels, start=1):
@@ -68,9 +68,10 @@ def lenet_300_100(input_shape: Sequence[int], classes: int) -> nn.Sequential:
 
 
 def lenet5(input_shape: Sequence[int], classes: int) -> nn.Sequential:
-    """Return LeNet-5 in the sizes of Caffe's: 20 and 50 5x5 filters, 2x2 max pooling, 500 units.
+    """Return LeNet-5 in the sizes of Caffe: 20 and 50 filters of 5x5, 2x2 max pooling, 500 units.
 
-    With ReLU after every layer, as the pruning literature has it, and Gaussian Glorot weights; 430,500 at 1x28x28.
+    Every layer but the last has a ReLU, as in the pruning literature. Weights are Gaussian Glorot; 430,500 weights at
+    1x28x28.
     """
     channels, height, width = _image("lenet5", input_shape, least=16)
     side = [((extent - 4) // 2 - 4) // 2 for extent in (height, width)]
@@ -90,7 +91,7 @@ def lenet5(input_shape: Sequence[int], classes: int) -> nn.Sequential:
 
 
 class _Glorot(nn.Sequential):
-    """Layers with weights from N(0, 2 / (fan_in + fan_out)) and biases of zero (Glorot & Bengio 2010)."""
+    """Layers with weights from N(0, 2 / (fan_in + fan_out)) and zero biases (Glorot & Bengio 2010)."""
 
     @classmethod
     def of(cls, layers: OrderedDict[str, nn.Module]) -> Self:
@@ -113,7 +114,7 @@ class _ByFanOut(_Glorot):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut; where the shape changes, it is subsampled and zero-padded."""
+    """Two 3x3 convolutions with a shortcut; if the shape changes, the shortcut is subsampled and zero-padded."""
 
     def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
         super().__init__()
@@ -151,10 +152,10 @@ def resnet20(input_shape: Sequence[int], classes: int, width: int = 16) -> nn.Se
 
 
 def _image(name: str, shape: Sequence[int], least: int) -> tuple[int, int, int]:
-    """Return channels, height and width; refuse shapes that are no images of at least `least` pixels a side."""
+    """Return channels, height and width; raise `ModelError` for a shape without at least `least` pixels per side."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ModelError(
-            f"`model.input_shape` (={list(shape)}) must be [channels, height, width] with at least {least} pixels a "
+            f"`model.input_shape` (={list(shape)}) must be [channels, height, width] with at least {least} pixels per "
             f"side for {name}; choose another model, such as mlp, or larger images."
         )
     channels, height, width = shape

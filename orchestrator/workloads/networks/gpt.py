@@ -1,4 +1,4 @@
-"""A small GPT: a decoder of tokens whose linear layers are pruned as those of any network are."""
+"""Small GPT: a decoder of tokens whose linear layers are pruned as in any other network."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orchestrator.core.errors import ModelError
 
 
 class Gpt(nn.Module):
-    """Tokens (batch, length) int64 -> logits (batch, length, vocabulary) of the token that follows each.
+    """Decoder: tokens (batch, length) int64 -> logits (batch, length, vocabulary) of the next token at each position.
 
-    Blocks of causal attention and a GELU layer four times as wide, each behind a layer normalisation and around a
-    shortcut, as in GPT-2 (Radford et al. 2019), without biases in linear layers. The head shares nothing with the
-    embedding: what is pruned of the one stays in the other.
+    Each block has causal attention and a GELU layer four times as wide; both follow a layer normalisation and are added
+    to a shortcut, as in GPT-2 (Radford et al. 2019). Linear layers have no biases. Head and embedding share no weights,
+    so pruning one leaves the other unchanged.
     """
 
     def __init__(self, vocabulary: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
@@ -31,19 +31,19 @@ class Gpt(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew from N(0, 0.02^2), what layers have drawn of themselves left aside."""
+        """Draw all weight matrices from N(0, 0.02^2), with a smaller deviation at the end of each branch."""
         for name, parameter in self.named_parameters():
-            if parameter.ndim > 1:  # those that end a shortcut's branch, less: the sum of all keeps its spread
+            if parameter.ndim > 1:  # smaller at the end of a branch, so that the sum of branches keeps its spread
                 ends_branch = name.endswith(("attention.out.weight", "fc2.weight"))
                 nn.init.normal_(parameter, std=0.02 / sqrt(2 * len(self.blocks)) if ends_branch else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits; raise `ModelError` for more tokens than the network has positions for."""
+        """Return the logits; raise `ModelError` for more tokens than the network has positions."""
         length, context = tokens.shape[1], self.positions.num_embeddings
         if length > context:
             raise ModelError(
-                f"`model.context` (={context}) must be at least the length of a block of tokens, here {length}; pass "
-                "null to take that of the data."
+                f"`model.context` (={context}) must be at least {length}, the length of a block of tokens; pass "
+                "null to use the length in the data."
             )
         x = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
         logits: Tensor = self.head(self.norm(self.blocks(self.dropout(x))))
@@ -67,7 +67,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Causal self-attention; queries, keys and values are layers of their own, so that each is pruned by itself."""
+    """Causal self-attention; queries, keys and values are separate layers, so that each is pruned separately."""
 
     def __init__(self, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -92,30 +92,31 @@ def gpt(
     context: int | None = None,
     dropout: float = 0.0,
 ) -> Gpt:
-    """Return a GPT for blocks of tokens: 0.8 million parameters as it stands, with some hundred tokens.
+    """Return a GPT for blocks of tokens: 0.8 million parameters with the defaults and about a hundred tokens.
 
     Args:
         input_shape: [length of a block].
         classes: number of different tokens.
         layers: number of blocks.
-        heads: of each attention; they share `width` out evenly.
+        heads: number of attention heads per block; `width` is divided evenly among them.
         width: features of a token.
-        context: the most tokens that it can look back on; None is the length of a block.
+        context: number of positions, the most tokens that the network takes; None takes the length of a block.
         dropout: fraction of activations that training drops.
 
     Raises:
-        ModelError: the data are no blocks of tokens, or longer than `context`, or `heads` do not divide `width`.
+        ModelError: the data are not blocks of tokens, or blocks are longer than `context`, or `heads` do not divide
+            `width`.
     """
     if len(input_shape) != 1:
         raise ModelError(
-            f"`model.input_shape` (={list(input_shape)}) must be [length] of a block of tokens for gpt; choose "
+            f"`model.input_shape` (={list(input_shape)}) must be [length of a block of tokens] for gpt; choose "
             "data=text, or another model."
         )
     if context is not None and context < input_shape[0]:
         raise ModelError(
-            f"`model.context` (={context}) must be at least the length of a block of tokens, here {input_shape[0]}; "
-            "pass null to take that of the data."
+            f"`model.context` (={context}) must be at least {input_shape[0]}, the length of a block of tokens; "
+            "pass null to use the length in the data."
         )
     if width % heads:
-        raise ModelError(f"`model.heads` (={heads}) must divide `model.width` (={width}); pass 4 heads for 128.")
+        raise ModelError(f"`model.heads` (={heads}) must divide `model.width` (={width}); pass 4 heads for width 128.")
     return Gpt(classes, context or input_shape[0], layers, heads, width, dropout)

@@ -1,4 +1,4 @@
-"""Networks that transformers and timm build, with random weights: `model.weights` gives them others."""
+"""Networks from transformers and timm, with random weights; `model.weights` loads others."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def huggingface(
     overrides: Mapping[str, Any] | None = None,
     content: str | None = None,
 ) -> nn.Module:
-    """Return the network that the config.json in a directory describes, by one of transformers' Auto classes.
+    """Return the network that the config.json in a directory describes, built by one of transformers' Auto classes.
 
     Args:
-        input_shape: of one example.
-        classes: number of classes or tokens; a classifier gets so many outputs.
-        path: the directory; of the files in it config.json alone is read.
+        input_shape: shape of one example.
+        classes: number of classes or tokens; a classifier gets one output per class.
+        path: the directory; only its config.json is read.
         architecture: the Auto class, such as AutoModelForImageClassification.
-        overrides: keys of that configuration that are to have other values.
-        content: SHA-256 that config.json must have; None takes it as it is.
+        overrides: other values for keys of that config.json.
+        content: SHA-256 that config.json must have; None accepts any.
 
     Raises:
-        ModelError: transformers does not build it, or its vocabulary is smaller than that of the data.
+        ModelError: transformers cannot build the network, or its vocabulary is smaller than that of the data.
     """
     import transformers
 
     file = Path(path, "config.json")
     if content is not None and file_digest(str(file)) != content:
         raise ModelError(
-            f"`model.path` (={path}) is not what the sweep was planned with: its config.json was changed since, or "
+            f"`model.path` (={path}) must have the config.json that the sweep was planned with, but it has changed or "
             "this node has another; run the same command again."
         )
     outputs = {} if architecture.endswith(("LM", "AutoModel")) else {"num_labels": classes}
@@ -49,13 +49,13 @@ def huggingface(
         )
         build = getattr(transformers, architecture)
         model: nn.Module = build.from_config(config, trust_remote_code=False)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the library raises many types
         raise ModelError(_refusal("path", path, f"{architecture} of transformers", error)) from error
     vocabulary = getattr(config, "vocab_size", None)
     if len(input_shape) == 1 and isinstance(vocabulary, int) and vocabulary < classes:
         raise ModelError(
-            f"`model.path` (={path}) has a vocabulary of {vocabulary}, and the data have {classes} tokens; pass "
-            f"+model.overrides.vocab_size={classes}, or the tokenizer that belongs to it."
+            f"`model.path` (={path}) has a vocabulary of {vocabulary}, but the data have {classes} tokens; pass "
+            f"+model.overrides.vocab_size={classes}, or the tokenizer that belongs to the model."
         )
     return model.float()
 
@@ -66,25 +66,28 @@ def timm(
     architecture: str,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Return a network that timm names, for the images and classes of the data.
+    """Return a timm network for the images and classes of the data.
 
     Args:
         input_shape: [channels, height, width].
         classes: number of outputs.
-        architecture: such as resnet18 or vit_tiny_patch16_224.
+        architecture: name in timm, such as resnet18 or vit_tiny_patch16_224.
         options: further arguments of timm.create_model, such as img_size.
 
     Raises:
-        ModelError: timm cannot be imported, there is no such network, or the data are no images.
+        ModelError: timm cannot be imported, it has no such network, or the data are not images.
     """
     try:
         from timm import create_model
     except ModuleNotFoundError as error:
         if error.name != "timm":
-            raise ModelError(_of_vision(error)) from error
+            raise ModelError(_torchvision_refusal(error)) from error
         raise ModelError("`model.kind` (=timm) needs timm, which is not installed here; pip install timm.") from error
-    except (ImportError, RuntimeError) as error:  # it imports torchvision, which loads beside its own torch alone
-        raise ModelError(_of_vision(error)) from error
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # from torchvision, which loads only with its own torch release
+        raise ModelError(_torchvision_refusal(error)) from error
     if len(input_shape) != 3:
         raise ModelError(
             f"`model.input_shape` (={list(input_shape)}) must be [channels, height, width] for timm; choose another "
@@ -94,18 +97,20 @@ def timm(
         model: nn.Module = create_model(
             architecture, pretrained=False, in_chans=input_shape[0], num_classes=classes, **(options or {})
         )
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the library raises many types
         raise ModelError(_refusal("architecture", architecture, "timm.create_model", error)) from error
     return model
 
 
-def _of_vision(error: Exception) -> str:
+def _torchvision_refusal(error: Exception) -> str:
     return (
-        f"`model.kind` (=timm) needs a torchvision that belongs to this torch {torch.__version__}, as timm imports it "
+        f"`model.kind` (=timm) needs the torchvision release for torch {torch.__version__}, because timm imports it "
         f"({type(error).__name__}: {str(error).rstrip('.')}); install that release of torchvision."
     )
 
 
 def _refusal(key: str, value: str, builder: str, error: Exception) -> str:
     said = " ".join(str(error).split()).rstrip(".")
-    return f"`model.{key}` (={value}) cannot be built by {builder}: {type(error).__name__}: {said}; check it."
+    return (
+        f"`model.{key}` (={value}) cannot be built by {builder}: {type(error).__name__}: {said}; check `model.{key}`."
+    )

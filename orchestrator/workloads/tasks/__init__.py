@@ -1,1 +1,1 @@
-"""What a network is trained for, and what it is measured by."""
+"""Tasks: the loss that a network is trained with, and the metrics that measure it."""

@@ -1,6 +1,6 @@
-"""Batches of any form: a tensor, a tuple that ends in its labels, a dict (Hugging Face), or an object.
+"""Batches of any form: a tensor, a tuple that ends with its labels, a dict (Hugging Face), or an object.
 
-What stands for the labels in a dict or an object is called one of `LABELS`.
+In a dict or an object, the labels have one of the names in `LABELS`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OUTPUTS = ("logits", "out", "predictions")
 
 
 class BatchError(OrchestratorError):
-    """A batch or an answer of the network that a task cannot use."""
+    """Batch, or output of a network, that a task cannot use."""
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return `batch` with all its tensors on `device`, however deep they lie; what is no tensor stays."""
+    """Return `batch` with all its tensors on `device`, at any depth; other values are unchanged."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -40,7 +40,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
-    """Return `example` with `transform` done to it: to the inputs of a pair, to all of another."""
+    """Return `example` after `transform`, which gets the inputs of a tuple or list, else the whole example."""
     if transform is None:
         return example
     if isinstance(example, list | tuple):
@@ -49,7 +49,7 @@ def transformed(example: Any, transform: Callable[[Any], Any] | None) -> Any:
 
 
 def size(batch: Any) -> int:
-    """Return how many examples `batch` holds: the length of its first tensor."""
+    """Return the number of examples in `batch`: the length of its first tensor."""
     first = next(tensors(batch), None)
     if first is None or first.ndim == 0:
         raise BatchError(f"a batch of `data` must hold a tensor whose first dimension is the batch, not {kind(batch)}.")
@@ -57,7 +57,7 @@ def size(batch: Any) -> int:
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of `batch`, those of inputs before labels."""
+    """Yield the tensors of `batch`, inputs before labels."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -71,18 +71,18 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def labels_of(batch: Any) -> Tensor:
-    """Return the labels of `batch`: the last of a tuple, or what is called so; raise where it has none."""
+    """Return the labels of `batch`: the last of a tuple, or the entry with a name in `LABELS`; raise if none."""
     found = given_labels(batch)
     if found is None:
         raise BatchError(
-            f"a batch of `data` must hold a tensor of labels, and {kind(batch)} has none; return (inputs, labels), or "
-            f"a dict in which they are called one of {', '.join(LABELS)}."
+            f"a batch of `data` must hold a tensor of labels, but {kind(batch)} has none; return (inputs, labels), or "
+            f"a dict with labels under one of the names {', '.join(LABELS)}."
         )
     return found
 
 
 def given_labels(batch: Any) -> Tensor | None:
-    """Return the labels of `batch` as `labels_of` does, None where it has none."""
+    """Return the labels of `batch` as `labels_of` does; None if it has none."""
     if isinstance(batch, list | tuple) and len(batch) > 1:
         found = batch[-1]
     else:
@@ -92,11 +92,11 @@ def given_labels(batch: Any) -> Tensor | None:
 
 
 def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what to call `model` with for `batch`: (positional, by name).
+    """Return the arguments to call `model` with for `batch`: (positional, by name).
 
-    A tuple gives all but its labels by position. A dict gives by name what `forward` takes, all where it has `**kwargs`
-    too; and where it names none of it, all but its labels by position. `labels` says whether those of a dict may be
-    given, so that a model can compute its own loss.
+    From a tuple, all but its labels go by position. From a dict, the entries that `forward` takes go by name, and all
+    entries if it also has `**kwargs`; if `forward` names none of them, all but the labels go by position. `labels` says
+    whether a dict's labels may be passed, so that a model can compute its own loss.
     """
     if isinstance(batch, list | tuple):
         return tuple(batch[:-1] if len(batch) > 1 else batch), {}
@@ -111,20 +111,20 @@ def arguments(model: nn.Module, batch: Any, *, labels: bool = True) -> tuple[tup
 
 @cache
 def _takes(forward: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Return the names of what `forward` takes, and whether it takes any other."""
+    """Return the names of the parameters of `forward`, and whether it has `**kwargs`."""
     parameters = inspect.signature(forward).parameters.values()
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"]
     return frozenset(named), any(p.kind == p.VAR_KEYWORD for p in parameters)
 
 
 def answer_of(model: nn.Module, batch: Any, *, labels: bool = True) -> Any:
-    """Return what `model` returns for `batch`."""
+    """Return the result of `model` for `batch`."""
     given, named = arguments(model, batch, labels=labels)
     return model(*given, **named)
 
 
 def outputs_of(answer: Any) -> Tensor:
-    """Return the outputs in what a model returned: that tensor, or the object's or dict's `logits` (transformers)."""
+    """Return the outputs in a model's result: the tensor itself, or `logits` of an object or dict (transformers)."""
     if isinstance(answer, Tensor):
         return answer
     found = (answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None) for name in _OUTPUTS)
@@ -132,13 +132,13 @@ def outputs_of(answer: Any) -> Tensor:
         if isinstance(outputs, Tensor):
             return outputs
     raise BatchError(
-        f"`model` returned {type(answer).__name__}; it must return a tensor of outputs, such as logits of shape "
-        "(batch, classes), or an object or dict that has them as `logits`. Wrap it in a module that does."
+        f"`model` must return a tensor of outputs, such as logits of shape (batch, classes), or an object or dict "
+        f"with `logits`, not {type(answer).__name__}; wrap the model in a module that does."
     )
 
 
 def own_loss(answer: Any) -> Tensor | None:
-    """Return the loss that a model has computed itself, None where it has not."""
+    """Return the loss that a model has computed itself; None if it has not."""
     if isinstance(answer, Tensor):
         return None
     found = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
@@ -146,7 +146,7 @@ def own_loss(answer: Any) -> Tensor | None:
 
 
 def kind(value: Any) -> str:
-    """Describe a batch, or a part of one, in a few words."""
+    """Describe a batch, or a part of one, by types, shapes and dtypes."""
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, Mapping):

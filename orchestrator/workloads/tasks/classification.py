@@ -1,4 +1,4 @@
-"""Tell classes apart: cross-entropy, and the fraction of examples that are told as they are labelled."""
+"""Classification: cross-entropy and accuracy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from orchestrator.workloads.tasks.supervised import Supervised, add_examples, cl
 from orchestrator.workloads.tasks.totals import Totals
 
 ACCURACY = Metric("accuracy", "%", "higher", margin=0.01, format=".2%")
-"""The fraction of examples whose highest output is that of their class."""
+"""Fraction of examples whose highest output is that of their class."""
 TOP5 = Metric("top5", "%", "higher", margin=0.01, format=".2%")
-"""The fraction of examples whose class is among the five highest outputs; known where there are more classes."""
+"""Fraction of examples whose class is among the five highest outputs; measured only with more than five classes."""
 TOP = 5
 
 
 class Classification(Supervised):
-    """One class an example: outputs (batch, classes), labels (batch,) of integers.
+    """Classification with one class per example: outputs (batch, classes), integer labels (batch,).
 
-    A negative label counts for nothing, as -100 does in the loss of torch. While training, labels may also be of the
-    outputs' shape and type: probabilities of classes, as mixing gives them.
+    Examples with a negative label are ignored, as with -100 in torch's loss. In training, labels may also have the
+    shape and dtype of the outputs: probabilities of classes, as from mixing examples.
     """
 
     metrics = (ACCURACY, TOP5)
@@ -34,7 +34,7 @@ class Classification(Supervised):
         super().__init__(nn.CrossEntropyLoss())
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return logits and classes."""
+        """Return logits and classes, or logits and probabilities."""
         labels = labels_of(batch)
         if labels.dtype == torch.long and outputs.ndim == 2 and labels.shape == outputs.shape[:1]:
             return outputs, labels
@@ -42,22 +42,22 @@ class Classification(Supervised):
             return outputs, labels
         labels = class_labels("classification", labels)
         if outputs.ndim != 2 or labels.shape != outputs.shape[:1]:
-            given = f"with labels of shape (batch,), which are {tuple(labels.shape)}"
+            given = f"with labels of shape (batch,), not {tuple(labels.shape)}"
             remedy = f"{given}; choose another `task`, `model` or `data`"
             raise misfit("classification", "outputs of shape (batch, classes)", outputs, remedy)
         return outputs, labels
 
     def known(self, labels: Tensor) -> Tensor | None:
-        """Return which labels are classes; None of probabilities."""
+        """Return a mask of the labels that are classes; None for probabilities."""
         return None if labels.is_floating_point() else labels >= 0
 
     def size(self, batch: Any) -> int:
-        """Return the number of examples whose label counts."""
+        """Return the number of examples whose label is not ignored."""
         known = self.known(labels_of(batch))
         return super().size(batch) if known is None else int(known.sum())
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
-        """Count hits, of each class too, and hits among the five highest outputs."""
+        """Count hits per class, and hits among the five highest outputs."""
         labels = class_labels("classification", labels)
         known = labels >= 0
         if not known.all():
@@ -66,7 +66,7 @@ class Classification(Supervised):
         add_examples(totals, losses, examples)
         classes = outputs.shape[1]
         hits = outputs.argmax(1) == labels
-        both = torch.bincount(labels * 2 + hits, minlength=2 * classes)  # of a class its misses, then its hits
+        both = torch.bincount(labels * 2 + hits, minlength=2 * classes)  # per class: misses, then hits
         totals.count("by_class", both[: 2 * classes].view(classes, 2))
         if classes > TOP:
             totals.count("hits_of_top", (outputs.topk(TOP, 1).indices == labels.unsqueeze(1)).sum())
@@ -80,6 +80,6 @@ class Classification(Supervised):
         return {"loss": totals.mean("loss", "examples"), **rates}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return how many examples each class has, and how many of them are hits."""
+        """Return the number of examples per class, and the number of hits among them."""
         by_class = totals.counted("by_class").tolist()
         return {"hits": [hits for _, hits in by_class], "of": [sum(both) for both in by_class]}

@@ -1,4 +1,4 @@
-"""Learn what another network answers, beside what the data says (Hinton et al., arXiv 1503.02531)."""
+"""Knowledge distillation: train on a teacher's outputs as well as on the labels (Hinton et al., arXiv 1503.02531)."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from orchestrator.workloads.tasks.task_building import TaskError
 
 
 def with_teacher(task: Task, teacher: nn.Module, weight: float, temperature: float) -> Distilled:
-    """Return `task` with a teacher, see `Distilled`; raise `TaskError` where what its outputs mean is not known."""
+    """Return `task` with a teacher, see `Distilled`; raise `TaskError` if the meaning of its outputs is unknown."""
     if not isinstance(task, Supervised):
         raise TaskError(
-            f"`finetune.teacher` (=dense) must be null for `task` (={type(task).__name__}): what its outputs mean is "
-            "not known; leave it out, or derive the task from Supervised."
+            f"`finetune.teacher` (=dense) must be null for `task` (={type(task).__name__}), because the meaning of "
+            "its outputs is unknown; leave it out, or derive the task from Supervised."
         )
     return Distilled(task, teacher, weight, temperature)
 
 
 class Distilled:
-    """A task with a teacher: it is measured as it is without one, and trained by
+    """Task with a teacher. Training uses the loss
 
         (1 - weight) loss + weight T^2 KL(softmax(teacher / T) || softmax(outputs / T))
 
-    over the places whose label counts. Outputs that are numbers and no classes are held to the teacher's by their mean
-    squared difference instead.
+    over the places whose label is not ignored. If outputs are real numbers instead of classes, the mean squared
+    difference from the teacher's outputs replaces T^2 KL. Evaluation does not use the teacher.
 
     Args:
-        task: what the network is trained for.
+        task: the task of the network.
         teacher: a network with the same outputs, in evaluation mode and frozen.
-        weight: of the teacher, in (0, 1].
+        weight: weight of the teacher, in (0, 1].
         temperature: T, above 0.
     """
 
@@ -46,21 +46,21 @@ class Distilled:
 
     @property
     def task(self) -> Supervised:
-        """What the network is trained for."""
+        """Task without the teacher."""
         return self._task
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Those of the task."""
+        """Metrics of the task."""
         return self._task.metrics
 
     @property
     def criterion(self) -> Criterion | None:
-        """The loss that was given to the task."""
+        """Loss that was set for the task, if any."""
         return self._task.criterion
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss, in part that of the teacher's outputs."""
+        """Return the mean loss, with the teacher's part."""
         answer = forms.answer_of(model, batch)
         outputs, labels = self._task.pair(forms.outputs_of(answer), batch)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tell the next token: cross-entropy over tokens, and perplexity."""
+"""Language modelling: cross-entropy per token, and perplexity."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from orchestrator.workloads.tasks.supervised import Supervised, add_places, clas
 from orchestrator.workloads.tasks.totals import Totals
 
 PERPLEXITY = Metric("perplexity", "", "lower", margin=0.1, format=".3f")
-"""exp of the mean cross-entropy of a token."""
+"""exp of the mean cross-entropy per token."""
 CROSS_ENTROPY = Metric("cross_entropy", "nats", "lower", margin=0.01, format=".4f")
-"""Of a token, whatever loss it is trained by."""
+"""Mean cross-entropy per token, whichever loss the training uses."""
 IGNORED = -100
-"""A label that counts for nothing."""
+"""Label of targets that are ignored."""
 LARGEST = 700.0
-"""Cross-entropy whose exponential is still a number."""
+"""Cross-entropy from which perplexity is reported as infinite."""
 
 
 class LanguageModelling(Supervised):
-    """The next token: outputs (batch, length, tokens), and one of
+    """Prediction of the next token: outputs (batch, length, tokens), and a batch in one of these forms:
 
-    - a pair (inputs, targets), both (batch, length) of integers: `targets[:, t]` is what follows `inputs[:, t]`;
-    - a dict or an object with labels, called one of `LABELS`, that stand where their tokens do and are shifted here, as
-      Hugging Face has it; without labels a dict's `input_ids` themselves, as far as `attention_mask` is 1;
+    - a pair (inputs, targets), both (batch, length) of integers: `targets[:, t]` follows `inputs[:, t]`;
+    - a dict or an object with labels under one of the names in `LABELS`, at the places of their tokens. They are
+      shifted here, as in Hugging Face. Without labels, a dict's `input_ids` are the labels where `attention_mask` is 1;
     - the tokens alone, as one tensor.
 
-    A target of -100 counts for nothing. Everything is by token: a batch weighs as many as it has targets.
+    Targets of -100 are ignored. All figures are per token: a batch counts by its number of targets.
     """
 
     metrics = (PERPLEXITY, CROSS_ENTROPY)
@@ -45,7 +45,7 @@ class LanguageModelling(Supervised):
         return int((_targets(batch)[0] != IGNORED).sum())
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return logits (places, tokens), and the token that follows each (places,)."""
+        """Return logits (places, tokens), and the next token at each place (places,)."""
         labels, shifted = _targets(batch)
         if outputs.ndim == 3 and shifted:
             outputs = outputs[:, :-1]
@@ -55,7 +55,7 @@ class LanguageModelling(Supervised):
         return outputs.flatten(0, 1), labels.flatten()
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
-        """Add cross-entropies of tokens, and the losses that are trained by where these are others."""
+        """Add the cross-entropies of tokens, and the training losses."""
         add_places(totals, losses, examples, (labels != IGNORED).sum(), labels.numel())
         each = F.cross_entropy(outputs.float(), labels, ignore_index=IGNORED, reduction="none")
         totals.add("cross_entropy", each.double().view(examples, -1).sum(1))
@@ -67,12 +67,12 @@ class LanguageModelling(Supervised):
         return {"loss": totals.mean("loss", "known"), PERPLEXITY.name: perplexity, CROSS_ENTROPY.name: mean}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return how many tokens were counted."""
+        """Return the number of tokens that were not ignored."""
         return {"tokens": int(totals.counted("known"))}
 
 
 def _targets(batch: Any) -> tuple[Tensor, bool]:
-    """Return the targets, and whether they are tokens that were shifted here."""
+    """Return the targets, and whether they are tokens that this function shifted."""
     if isinstance(batch, list | tuple) and len(batch) > 1:
         return class_labels("language_modelling", forms.labels_of(batch)), False
     tokens = batch if isinstance(batch, Tensor) else forms.given_labels(batch)

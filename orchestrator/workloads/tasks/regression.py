@@ -1,4 +1,4 @@
-"""Tell numbers: mean squared error, and how far off predictions are."""
+"""Regression: mean squared error, and the size of the errors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from orchestrator.workloads.tasks.supervised import Supervised, add_examples, mi
 from orchestrator.workloads.tasks.totals import Totals
 
 R2 = Metric("r2", "", "higher", margin=0.01, format=".4f")
-"""1 - (sum of squared errors) / (sum of squared differences from the mean), of several outputs their mean.
+"""1 - (sum of squared errors) / (sum of squared differences from the mean), averaged over the outputs.
 
-Outputs whose labels do not vary have none and are left out; it is NaN where no labels vary.
+Outputs whose labels are constant are left out; R2 is NaN if the labels of all outputs are constant.
 """
 
 
 class Regression(Supervised):
-    """Numbers: outputs and labels of one shape, (batch,) or (batch, outputs).
+    """Regression: outputs and labels are real numbers of one shape, (batch,) or (batch, outputs).
 
-    RMSE and MAE are over all outputs of all examples.
+    RMSE and MAE cover all outputs of all examples.
 
     Args:
-        unit: of the labels.
-        margin: the rise of RMSE that a match with dense may hide; 0 hides none.
+        unit: unit of the labels.
+        margin: largest rise of RMSE that still counts as matching the dense network; 0 allows none.
     """
 
     numbers = True
@@ -39,10 +39,10 @@ class Regression(Supervised):
         self.metrics = (rmse, mae, R2)
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return predictions and numbers of one shape."""
+        """Return predictions and labels of one shape."""
         labels = labels_of(batch)
         if not labels.is_floating_point():
-            remedy = "make them so in the data, or pass task=classification for classes"
+            remedy = "convert them in the data, or pass task=classification for classes"
             raise misfit("regression", "labels that are floating point numbers", labels, remedy)
         if outputs.shape == (*labels.shape, 1):
             outputs = outputs.squeeze(-1)
@@ -54,7 +54,7 @@ class Regression(Supervised):
         return outputs, labels
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
-        """Add errors, and what the variance of the labels is made of; squares of float32 are exact in float64."""
+        """Add errors, labels and their squares, from which R2 follows; squares of float32 are exact in float64."""
         add_examples(totals, losses, examples)
         labels = labels.double().flatten(1) if labels.ndim > 1 else labels.double().unsqueeze(1)
         error = outputs.double().reshape(labels.shape) - labels
@@ -80,5 +80,5 @@ class Regression(Supervised):
         return loss | {"rmse": math.sqrt(sum(squares) / cells), "mae": float(sum(offs) / cells), "r2": fmean(r2)}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return how many examples were counted."""
+        """Return the number of examples."""
         return {"examples": int(totals.counted("examples"))}

@@ -1,4 +1,4 @@
-"""Tell the class of each pixel: cross-entropy, and the overlap of what is told with what is labelled."""
+"""Segmentation: cross-entropy per pixel, and the overlap of predicted and labelled pixels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from orchestrator.workloads.tasks.supervised import Supervised, add_places, clas
 from orchestrator.workloads.tasks.totals import Totals
 
 MEAN_IOU = Metric("mean_iou", "%", "higher", margin=0.01, format=".2%")
-"""Mean over classes of pixels that are both told and labelled so / either; classes that are neither are left out."""
+"""Mean over classes of intersection / union of predicted and labelled pixels; empty unions are left out."""
 PIXELS = Metric("pixel_accuracy", "%", "higher", margin=0.01, format=".2%")
-"""The fraction of pixels that are told as they are labelled."""
+"""Fraction of pixels whose predicted class is their label."""
 
 
 class Segmentation(Supervised):
-    """A class for each pixel: outputs (batch, classes, height, width), labels (batch, height, width) of integers.
+    """Segmentation, a class per pixel: outputs (batch, classes, height, width), integer labels (batch, height, width).
 
     Args:
-        ignore_index: the label of pixels that count for nothing.
+        ignore_index: label of the pixels that are ignored.
     """
 
     metrics = (MEAN_IOU, PIXELS)
@@ -34,7 +34,7 @@ class Segmentation(Supervised):
         self.ignore_index = ignore_index
 
     def size(self, batch: Any) -> int:
-        """Return the number of pixels that count."""
+        """Return the number of pixels that are not ignored."""
         return int((labels_of(batch) != self.ignore_index).sum())
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class Segmentation(Supervised):
         return outputs, labels
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
-        """Count pairs (labelled, told) of classes."""
+        """Count pairs (label, prediction) of classes."""
         classes = outputs.shape[1]
         known = labels != self.ignore_index
         add_places(totals, losses, examples, known.sum(), labels.numel())
@@ -56,7 +56,7 @@ class Segmentation(Supervised):
         totals.count("confusion", torch.bincount(pairs, minlength=classes**2)[: classes**2].view(classes, classes))
 
     def figures(self, totals: Totals) -> Mapping[str, float]:
-        """Return loss, mean IoU and the fraction of pixels."""
+        """Return loss, mean IoU and pixel accuracy."""
         loss = {"loss": totals.mean("loss", "known")}
         matrix, found = totals.counted("confusion"), self.details(totals)
         ious = [hits / union for hits, union in zip(found["hits"], found["of"], strict=True) if union]
@@ -67,7 +67,7 @@ class Segmentation(Supervised):
         return loss | {MEAN_IOU.name: iou, PIXELS.name: int(matrix.diagonal().sum()) / pixels}
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return how many pixels are told or labelled as each class, and how many of them both."""
+        """Return, per class, the pixels in the intersection (`hits`) and in the union (`of`)."""
         matrix = totals.counted("confusion")
         hits = matrix.diagonal()
         unions = matrix.sum(0) + matrix.sum(1) - hits

@@ -1,4 +1,4 @@
-"""What the built-in tasks share: a forward pass, a loss of outputs and labels, and exact sums over examples."""
+"""Base of the built-in tasks: a forward pass, a loss of outputs and labels, and exact sums over examples."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.tasks.totals import Totals
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, labels) -> loss."""
+"""Loss function (outputs, labels) -> loss."""
 
 
 class Supervised(ABC):
-    """A task with labels. Subclasses say what a pair of outputs and labels is, and what is counted of it."""
+    """Task with labels. A subclass defines the pair of outputs and labels, and the sums for its metrics."""
 
     metrics: tuple[Metric, ...]
     numbers = False
-    """Whether outputs are numbers, and no logits of classes."""
+    """Whether outputs are real numbers instead of logits of classes."""
     ignore_index = -100
-    """The label that counts for nothing."""
+    """Label that is ignored."""
 
     def __init__(self, default: Criterion) -> None:
         self.default = default
         self.criterion: Criterion | None = None
 
     def with_loss(self, criterion: Criterion) -> Self:
-        """Return this task with another loss in place of its own, and of the model's."""
+        """Return this task with another loss, used instead of its own and the model's."""
         found = copy.copy(self)
         found.criterion = criterion
         return found
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss: the criterion's that was given, else the model's own, else that of the task."""
+        """Return the mean loss, from the criterion that was set, else from the model, else from the default."""
         return self.loss_of(forms.answer_of(model, batch), batch)
 
     def loss_of(self, answer: Any, batch: Any) -> Tensor:
-        """Return the mean loss of what a model returned for `batch`; 0 where none of its labels counts."""
+        """Return the mean loss for a model's result on `batch`; 0 if all its labels are ignored."""
         labels: Tensor | None
         if self.criterion is None and (own := forms.own_loss(answer)) is not None:
             loss, labels = own.mean(), forms.given_labels(batch)
@@ -52,13 +52,13 @@ class Supervised(ABC):
             outputs, labels = self.pair(forms.outputs_of(answer), batch)
             criterion = self.criterion or self.default
             loss = criterion(outputs, labels)
-            if isinstance(criterion, nn.CrossEntropyLoss) and _is_number(loss):
-                return loss  # of labels none of which counts, its mean is NaN
+            if isinstance(criterion, nn.CrossEntropyLoss) and _is_known_not_nan(loss):
+                return loss  # the mean would be NaN if all labels were ignored
         known = None if labels is None else self.known(labels)
         return loss if known is None else _or_zero(loss, known.any())
 
     def known(self, labels: Tensor) -> Tensor | None:
-        """Return which labels count, of their shape; None where all do, as numbers and probabilities."""
+        """Return a mask of the labels that are not ignored; None if no label can be, as with real numbers."""
         return None if labels.is_floating_point() else labels != self.ignore_index
 
     def size(self, batch: Any) -> int:
@@ -66,7 +66,7 @@ class Supervised(ABC):
         return forms.size(batch)
 
     def totals(self, model: nn.Module, batches: Iterable[Any]) -> Totals:
-        """Return the exact sums of some batches; those of all batches are the sum of these."""
+        """Return the exact sums over some batches; sums over parts of a split add up to those of the whole."""
         totals = Totals()
         criterion = unreduced(self.criterion or self.default)
         for batch in batches:
@@ -84,14 +84,18 @@ class Supervised(ABC):
 
     @abstractmethod
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return outputs and labels as the criterion takes them; raise for what does not fit the task."""
+        """Return outputs and labels for the criterion; raise an error if they do not fit the task."""
 
     @abstractmethod
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
-        """Add what the figures of a batch are made of.
+        """Add the sums of a batch.
 
         Args:
-            losses: what the criterion gives unreduced; one value where it, or the model, gives a mean.
+            totals: the sums to add to.
+            outputs: outputs from `pair`.
+            labels: labels from `pair`.
+            losses: unreduced losses; one value if the criterion, or the model, gives only a mean.
+            examples: number of examples in the batch.
         """
 
     @abstractmethod
@@ -100,32 +104,42 @@ class Supervised(ABC):
 
     @abstractmethod
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return what is no single number."""
+        """Return results other than single numbers."""
 
 
-def _is_number(loss: Tensor) -> bool:
-    """Tell whether `loss` is known not to be NaN: a device would be waited for to know, and a compiled step cannot."""
+def _is_known_not_nan(loss: Tensor) -> bool:
+    """Return whether `loss` is known not to be NaN.
+
+    It is never known on a GPU, where the check would wait for the device, nor in a compiled step.
+    """
     return loss.device.type == "cpu" and not torch.compiler.is_compiling() and not math.isnan(loss.item())
 
 
 def _or_zero(loss: Tensor, counts: Tensor) -> Tensor:
-    """Return `loss` where `counts` is true, else 0."""
+    """Return `loss` if `counts` is true, else 0."""
     if counts.device.type == "cpu" and not torch.compiler.is_compiling() and counts:
-        return loss  # an `if` takes less time than one more operation to differentiate; on a device it would wait
+        return loss  # on the CPU, an `if` is faster than one more operation to differentiate
     return torch.where(counts, loss, 0.0)
 
 
 def add_examples(totals: Totals, losses: Tensor, count: int) -> None:
-    """Add losses of `count` examples: many values of one are their mean, one of a batch counts for each example."""
+    """Add the losses of `count` examples.
+
+    Several values per example are averaged; a single value for the batch counts for each example.
+    """
     totals.add("loss", losses.flatten(1).mean(1) if losses.ndim > 1 else losses.expand(count))
     totals.count("examples", count)
 
 
 def add_places(totals: Totals, losses: Tensor, examples: int, known: Tensor, places: int) -> None:
-    """Add losses of tokens or pixels, float64 sums by example; one of a batch counts for each that is `known`.
+    """Add losses of tokens or pixels, as float64 sums per example; one value for the batch counts for each known place.
 
     Args:
-        known: how many of the `places` count.
+        totals: the sums to add to.
+        losses: unreduced losses, or one value for the batch.
+        examples: number of examples in the batch.
+        known: number of places that are not ignored.
+        places: number of places in the batch.
     """
     each = losses.double()
     whole = torch.where(known > 0, each.mean() * known, 0.0)  # a mean over no places is NaN
@@ -134,7 +148,7 @@ def add_places(totals: Totals, losses: Tensor, examples: int, known: Tensor, pla
 
 
 def unreduced(loss: Criterion) -> Criterion:
-    """Return the loss of each example: one with an attribute `reduction` is asked for "none"."""
+    """Return the loss with `reduction` set to "none", if it has that attribute, to get one loss per example."""
     if not hasattr(loss, "reduction"):
         return loss
     found = copy.copy(loss)
@@ -143,12 +157,12 @@ def unreduced(loss: Criterion) -> Criterion:
 
 
 def misfit(task: str, need: str, found: Tensor, remedy: str) -> forms.BatchError:
-    """Return the error of a batch or outputs that a task cannot use."""
+    """Return the error for a batch or outputs that a task cannot use."""
     return forms.BatchError(f"`task` (={task}) needs {need}, found {forms.kind(found)}; {remedy}.")
 
 
 def class_labels(task: str, labels: Tensor) -> Tensor:
-    """Return labels that are classes; raise for numbers."""
+    """Return labels as int64 classes; raise `BatchError` for real numbers."""
     if labels.is_floating_point() or labels.is_complex():
         raise misfit(task, "labels that are classes, integers from 0", labels, "pass task=regression for numbers")
     return labels.long()

@@ -1,4 +1,4 @@
-"""What a task is: a loss to train by, and metrics to measure by."""
+"""Task protocol: a loss to train with, and metrics to measure with."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from orchestrator.core.metrics import Metric
 
 @dataclass(frozen=True)
 class Measured:
-    """What a network achieved on a split."""
+    """Metrics of a network on a split."""
 
     figures: Mapping[str, float]
     """`loss`, and each of the task's metrics by name."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What is no single number, as JSON has it; `hits` and `of` count for each class what is right, and of how many."""
+    """Results other than single numbers, as JSON; `hits` and `of` count, per class, the correct cases and all cases."""
 
 
 class Task(Protocol):
-    """What a network is trained for and measured by.
+    """Loss and metrics that a network is trained and measured with.
 
-    Batches come as the data gives them, on the device. A class of your own needs these members and no base:
+    Batches have the form that the data set gives them, on the device. A class of your own needs these members and no
+    base:
 
         class Counting:
             metrics = (Metric("off_by", "", "lower", margin=0.1),)
@@ -45,20 +46,20 @@ class Task(Protocol):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The first is the primary one, by which networks are selected and compared."""
+        """Metrics of the task; the first is the primary one, by which networks are selected and compared."""
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over a batch, to be differentiated."""
+        """Return the differentiable mean loss over a batch."""
         ...
 
     def size(self, batch: Any) -> int:
-        """Return the weight of a batch's mean: its examples, or tokens."""
+        """Return the weight of a batch's mean: its number of examples, or of tokens."""
         ...
 
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured | Mapping[str, float]:
-        """Return `loss` and every metric over all of `batches`: not the mean of their means.
+        """Return `loss` and every metric over all of `batches`, not the mean of the batches' means.
 
-        It runs in evaluation mode and without gradients.
+        The network is in evaluation mode, and gradients are off.
         """
         ...

@@ -1,4 +1,4 @@
-"""The task that a configuration names: a built-in one by `kind`, one of the user's own by `_target_`."""
+"""Build the task of a configuration: a built-in one by `kind`, or the user's own by `_target_`."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ RULES = {
     "margin": "`margin` must be a number from 0",
     "format": "`format` must be a point, a digit and one of %, e, f, g, as in `.2f`",
 }
-"""What the members of a metric must be."""
+"""Rules for the members of a metric, in words."""
 
 
 class TaskError(OrchestratorError):
-    """A task that cannot be used as it is configured or written."""
+    """Task that cannot be used as it is configured or written."""
 
 
 def build(config: Mapping[str, Any]) -> Task:
     """Build the task that `config` describes.
 
     Raises:
-        OrchestratorError: the target fails, or lacks a member of a task, or its metrics are none.
+        OrchestratorError: the target fails, or lacks a member of a task, or its metrics are invalid.
     """
     task = create("task", config, kinds=TASKS)
     for member in ("metrics", "loss", "size", "measure"):
         if not hasattr(task, member):
             raise TaskError(
-                f"{given('task', config)} must have `metrics`, `loss`, `size` and `measure`, and lacks `{member}`; see "
+                f"{given('task', config)} must have `metrics`, `loss`, `size` and `measure`, but lacks `{member}`; see "
                 "docs/reference/tasks.md."
             )
     metrics = task.metrics
@@ -55,46 +55,47 @@ def build(config: Mapping[str, Any]) -> Task:
             read_as(Metric, msgspec.to_builtins(metric))
         except ValueError as error:
             raise TaskError(
-                f"{given('task', config)} has a metric that cannot be: {metric!r}: {_rule(error)}."
+                f"{given('task', config)} has an invalid metric {metric!r}: {_broken_rule(error)}."
             ) from None
     names = [metric.name for metric in metrics]
     if len({*names, "loss"}) <= len(names):
-        raise TaskError(f"{given('task', config)} must give each metric a name of its own, and none `loss`: {names}.")
+        raise TaskError(f"{given('task', config)} must give its metrics different names, none of them `loss`: {names}.")
     found: Task = task
     return found
 
 
-def _rule(error: ValueError) -> str:
-    """Return the rule of a metric's member that is broken, in words; what was said where there are none for it."""
+def _broken_rule(error: ValueError) -> str:
+    """Return the rule that a metric's member breaks, in words; the error's own text if there is no rule."""
     return next((rule for member, rule in RULES.items() if f"$.{member}`" in str(error)), str(error))
 
 
 def with_loss(task: Task, node: Mapping[str, Any] | None, where: str, device: Any) -> Task:
-    """Return `task` with the loss that the plain node called `where` describes, its tensors on `device`."""
+    """Return `task` with the loss that the plain node at `where` describes, with its tensors on `device`."""
     if node is None:
         return task
     if not isinstance(task, Supervised):
         raise TaskError(
             f"`{where}` (={node.get('_target_')}) must be null for `task` (={type(task).__name__}), which has its "
-            "own; leave it out, or derive the task from Supervised."
+            "own loss; leave it out, or derive the task from Supervised."
         )
     criterion = create(where, node)
     return task.with_loss(criterion.to(device) if isinstance(criterion, nn.Module) else criterion)
 
 
 def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
-    """Return what `task.measure` found, held to what the task says that it measures.
+    """Return the result of `task.measure`, checked against the task's metrics.
 
-    A metric that does not apply may be missing, but for the primary one.
+    A metric that does not apply may be missing, except the primary one. Metrics that the task does not declare are
+    dropped.
     """
     result = found if isinstance(found, Measured) else Measured(found)
     for name in ("loss", task.metrics[0].name):
         if not isinstance(result.figures.get(name), int | float):
             raise TaskError(
                 f"`task` (={type(task).__name__}) must return a number as `{name}` from `measure`, which returned "
-                f"{sorted(result.figures)}; add it."
+                f"{sorted(result.figures)}; add `{name}`."
             )
-    _hold_details(task, result.details)
+    _require_plain_details(task, result.details)
     known = {"loss", *(metric.name for metric in task.metrics)}
     figures = {name: float(value) for name, value in result.figures.items() if name in known}
     return Measured(
@@ -102,16 +103,18 @@ def measured(task: Task, found: Measured | Mapping[str, float]) -> Measured:
     )
 
 
-def _hold_details(task: Task, details: Mapping[str, Any]) -> None:
-    """Raise for details that a record cannot hold."""
+def _require_plain_details(task: Task, details: Mapping[str, Any]) -> None:
+    """Raise `TaskError` for details that a record cannot hold."""
     where = f"`task` (={type(task).__name__}) must return `details` from `measure`"
     try:
         canonical_json(details)
     except (TypeError, ValueError) as error:
         raise TaskError(
-            f"{where} that JSON can hold: {error}; make them plain, as by int(count) or counts.tolist(), without NaN."
+            f"{where} that JSON can hold: {error}; convert them, as by int(count) or counts.tolist(), without NaN."
         ) from None
     hits, of = (details.get(name, []) for name in ("hits", "of"))
     counts = all(isinstance(each, list | tuple) and all(type(n) is int and n >= 0 for n in each) for each in (hits, of))
     if not counts or len(hits) != len(of):
-        raise TaskError(f"{where} whose `hits` and `of` are lists of counts, one a class; call them otherwise if not.")
+        raise TaskError(
+            f"{where} with `hits` and `of` as lists of counts, one per class; use other names for other values."
+        )

@@ -1,4 +1,4 @@
-"""Measured by any metric of torchmetrics, named by `_target_`."""
+"""Tasks measured by torchmetrics, each metric named by a `_target_`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from orchestrator.workloads.tasks.totals import Totals
 
 
 class TorchMetrics(Supervised):
-    """Outputs and labels as the metrics' `update` takes them.
+    """Task whose metrics are torchmetrics metrics; outputs and labels go unchanged to their `update`.
 
     Args:
         measures: name -> `_target_` of a metric that computes one number, and its arguments; the first is the primary.
-        criterion: `_target_` and arguments of the loss, where neither `train.loss` nor the model gives one.
-        better: name -> `higher` or `lower`, of a metric that does not say so itself.
-        margin: the loss of the primary metric that a match with dense may hide.
+        criterion: `_target_` and arguments of the loss if neither `train.loss` nor the model gives one.
+        better: name -> `higher` or `lower`, for a metric that does not say so itself.
+        margin: largest loss of the primary metric that still counts as matching the dense network.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class TorchMetrics(Supervised):
         if unknown := sorted(asked.keys() - measures.keys()):
             raise OrchestratorError(
                 f"`task.better` (={dict(asked)}) must name metrics of `task.measures` ({', '.join(measures)}), not "
-                f"{', '.join(unknown)}; leave it out."
+                f"{', '.join(unknown)}; leave these out."
             )
         self.metrics = tuple(_described(name, each, asked.get(name), margin) for name, each in self._running.items())
 
     def pair(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return outputs and labels as they are."""
+        """Return outputs and labels unchanged."""
         return outputs, labels_of(batch)
 
     def observe(self, totals: Totals, outputs: Tensor, labels: Tensor, losses: Tensor, examples: int) -> None:
@@ -64,7 +64,7 @@ class TorchMetrics(Supervised):
                 said = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
                 raise OrchestratorError(
                     f"`task.measures.{name}` (={type(metric).__name__}) does not take outputs {kind(outputs)} with "
-                    f"labels {kind(labels)}: {said}; change its arguments there, or name another metric."
+                    f"labels {kind(labels)}: {said}; change the metric's arguments, or use another metric."
                 ) from error
 
     def measure(self, model: nn.Module, batches: Iterable[Any]) -> Measured:
@@ -86,7 +86,7 @@ class TorchMetrics(Supervised):
         return found
 
     def details(self, totals: Totals) -> Mapping[str, Any]:
-        """Return how many examples were counted."""
+        """Return the number of examples."""
         return {"examples": int(totals.counted("examples"))}
 
     def _made(self) -> dict[str, Any]:
@@ -103,13 +103,13 @@ class TorchMetrics(Supervised):
 
 
 def _described(name: str, metric: Any, asked: str | None, margin: float) -> Metric:
-    """Return what the figures of a metric mean."""
+    """Return the name, direction and margin of a metric."""
     says = getattr(metric, "higher_is_better", None)
     own = None if says is None else "higher" if says else "lower"
     if (asked or own) not in ("higher", "lower") or (asked and own and asked != own):
-        said = f"its own direction is {own}" if own else "it does not say itself"
+        said = f"its own direction is {own}" if own else "it does not say so itself"
         raise OrchestratorError(
-            f"`task.better.{name}` (={asked}) must say whether higher or lower is better of {type(metric).__name__}; "
-            f"{said}: pass {own or 'higher or lower'}."
+            f"`task.better.{name}` (={asked}) must say whether higher or lower is better for {type(metric).__name__}; "
+            f"{said}; pass {own or 'higher or lower'}."
         )
     return Metric(name, "", "higher" if (asked or own) == "higher" else "lower", margin)

@@ -1,4 +1,4 @@
-"""Exact sums over examples, so that a figure depends neither on the order of the examples nor on their batches."""
+"""Exact sums over examples: figures depend neither on the order of the examples nor on their batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Totals:
-    """Sums of floats, each exact, and integer counts; those of two parts of a split add up to those of the whole.
+    """Exact sums of floats, and integer counts; the totals of two parts of a split add up to the totals of the whole.
 
     >>> totals = Totals()
     >>> totals.add("loss", torch.tensor([0.5, 0.25]))
@@ -26,27 +26,27 @@ class Totals:
         self._counts: dict[str, Tensor] = {}
 
     def add(self, name: str, values: Tensor) -> None:
-        """Add to a sum: floats of shape (examples,), or (examples, columns) for a sum of each column."""
+        """Add floats to a sum: shape (examples,), or (examples, columns) for one sum per column."""
         self._new.setdefault(name, []).append(values.detach())
 
     def count(self, name: str, counts: Tensor | int) -> None:
-        """Add integers, of one shape in each call."""
+        """Add integers to a count; the shape is the same in each call."""
         found = torch.as_tensor(counts).detach()
         self._counts[name] = self._counts[name] + found if name in self._counts else found
 
     def counted(self, name: str) -> Tensor:
-        """Return integer counts, on the CPU."""
+        """Return a count, on the CPU."""
         return self._counts[name].cpu()
 
     def exact(self, name: str) -> list[Fraction] | None:
-        """Return the sum of each column as it is, unrounded; None where a value is infinite or NaN."""
+        """Return the unrounded sum of each column; None if a value is infinite or NaN."""
         parts = [_expansion(column) for column in self._columns(name)]
         if not all(math.isfinite(part) for column in parts for part in column):
             return None
         return [sum(map(Fraction, column), Fraction(0)) for column in parts]
 
     def mean(self, name: str, by: str) -> float:
-        """Return the sum of one column by a count, rounded once each; NaN where a value is not finite."""
+        """Return the sum of one column divided by a count, each rounded once; NaN if a value is not finite."""
         (values,), count = self._columns(name), int(self.counted(by))
         return math.fsum(values) / count if count and all(map(math.isfinite, values)) else math.nan
 
@@ -62,7 +62,7 @@ class Totals:
         return whole
 
     def _columns(self, name: str) -> list[tuple[float, ...]]:
-        """Return floats whose sum each column has: what was added, or few where whole parts were."""
+        """Return floats for each column that have its exact sum: the added values, or fewer after adding totals."""
         if new := self._new.pop(name, None):
             values = torch.cat(new).double()
             columns = [values.tolist()] if values.ndim == 1 else values.T.tolist()
@@ -72,7 +72,7 @@ class Totals:
 
 
 def _expansion(values: Iterable[float]) -> tuple[float, ...]:
-    """Return a few floats whose sum is exactly that of `values`; (nan,) where one is not finite."""
+    """Return a few floats whose exact sum is that of `values`; (nan,) if a value is not finite."""
     values = tuple(values)
     if not all(map(math.isfinite, values)):
         return (math.nan,)

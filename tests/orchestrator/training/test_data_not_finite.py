@@ -1,4 +1,4 @@
-"""A loss that is not finite is blamed on data that hold NaN or an infinity, and else on the learning rate."""
+"""Losses that are not finite: data with NaN or infinity are blamed first, then the learning rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.workloads.tasks.task import Measured
 from pruning import MaskSet
 
 AT = 17
-"""The example that holds what is not finite."""
+"""Index of the broken example."""
 
 
 def broken(value: float = torch.nan, count: int = TRAIN) -> TensorSplit:
@@ -37,7 +37,7 @@ def broken(value: float = torch.nan, count: int = TRAIN) -> TensorSplit:
 
 
 class Items(Dataset[tuple[Tensor, Tensor]]):
-    """The broken points one by one."""
+    """Dataset of the broken points."""
 
     def __init__(self, count: int = TRAIN) -> None:
         self.split = broken(count=count)
@@ -56,7 +56,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def step_of(seed: int, accumulate: int = 1) -> int:
-    """Return the step that reads the broken example first."""
+    """Return the step that first reads the broken example."""
     order = torch.randperm(TRAIN, generator=torch.Generator().manual_seed(derive(seed, "order"))).tolist()
     return int(order.index(AT)) // (BATCH * accumulate) + 1
 
@@ -71,15 +71,15 @@ def test_a_step_that_reads_nan_names_the_example(workers: int | None, accumulate
         fit(nn.Linear(4, 3), seed=4, data=replace(problem(), train=train), accumulate=accumulate)
 
     assert str(caught.value) == (
-        f"the training loss is nan at step {step}: `data` must give finite numbers, and the inputs of example {AT} "
-        "(counted from 0) of its train split hold nan; replace such values, or leave the example out."
+        f"the training loss is nan at step {step}: `data` must give finite numbers, but the inputs of example {AT} "
+        "(counted from 0) of its train split contain nan; replace such values, or leave the example out."
     )
 
 
 def test_a_stream_is_named_without_an_index() -> None:
     train = StreamSplit(Stream(), steps=5)
 
-    with pytest.raises(DataError, match=r"nan at step 3: .*the inputs of an example of its train split hold nan"):
+    with pytest.raises(DataError, match=r"nan at step 3: .*the inputs of an example of its train split contain nan"):
         fit(nn.Linear(4, 3), data=replace(problem(), train=train))
 
 
@@ -88,10 +88,10 @@ def test_an_infinity_that_the_loss_of_its_own_step_hides_is_found_at_the_next() 
     with torch.no_grad():
         model[0].weight.fill_(1.0)  # type: ignore[operator, union-attr]
 
-    with pytest.raises(DataError, match=rf"example {AT} .* hold -inf") as caught:
+    with pytest.raises(DataError, match=rf"example {AT} .* contain -inf") as caught:
         fit(model, seed=4, data=replace(problem(), train=broken(-torch.inf)), lr=0.01)
 
-    assert f"at step {step_of(4) + 1}:" in str(caught.value), "its gradient is NaN, and its loss is not"
+    assert f"at step {step_of(4) + 1}:" in str(caught.value), "the example's gradient is NaN, but its loss is finite"
 
 
 def test_the_validation_split_is_named_by_its_example() -> None:

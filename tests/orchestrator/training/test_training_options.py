@@ -1,4 +1,4 @@
-"""Optimizers, schedules, clipping, precision and losses as configured; what cannot be is refused in a sentence."""
+"""Training options: optimizers, schedules, clipping, precision, losses, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rates(**options: Any) -> list[float]:
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Tensor:
-    """A loss that is a plain function, as users write them."""
+    """Loss written as a plain function."""
     return ((outputs - torch.eye(3)[labels]) ** 2).mean()
 
 
@@ -49,7 +49,7 @@ def plain_squared() -> Any:
 
 
 class Wrapped(nn.Module):
-    """Returns what transformers' models do."""
+    """Network that returns its outputs as transformers' models do."""
 
     def __init__(self, inner: nn.Module, key: str = "logits") -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def test_a_schedule_by_epochs_counts_epochs() -> None:
 
     by_epoch = {"scheduler_interval": "epoch", "epochs": None, "steps": 2 * EPOCH + 1}
     assert rates(scheduler=step, **by_epoch) == pytest.approx([0.1] * EPOCH + [0.01] * EPOCH + [0.001])
-    # Three begun epochs: from 1 to 1/2 in three steps.
+    # The third epoch has one step: the factor falls from 1 to 1/2 in three scheduler steps.
     assert rates(scheduler=linear, **by_epoch)[::EPOCH] == pytest.approx([0.1, 0.1 * 5 / 6, 0.1 * 4 / 6])
 
 
@@ -110,7 +110,7 @@ def test_gradients_that_a_keeper_masks_do_not_count_in_the_norm() -> None:
     fit(model, clip_norm=1e-3, on_optimizer=keeper.attach, **once)
     moved = [float((p - b).detach().norm()) for p, b in zip(model.parameters(), before, strict=True)]
 
-    assert sum(moved) == pytest.approx(1e-3, rel=1e-3), "what is left is clipped to the whole norm"
+    assert sum(moved) == pytest.approx(1e-3, rel=1e-3), "gradients of the survivors are clipped to the whole norm"
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused_before_the_first_step() -> None:
@@ -179,7 +179,7 @@ def test_evaluation_by_hand() -> None:
 
 
 def test_evaluation_does_not_depend_on_order_or_kind_of_split() -> None:
-    """Elementwise outputs, so that only the summation could: losses span ten orders of magnitude and more."""
+    """Outputs are elementwise, so only the summation could differ; losses span over ten orders of magnitude."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(501, 3, generator=generator) * torch.logspace(-6, 10, 501).unsqueeze(1)
     labels = torch.arange(501) % 3
@@ -222,7 +222,7 @@ def test_outputs_with_logits_are_understood() -> None:
     plain, wrapped = network(), Wrapped(network())
 
     assert metrics(fit(plain)) == metrics(fit(wrapped))
-    with pytest.raises(OrchestratorError, match=r"`model` returned SimpleNamespace; .*logits"):
+    with pytest.raises(OrchestratorError, match=r"`model` must return .*logits.* not SimpleNamespace"):
         fit(Wrapped(network(), key="hidden"))
 
 

@@ -1,4 +1,4 @@
-"""Weights that a network begins with: any file that torch or safetensors wrote, by name; misfits in one sentence."""
+"""Initial weights from checkpoints: any file of torch or safetensors, matched by name; one-sentence errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.workloads.weight_files import CheckpointError, initialise
 
 
 class Code:
-    """Would print on being unpickled."""
+    """Object that would print if it were unpickled."""
 
     def __reduce__(self) -> Any:
         return print, ("this must not run",)
@@ -97,7 +97,7 @@ def test_what_is_to_be_initialised_keeps_its_draw(tmp_path: Path) -> None:
 
 
 class Tied(nn.Module):
-    """A network with a head whose weights are its embedding's, around a base that checkpoints may leave out."""
+    """Network whose head shares the embedding's weights, around a base whose prefix checkpoints may leave out."""
 
     base_model_prefix = "base"
 
@@ -128,7 +128,7 @@ def test_misfits_are_told_in_one_sentence_of_which_the_first_are_spelled_out(tmp
     assert "`0.weight` is [4, 3] in the file and [5, 3] in the network; `0.bias` is [4] in" in str(caught.value)
     assert "and 5 more; choose the model that it was saved from" in str(caught.value)
     assert str(caught.value).count("\n") == 0
-    assert torch.equal(model.get_parameter("2.bias"), before), "nothing is copied of what fits in part"
+    assert torch.equal(model.get_parameter("2.bias"), before), "nothing is copied from a file that fits only in part"
 
 
 def test_missing_and_unknown_names_are_told(tmp_path: Path) -> None:
@@ -143,20 +143,20 @@ def test_missing_and_unknown_names_are_told(tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "code.pt": (
         lambda path: torch.save({"a": Code()}, path),
-        "names code, or is damaged, and nothing in a checkpoint is run",
+        "contains code, which is never run, or is damaged",
     ),
-    "pickle.pt": (lambda path: path.write_bytes(pickle.dumps(Code())), "is damaged, or no file of weights"),
-    "module.pt": (lambda path: torch.save(network(0), path), "names code"),
-    "number.pt": (lambda path: torch.save(3, path), "holds int and no tensors by name"),
-    "numbered.pt": (lambda path: torch.save({0: torch.zeros(1)}, path), "holds dict and no tensors by name"),
-    "list.pt": (lambda path: torch.save([torch.zeros(1)], path), "holds list and no tensors by name"),
-    "empty.pt": (lambda path: path.write_bytes(b""), "is damaged, or no file of weights"),
-    "empty.safetensors": (lambda path: path.write_bytes(b""), "is damaged, or no file of weights"),
+    "pickle.pt": (lambda path: path.write_bytes(pickle.dumps(Code())), "is damaged, or not a file of weights"),
+    "module.pt": (lambda path: torch.save(network(0), path), "contains code"),
+    "number.pt": (lambda path: torch.save(3, path), "holds int, not tensors by name"),
+    "numbered.pt": (lambda path: torch.save({0: torch.zeros(1)}, path), "holds dict, not tensors by name"),
+    "list.pt": (lambda path: torch.save([torch.zeros(1)], path), "holds list, not tensors by name"),
+    "empty.pt": (lambda path: path.write_bytes(b""), "is damaged, or not a file of weights"),
+    "empty.safetensors": (lambda path: path.write_bytes(b""), "is damaged, or not a file of weights"),
     "nan.pt": (
         lambda path: torch.save({**network(1).state_dict(), "2.bias": torch.tensor([math.nan, 0.0])}, path),
-        "holds NaN or an infinity in `2.bias`",
+        "contains NaN or infinity in `2.bias`",
     ),
-    "text.pt": (lambda path: path.write_text("weights"), "is damaged, or no file of weights"),
+    "text.pt": (lambda path: path.write_text("weights"), "is damaged, or not a file of weights"),
 }
 
 
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
     planned = file_digest(str(tmp_path / "a.pt"))
     torch.save(network(2).state_dict(), tmp_path / "a.pt")
 
-    with pytest.raises(CheckpointError, match="is not what the sweep was planned with"):
+    with pytest.raises(CheckpointError, match="must be the file that the sweep was planned with"):
         initialise(network(0), str(tmp_path / "a.pt"), planned)
     with pytest.raises(CheckpointError, match="cannot be read on this node"):
         initialise(network(0), str(tmp_path / "b.pt"), planned)

@@ -1,4 +1,4 @@
-"""The digest of a data set tells it from that of another load, at a cost that does not grow with the set."""
+"""Digests of data sets: different for different data, at a cost that does not grow with the data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.workloads.splits import Split, TensorSplit
 
 HERE, N = __name__, 100
 CHANGED: dict[str, Any] = {}
-"""What the data target is to give otherwise."""
+"""Changes to what the data target returns."""
 
 
 def pair(seed: int, n: int = N) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def tensors() -> dict[str, Any]:
 
 
 class Items(Dataset[tuple[Tensor, int]]):
-    """Examples that are drawn as they are read, by torch's generator or one of its own."""
+    """Dataset with random examples, from torch's global generator or from a generator of its own."""
 
     classes = ("a", "b")
     read: list[int]
@@ -57,7 +57,7 @@ class Stream(IterableDataset[tuple[Tensor, int]]):
 
 
 class Ours:
-    """A split of the user's own class."""
+    """Split of the user's own class."""
 
     def __len__(self) -> int:
         return N
@@ -133,7 +133,7 @@ def test_what_is_read_example_by_example_counts_by_a_few(form: str, changes: dic
 
 
 def test_of_a_large_split_evenly_spaced_inputs_are_read_and_all_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "MOST", N * 8)  # the labels, and two thirds of the inputs
+    monkeypatch.setattr(inspection, "MOST", N * 8)  # enough for the labels and two thirds of the inputs
     first = anew("tensors", split="train", part=0, row=0).digest
     seen = {row: anew("tensors", split="train", part=0, row=row).digest != anew("tensors").digest for row in range(N)}
     labels = anew("tensors", split="train", part=1, row=97).digest

@@ -1,4 +1,4 @@
-"""The idx files, their checks and downloads; Hugging Face sets through a stand-in of its package."""
+"""Image data sets: idx files, their checks and downloads; Hugging Face sets through a stand-in for the package."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode(array: NDArray[np.uint8]) -> bytes:
 
 
 def publish(folder: Path) -> IdxSet:
-    """Write the four files into `folder` and return the set that says so, with `folder` as its mirror."""
+    """Write the four files into `folder` and return their `IdxSet`, with `folder` as its mirror."""
     folder.mkdir(parents=True)
     sums = {}
     for name, array in zip(FILES, ARRAYS, strict=True):
@@ -86,7 +86,7 @@ def test_no_mirror_leaves_no_file_and_says_what_was_tried(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         read(tried, tmp_path / "root")
 
-    for word in (FILES[0], "another file than the published one", nowhere, "`data.root`", "tiny"):
+    for word in (FILES[0], "the file differs from the published one", nowhere, "`data.root`", "tiny"):
         assert word in str(caught.value)
     assert not list((tmp_path / "root").rglob("*.gz*"))
 
@@ -95,12 +95,12 @@ def test_an_answer_is_read_no_further_than_a_file_can_be(tmp_path: Path, monkeyp
     published = publish(tmp_path / "mirror")
     monkeypatch.setattr(idx_files, "LARGEST", (tmp_path / "mirror" / FILES[0]).stat().st_size - 1)
 
-    with pytest.raises(DataError, match="another file than the published one"):
+    with pytest.raises(DataError, match="the file differs from the published one"):
         read(published, tmp_path / "root")
 
 
 def test_absent_files_are_not_downloaded_against_the_users_word(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"`data\.root` .*holds no .*data\.download=true"):
+    with pytest.raises(DataError, match=r"`data\.root` .*must hold .*data\.download=true"):
         idx_files.find(publish(tmp_path / "mirror"), tmp_path / "root", download=False)
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(published, tmp_path)
 
-    for word in (str(path), hashlib.md5(damaged).hexdigest(), published.md5[FILES[1]], "delete it"):
+    for word in (str(path), hashlib.md5(damaged).hexdigest(), published.md5[FILES[1]], "delete the file"):
         assert word in str(caught.value)
 
 
@@ -128,9 +128,9 @@ def test_a_damaged_file_is_refused_with_both_checksums(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"", "begins with"),
-        (b"\0\0\x0d\1" + struct.pack(">I", 1) + b"\0\0\0\0", "begins with 00000d01"),  # floats
+        (b"\0\0\x0d\1" + struct.pack(">I", 1) + b"\0\0\0\0", "begins with 00000d01"),  # type 0x0d, floats
         (b"\0\0\x08\3" + struct.pack(">I", 1), "begins with"),
-        (b"\0\0\x08\2" + struct.pack(">II", 2, 3) + bytes(5), "5 entries where its head says 2x3"),
+        (b"\0\0\x08\2" + struct.pack(">II", 2, 3) + bytes(5), "5 entries, but its header says 2x3"),
     ],
 )
 def test_what_is_no_idx_file_of_bytes_is_refused(content: bytes, words: str) -> None:
@@ -139,7 +139,7 @@ def test_what_is_no_idx_file_of_bytes_is_refused(content: bytes, words: str) -> 
 
 
 def huggingface_set(**changes: Any) -> dict[str, Any]:
-    """Return the configuration of a data set of Hugging Face's."""
+    """Return the configuration of a Hugging Face data set."""
     return {**vars(schema_of("data", "huggingface")()), **changes}
 
 
@@ -179,7 +179,7 @@ def test_normalisation_is_per_channel() -> None:
 
 
 class Rows:
-    """The part of a `datasets.Dataset` that is used."""
+    """Stand-in for `datasets.Dataset`, with the members that are used."""
 
     def __init__(self, sizes: list[tuple[int, int]], labels: list[int], arrow: Path | None = None) -> None:
         from PIL import Image
@@ -209,7 +209,7 @@ Serve = Callable[..., list[Any]]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Put a stand-in for the package `datasets` in place that serves images of these sizes; return its calls."""
+    """Install a stand-in for the package `datasets` that serves images of these sizes; return its calls."""
 
     def put(sizes: list[tuple[int, int]], arrow: Path | None = None) -> list[Any]:
         calls: list[Any] = []
@@ -282,7 +282,7 @@ def test_images_of_the_hugging_face_hub_are_decoded_once_a_node(
     serve([(4, 6)] * 6, arrow)
     monkeypatch.chdir(tmp_path)
     Path(config["path"]).mkdir(parents=True)
-    assert len(data_loading.load(config).test) == 6, "a directory's images may change where its rows do not"
+    assert len(data_loading.load(config).test) == 6, "images in a directory may change without a change of its rows"
 
 
 def test_hugging_face_images_of_several_sizes_need_a_size(serve: Serve) -> None:

@@ -1,4 +1,4 @@
-"""Data sets: fixed splits, whatever a target may return, one copy a process."""
+"""Data loading: fixed splits, every return value a target may have, one copy a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N = 20
 
 
 class Items(Dataset[tuple[Tensor, int]]):
-    """A user's Dataset, with its classes as torchvision's have them."""
+    """User's Dataset with `classes`, as in torchvision."""
 
     classes = ("a", "b", "c")
 
@@ -55,7 +55,7 @@ def pair(n: int = N) -> tuple[Tensor, Tensor]:
 
 
 def returned(shape: str) -> Any:
-    """What a user's target may return, by name."""
+    """Data target that returns the value called `shape`."""
     x, y = pair()
     arrays = (x.numpy(), y.numpy().astype(np.uint8))
     split = TensorSplit(x, y)
@@ -211,10 +211,10 @@ def test_only_the_set_that_was_asked_for_last_lies_on_a_device() -> None:
         ("no test", {}, ["data._target_", "a dict of ['train']"]),
         ("unequal", {}, ["train split", "20 inputs but 5 labels", "give each input one label"]),
         ("loader", {}, ["train split", "DataLoader", "Dataset"]),
-        ("stream", {}, ["data.steps_per_epoch", "=null", "stream to train on"]),
+        ("stream", {}, ["data.steps_per_epoch", "=null", "training stream"]),
         ("text", {}, ["(input tensor, label)", "(str, int)", "ToTensor"]),
         ("empty", {}, ["test split", "empty"]),
-        ("augmented", {}, ["data._target_", "draws at random", "`transform`"]),
+        ("augmented", {}, ["data._target_", "draws random numbers", "`transform`"]),
         ("absent", {}, ["data._target_", "KeyError"]),
         ("dict", {"val_size": 20}, ["data.val_size", "=20", "19"]),
         ("dict", {"val_fraction": 0.01}, ["val_fraction=0.01", "19"]),

@@ -1,4 +1,4 @@
-"""Batches: every example once an epoch, a new order each epoch, the same from tensors and from a loader."""
+"""Batches of splits: every example once an epoch, a new order each epoch, equal from tensors and from a loader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, Y = torch.arange(N, dtype=torch.float32).view(N, 1), torch.arange(N)
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):
-    """Adds noise from every global generator."""
+    """Dataset that adds noise from every global generator."""
 
     def __len__(self) -> int:
         return N
@@ -100,7 +100,7 @@ def test_worker_processes_change_no_order_and_draw_from_the_seed() -> None:
 
 @pytest.mark.parametrize("split", [*splits(), LoaderSplit(Augmented()), LoaderSplit(Augmented(), 2)])
 def test_an_epoch_goes_on_from_any_batch_in_another_process(split: Split) -> None:
-    """What is drawn follows from the seed, the epoch and the batch, not from what was drawn before, nor where."""
+    """Draws depend on the seed, the epoch and the batch, not on earlier draws or on the process."""
     whole = split.batches(4, device=CPU, seed=3)
     epochs = [list(whole.epoch(number)) for number in range(3)]
     alone = LoaderSplit(split.dataset) if isinstance(split, LoaderSplit) else split
@@ -149,7 +149,7 @@ def test_a_copy_lasts_until_the_split_leaves_the_device(split: TensorSplit) -> N
 
     assert again is not before
     split.to(torch.device("meta", 1))
-    assert split.to(meta) is not again, "a copy on one device at a time"
+    assert split.to(meta) is not again, "only one device holds a copy at a time"
 
 
 def test_a_dataset_that_augments_is_known_by_what_it_draws() -> None:

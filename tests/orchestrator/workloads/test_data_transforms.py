@@ -1,4 +1,4 @@
-"""What training examples alone get, how batches are made of examples, and loaders that live on."""
+"""Transforms of training examples, collate functions, and loaders that are reused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE, CPU = __name__, torch.device("cpu")
 
 
 class Lengths(Dataset[Any]):
-    """Example i is i + 1 ones."""
+    """Dataset whose example i is i + 1 ones."""
 
     def __len__(self) -> int:
         return 12
@@ -29,7 +29,7 @@ class Lengths(Dataset[Any]):
 
 
 class Processes(Dataset[Any]):
-    """An example says which process reads it."""
+    """Dataset whose examples are the id of the process that reads them."""
 
     def __len__(self) -> int:
         return 4
@@ -105,7 +105,7 @@ def test_batches_of_tensors_are_made_by_the_collate_too() -> None:
     for split in (found.val, found.test, found.tests["more"]):
         assert (inputs_of(split) <= 0).all()
     assert inputs_of(found.test).flatten().tolist() == [-float(value) for value in range(20)]
-    assert (inputs_of(found.train) < 0).all()  # each with its transform, before
+    assert (inputs_of(found.train) < 0).all()  # the transform comes before the collate
 
 
 @pytest.mark.parametrize("key", ["transform", "collate"])
@@ -121,5 +121,5 @@ def test_the_workers_of_an_evaluation_serve_the_next() -> None:
     assert torch.equal(first, second)
     assert os.getpid() not in first
     left = iter(split.batches(3, device=CPU))
-    assert torch.equal(next(left)[0], first[:3])  # as a preflight does, which reads no more
+    assert torch.equal(next(left)[0], first[:3])  # reads one batch and stops, as the preflight does
     assert torch.equal(inputs_of(split), first)

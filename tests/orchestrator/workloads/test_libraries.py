@@ -1,4 +1,4 @@
-"""Networks of transformers and timm, with random weights of tiny configurations: built, pruned, given other weights."""
+"""Networks of transformers and timm: tiny ones with random weights are built, pruned and given other weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build(kind: str, shape: tuple[int, ...], classes: int, seed: int = 0, **node
 
 
 def tiny(name: str, folder: Path) -> Any:
-    """Save the configuration of a tiny decoder of transformers, and return it."""
+    """Save the configuration of a tiny transformers decoder, and return it."""
     transformers = pytest.importorskip("transformers")
     small = {"vocab_size": 13, "bos_token_id": 0, "eos_token_id": 0}
     if name == "gpt2":
@@ -90,10 +90,10 @@ def test_a_classifier_of_transformers_has_as_many_outputs_as_the_data_have_class
     [
         (
             {"overrides": {"vocab_size": 5}},
-            r"has a vocabulary of 5, and the data have 11 tokens; pass \+model.ov",
+            r"has a vocabulary of 5, but the data have 11 tokens; pass \+model.ov",
         ),
         ({"architecture": "AutoModelForNothing"}, r"cannot be built by AutoModelForNothing of transformers: Attribut"),
-        ({"content": "0" * 64}, r"is not what the sweep was planned with: its config.json was changed since"),
+        ({"content": "0" * 64}, r"must have the config.json that the sweep was planned with, but it has changed"),
     ],
 )
 def test_what_transformers_cannot_build_is_told(node: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_timm_without_torchvision_is_told_in_a_sentence(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "timm", WithoutTorchvision("timm"))
     with pytest.raises(OrchestratorError) as caught:
         build("timm", (1, 8, 8), 10, architecture="test_resnet")
-    assert str(caught.value).startswith("`model.kind` (=timm) needs a torchvision that belongs to this torch ")
+    assert str(caught.value).startswith("`model.kind` (=timm) needs the torchvision release for torch ")
     assert str(caught.value).endswith("No module named 'torchvision'); install that release of torchvision.")
 
 
@@ -125,7 +125,7 @@ def test_timm_that_is_not_installed_is_told_as_that(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """timm, with something in torchvision's place: wheels of that fit one build of torch, and no network uses it."""
+    """Import timm with a stand-in for torchvision: torchvision's wheels fit one torch build, and no network uses it."""
     if not pinned_content.release_of("timm"):
         pytest.skip("timm is not installed")
     if not pinned_content.release_of("torchvision"):
@@ -158,8 +158,8 @@ def test_multiply_accumulates_of_vision_transformers_are_those_by_hand() -> None
         base = importlib.import_module("timm").create_model("vit_base_patch16_224")
         found = macs(base, torch.empty(1, 3, 224, 224))
 
-    tokens, width, block = 197, 768, 12 * 768 * 768  # queries, keys, values, what they give, and four times as wide
+    tokens, width, block = 197, 768, 12 * 768 * 768  # queries, keys, values, output: 4; MLP: 8
     attention = 2 * tokens * tokens * width
     assert found.layers["blocks.3.attn"].total == attention
     assert found.total == 196 * 3 * 16 * 16 * width + 12 * (tokens * block + attention) + width * 1000
-    assert found.total == 17_563_828_224, "torchvision's page says 17.56 billion of its own"
+    assert found.total == 17_563_828_224, "torchvision documents 17.56 billion for its own ViT"

@@ -1,4 +1,4 @@
-"""Networks: published sizes, weights that depend on the seed alone, and errors a user can act on."""
+"""Built-in networks: published sizes, weights that depend only on the seed, and errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def weights(model: nn.Module) -> int:
 
 
 class Noisy(nn.Module):
-    """A network that draws from every global generator, as some users' do."""
+    """Network that draws from every global generator, as some users' networks do."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_resnet20_has_the_published_number_of_parameters() -> None:
 def test_shortcut_of_resnet20_subsamples_and_pads_channels_with_zeros() -> None:
     block = classifiers.resnet20((3, 32, 32), 10, width=2).get_submodule("stage2.0")
     for parameter in block.parameters():
-        nn.init.zeros_(parameter)  # what is left is relu(shortcut)
+        nn.init.zeros_(parameter)  # the block then computes relu(shortcut)
     x = torch.rand(1, 2, 4, 4)
 
     out = block.eval()(x)
@@ -117,7 +117,7 @@ def test_lenets_have_gaussian_glorot_weights_and_zero_biases(name: str) -> None:
 
     expected = math.sqrt(2 / (layer.in_features + layer.out_features))
     assert layer.weight.std().item() == pytest.approx(expected, rel=0.01)
-    assert layer.weight.abs().max().item() > 3 * expected  # a uniform draw ends at sqrt(3)
+    assert layer.weight.abs().max().item() > 3 * expected  # uniform draws stay below sqrt(3)
     assert torch.count_nonzero(layer.bias) == 0
 
 

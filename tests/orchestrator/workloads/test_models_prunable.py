@@ -1,4 +1,4 @@
-"""Which parameters are pruned: by type and pattern, tied ones once, under the names of the plain network."""
+"""Selection of prunable parameters: by type and pattern, tied ones once, under the names of the plain network."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_default_takes_weights_of_linear_and_convolution() -> None:
         ({"include": ["[35].*"]}, ["3.weight", "5.weight"]),
         ({"types": ["Conv?d"]}, ["0.weight"]),
         ({"types": ["Embedding", "BatchNorm2d"]}, ["1.weight", "4.weight"]),
-        ({"types": ["_ConvNd"]}, ["0.weight"]),  # a base class counts
+        ({"types": ["_ConvNd"]}, ["0.weight"]),  # matches by a base class
         ({"parameters": ["weight", "bias"], "types": ["Linear"]}, ["3.weight", "3.bias", "5.weight", "5.bias"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""One copy a node: files that processes map together, made once, mended, and done without where they cannot be had."""
+"""Node cache: files prepared once and mapped by all processes, repaired when damaged, and optional."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ for process in processes:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have everything kept, however small, under a temporary directory of the test's own."""
+    """Folder in a temporary directory, for a cache that stores tensors of any size."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(node_cache, "WORTHWHILE", 1)
     return tmp_path / f"pruning-orchestrator-{os.getuid()}"
 
 
 class Maker:
-    """Prepares `MADE`, and counts how often."""
+    """Prepares `MADE` and counts the calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -146,7 +146,7 @@ def test_processes_of_a_node_prepare_a_set_once_and_hold_it_once(
     assert sum(calls) == 1
     assert set(digests) == {expected.hexdigest()}
     assert sum(mapped) == pytest.approx(size, rel=0.02)
-    assert sorted(grown)[2] < size, "those that mapped it hold no copy, which as float32 would be four times the size"
+    assert sorted(grown)[2] < size, "processes that map the file hold no float32 copy, four times the size"
 
 
 def test_what_is_made_is_kept_for_the_user_alone(folder: Path) -> None:
@@ -279,7 +279,7 @@ def test_what_came_while_waiting_is_taken(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(node_cache, "PATIENCE", 0.0)
 
     def make() -> dict[str, Tensor]:
-        node_cache.shared(SOURCE, Maker())  # the other was faster
+        node_cache.shared(SOURCE, Maker())  # another process is faster
         return {"other": torch.zeros(9)}
 
     assert same(node_cache.shared(SOURCE, make))
@@ -305,7 +305,7 @@ def test_files_used_longest_ago_and_what_killed_processes_left_are_removed(
     assert len(list(folder.glob("*.safetensors"))) == 2
     assert [path.name for path in folder.glob(".*")] == [".young"]
     assert same(first)
-    assert same(second), "a file that was removed lives on where it is mapped"
+    assert same(second), "a mapped file stays readable after its removal"
 
 
 def test_a_source_file_that_has_changed_is_read_and_checked_again(

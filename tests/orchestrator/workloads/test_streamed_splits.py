@@ -1,4 +1,4 @@
-"""Streams: so many batches an epoch that follow from seed and epoch alone, evaluations that read to the end."""
+"""Streamed splits: a fixed number of batches an epoch, decided by seed and epoch; evaluations read to the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE, CPU, N = __name__, torch.device("cpu"), 10
 
 
 class Count(IterableDataset[tuple[Tensor, int]]):
-    """The numbers below `n`, each with what is drawn for it; a loader worker gives its share of them."""
+    """Stream of the numbers below `n`, each with a random draw; each loader worker gets a share."""
 
     def __init__(self, n: int = N, draws: bool = False) -> None:
         self.n, self.draws, self.epoch = n, draws, 0
@@ -90,7 +90,7 @@ def test_what_a_stream_yields_follows_from_seed_and_epoch_wherever_it_is_begun(w
     batches = split.batches(3, device=CPU, seed=1)
     before = random.getstate(), torch.get_rng_state()
     first = [inputs for inputs, _ in batches.epoch(1)]
-    next(iter(batches.epoch(0)))  # and no more of it
+    next(iter(batches.epoch(0)))  # one batch only
 
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
@@ -148,7 +148,7 @@ def test_training_examples_of_a_stream_alone_get_the_transform() -> None:
         ({"without": "steps_per_epoch"}, ["data.steps_per_epoch", "=null", "positive number of batches", "streams"]),
         ({"steps_per_epoch": 0}, ["data.steps_per_epoch", "=0"]),
         ({"steps_per_epoch": 2.5}, ["data.steps_per_epoch", "=2.5"]),
-        ({"without": "val"}, ["stream to train on", "no validation split can be cut", "`val`"]),
+        ({"without": "val"}, ["training stream", "no validation split can be cut", "`val`"]),
         ({"named": {"train": "pair"}}, ["data.steps_per_epoch", "=4", "must be null", "has a length"]),
         ({"named": {"train": "empty"}}, ["train split is empty"]),
         ({"named": {"val": "empty"}}, ["val split is empty"]),
@@ -166,10 +166,10 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(config: dict[str, Any], wo
 def test_more_workers_than_shares_are_told() -> None:
     split, before = StreamSplit(Count(1), steps=4, num_workers=2), active_children()
 
-    gc.disable()  # its turn may come late
+    gc.disable()  # a collection could come too late
     try:
         with pytest.raises(DataError, match=r"^`data\.num_workers` \(=2\) must be at most .* worker 2 .* no example"):
             list(islice(split.batches(1, device=CPU), 3))
-        assert active_children() == before, "its processes end with it"
+        assert active_children() == before, "the loader's processes end with the error"
     finally:
         gc.enable()

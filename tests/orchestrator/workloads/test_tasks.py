@@ -1,4 +1,4 @@
-"""Each task against scikit-learn and torch, whole and in batches; batches of every form; what does not fit."""
+"""Tasks: compared with scikit-learn and torch, whole and in batches, for every form of batch; errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from orchestrator.workloads.tasks.task import Measured
 from orchestrator.workloads.tasks.totals import Totals
 
 MODEL = nn.Identity()
-"""Outputs are given as inputs."""
+"""Network whose outputs are its inputs."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -42,7 +42,7 @@ def classes(*shape: int, of: int, seed: int = 1) -> Tensor:
 
 
 def measured(task: Supervised, outputs: Tensor, labels: Tensor) -> Measured:
-    """Measure whole and in batches of 7, hold both to be one, and return it."""
+    """Measure as one batch and in batches of 7, check that the results are equal, and return them."""
     whole = task.measure(MODEL, [(outputs, labels)])
     parts = list(zip(outputs.split(7), labels.split(7), strict=True))
     assert task.measure(MODEL, parts) == whole
@@ -87,10 +87,10 @@ def test_a_column_of_predictions_fits_plain_labels() -> None:
     found = measured(Regression(), drawn(20, 1, seed=5), labels)
     assert found == measured(Regression(), drawn(20, 1, seed=5).squeeze(1), labels)
     flat = Regression().measure(MODEL, [(drawn(20), torch.ones(20))])
-    assert math.isnan(flat.figures["r2"]), "labels that do not vary"
+    assert math.isnan(flat.figures["r2"]), "NaN if the labels are constant"
     pair = torch.stack([labels, torch.ones(20)], 1)
     two = Regression().measure(MODEL, [(torch.stack([drawn(20, 1, seed=5).squeeze(1)] * 2, 1), pair)])
-    assert two.figures["r2"] == found.figures["r2"], "one of two outputs that does not vary"
+    assert two.figures["r2"] == found.figures["r2"], "outputs with constant labels are left out"
 
 
 def test_language_modelling_is_cross_entropy_by_token() -> None:
@@ -109,7 +109,7 @@ def test_language_modelling_is_cross_entropy_by_token() -> None:
 
 
 class Bigram(nn.Module):
-    """Logits of the next token from the last."""
+    """Network that returns logits of the next token from the last one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_tokens_of_every_form_say_the_same() -> None:
 
 
 def test_segmentation_is_scikit_learns() -> None:
-    logits, labels = drawn(21, 4, 5, 6), classes(21, 5, 6, of=3)  # the fourth class is only ever told
+    logits, labels = drawn(21, 4, 5, 6), classes(21, 5, 6, of=3)  # the fourth class is predicted, never labelled
     labels[:, 0] = 255
     found = measured(Segmentation(), logits, labels)
 
@@ -169,7 +169,7 @@ class Example:
 
 
 class Sized(nn.Module):
-    """Takes what a test gives, by name."""
+    """Network that takes arguments by name."""
 
     def forward(self, x: Tensor, extra: Tensor | None = None) -> dict[str, Tensor]:
         return {"logits": x if extra is None else x + extra}
@@ -199,7 +199,7 @@ def test_a_model_that_takes_any_name_gets_all() -> None:
     batch = {"input_ids": drawn(2, 3), "attention_mask": drawn(2, 3), "labels": drawn(2, 3)}
     assert answer_of(Keywords(), batch) == ["attention_mask", "labels"]
     assert answer_of(Keywords(), batch, labels=False) == ["attention_mask"]
-    assert answer_of(Keywords(), {"pixels": drawn(2, 3), "labels": drawn(2)}) == [], "by position"
+    assert answer_of(Keywords(), {"pixels": drawn(2, 3), "labels": drawn(2)}) == [], "given by position"
 
 
 def test_an_object_is_moved_and_handed_over_whole() -> None:
@@ -268,7 +268,7 @@ FLOATS, INTS = drawn(4), classes(4, of=3)
             (drawn(4, 3, 2), INTS),
             r"needs outputs of shape \(batch, classes\), found \(4, 3, 2\) float32",
         ),
-        (Classification(), (drawn(4, 3), classes(4, 2, of=3)), r"with labels of shape \(batch,\), which are \(4, 2\)"),
+        (Classification(), (drawn(4, 3), classes(4, 2, of=3)), r"with labels of shape \(batch,\), not \(4, 2\)"),
         (
             Regression(),
             (drawn(4, 1), INTS),
@@ -284,7 +284,7 @@ FLOATS, INTS = drawn(4), classes(4, of=3)
             r"for labels of shape \(4, 4, 4\), found \(4, 3, 8",
         ),
         (Classification(), (drawn(4, 3),), "must hold a tensor of labels"),
-        (Classification(), {"x": drawn(4, 3)}, "called one of labels, label, target"),
+        (Classification(), {"x": drawn(4, 3)}, "one of the names labels, label, target"),
     ],
 )
 def test_what_does_not_fit_is_said_in_a_sentence(task: Supervised, batch: Any, words: str) -> None:
@@ -298,7 +298,7 @@ def test_an_answer_without_outputs_is_refused() -> None:
         def forward(self, x: Tensor) -> str:
             return "nothing"
 
-    with pytest.raises(OrchestratorError, match="`model` returned str; it must return a tensor of outputs"):
+    with pytest.raises(OrchestratorError, match=r"`model` must return a tensor of outputs.* not str"):
         Classification().loss(Silent(), (drawn(4, 3), INTS))
 
 
@@ -333,7 +333,7 @@ def test_metrics_of_torchmetrics_are_scikit_learns() -> None:
     score = reference.f1_score(labels, logits.argmax(1), average="macro")
     assert whole.figures["f1"] == pytest.approx(score, abs=1e-6)
     assert batched.figures == pytest.approx(whole.figures, rel=1e-12)
-    assert task.measure(MODEL, parts) == batched, "measured anew each time"
+    assert task.measure(MODEL, parts) == batched, "each measurement starts from zero"
 
 
 def test_our_figures_are_those_of_torchmetrics() -> None:
@@ -369,7 +369,7 @@ def test_our_figures_are_those_of_torchmetrics() -> None:
         ),
         (
             {"measures": {"mean": {"_target_": "torchmetrics.MeanMetric"}}},
-            "it does not say itself: pass higher or lower",
+            "it does not say so itself; pass higher or lower",
         ),
         (
             {"measures": {"f1": F1}, "better": {"nonsense": "lower"}},
@@ -398,7 +398,7 @@ def test_a_metric_that_does_not_take_the_outputs_is_told_by_its_key() -> None:
 
     told = "`task.measures.f1` (=MulticlassF1Score) does not take outputs (6, 5) float32 with labels (6,) int64: ValueE"
     assert str(caught.value).startswith(told)
-    assert str(caught.value).endswith("; change its arguments there, or name another metric.")
+    assert str(caught.value).endswith("; change the metric's arguments, or use another metric.")
 
 
 def test_a_metric_of_many_numbers_is_refused() -> None:
@@ -408,7 +408,7 @@ def test_a_metric_of_many_numbers_is_refused() -> None:
 
 
 class Members:
-    """A task with the members that a test names."""
+    """Task with the members that a test names."""
 
     def __init__(self, **members: Any) -> None:
         vars(self).update({"loss": len, "size": len, "measure": len, "metrics": (RMSE,)} | members)
@@ -422,7 +422,7 @@ RMSE = Metric("rmse", "", "lower", 0.1)
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"size": "none"}, "must have `metrics`, `loss`, `size` and `measure`, and lacks `size`"),
+        ({"size": "none"}, "must have `metrics`, `loss`, `size` and `measure`, but lacks `size`"),
         ({"metrics": []}, "must have at least one `Metric`"),
         ({"metrics": ["rmse"]}, "must have at least one `Metric`"),
         ({"metrics": [{"bad": 1}]}, "must have at least one `Metric`"),
@@ -439,9 +439,9 @@ def test_an_own_task_is_held_to_its_members(members: dict[str, Any], words: str)
         ({"count": torch.tensor(3)}, "that JSON can hold: Object of type Tensor"),
         ({"count": np.int64(3)}, "that JSON can hold: Object of type int64"),
         ({"share": math.nan}, "that JSON can hold: Out of range float"),
-        ({"hits": [1, 2], "of": [3]}, "whose `hits` and `of` are lists of counts"),
-        ({"hits": [0.5], "of": [3]}, "whose `hits` and `of` are lists of counts"),
-        ({"hits": 1, "of": 2}, "whose `hits` and `of` are lists of counts"),
+        ({"hits": [1, 2], "of": [3]}, "with `hits` and `of` as lists of counts"),
+        ({"hits": [0.5], "of": [3]}, "with `hits` and `of` as lists of counts"),
+        ({"hits": 1, "of": 2}, "with `hits` and `of` as lists of counts"),
     ],
 )
 def test_details_are_what_a_record_can_hold(details: dict[str, Any], words: str) -> None:
@@ -467,13 +467,11 @@ def twice() -> Members:
 
 def test_an_own_task_has_metrics_that_can_be() -> None:
     assert task_building.build({"_target_": f"{__name__}.Members"}).metrics == (RMSE,)
-    with pytest.raises(
-        OrchestratorError, match=r"has a metric that cannot be: .*'up'.*: `better` must be `higher` or `lo"
-    ):
+    with pytest.raises(OrchestratorError, match=r"has an invalid metric .*'up'.*: `better` must be `higher` or `lo"):
         task_building.build({"_target_": f"{__name__}.better_up"})
     with pytest.raises(OrchestratorError, match=r"'Off By!'.*: `name` must be 1 to 40 letters, digits and underscores"):
         task_building.build({"_target_": f"{__name__}.spoken"})
-    with pytest.raises(OrchestratorError, match="must give each metric a name of its own"):
+    with pytest.raises(OrchestratorError, match="must give its metrics different names"):
         task_building.build({"_target_": f"{__name__}.twice"})
     with pytest.raises(OrchestratorError, match="must return a number as `rmse` from `measure`"):
         task_building.measured(task_building.build({"_target_": f"{__name__}.Members"}), {"loss": 1.0})

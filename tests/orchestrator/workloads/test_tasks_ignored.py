@@ -1,4 +1,4 @@
-"""Labels that count for nothing: in losses, in figures, under a teacher, and where a whole batch has no others."""
+"""Ignored labels: in losses, in metrics, with a teacher, and in batches with no other labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.workloads.tasks.segmentation import Segmentation
 from orchestrator.workloads.tasks.supervised import Supervised
 
 MODEL = nn.Identity()
-"""Outputs are given as inputs."""
+"""Network whose outputs are its inputs."""
 
 
 def drawn(*shape: int) -> Tensor:
@@ -25,14 +25,14 @@ def drawn(*shape: int) -> Tensor:
 
 
 def mean_of_known(outputs: Tensor, labels: Tensor) -> Tensor:
-    """A loss without `reduction`, as users write them."""
+    """Loss without `reduction`, written as a plain function."""
     return F.cross_entropy(outputs, labels)
 
 
 @pytest.mark.parametrize("task", [Classification(), Classification().with_loss(mean_of_known)])
 def test_examples_that_are_not_labelled_count_for_nothing(task: Classification) -> None:
     logits, labels = drawn(20, 8), torch.arange(20) % 8
-    labels[12:] = -100  # whole batches of 4, so that a mean of a batch counts for each that is known
+    labels[12:] = -100  # whole batches of 4: a batch's mean counts once per known label
     parts = list(zip(logits.split(4), labels.split(4), strict=True))
 
     whole, known = task.measure(MODEL, parts), task.measure(MODEL, parts[:3])

@@ -1,4 +1,4 @@
-"""Blocks of tokens from text: contiguous parts, nothing predicted twice, small in memory, mistakes in a sentence."""
+"""Text data: contiguous parts, no token predicted twice, small in memory, and errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_large_text_is_mapped_from_a_file_of_the_node(tmp_path: Path, monkeypa
     monkeypatch.setattr("orchestrator.workloads.node_cache.WORTHWHILE", 100)
     (tmp_path / "a.txt").write_text("some text " * 200)
     first = load(tmp_path / "a.txt")
-    monkeypatch.setattr("orchestrator.workloads.text._tokenised", None)  # nothing tokenises it again
+    monkeypatch.setattr("orchestrator.workloads.text._tokenised", None)  # fails if the text is tokenised again
     data_loading._load.cache_clear()
     again = load(tmp_path / "a.txt")
 
@@ -107,7 +107,7 @@ def test_bytes_need_no_encoding_and_characters_do(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe" * 200)
 
     assert whole(load(tmp_path / "a.txt", tokenizer="bytes").train)[0][0].tolist() == [255, 254, 255, 254, 255]
-    with pytest.raises(DataError, match=r"`data.root` .* is no text in UTF-8 \(byte 0: .*data.tokenizer=bytes"):
+    with pytest.raises(DataError, match=r"`data.root` .* must be text in UTF-8 \(byte 0: .*data.tokenizer=bytes"):
         load(tmp_path / "a.txt")
 
 
@@ -127,14 +127,14 @@ def test_a_tokenizer_of_the_package_tokenizers_is_used(tmp_path: Path) -> None:
 
 
 def test_what_was_changed_since_the_plan_is_refused(book: Path) -> None:
-    with pytest.raises(DataError, match="is not what the sweep was planned with"):
+    with pytest.raises(DataError, match="must be those that the sweep was planned with"):
         load(book, content={"root": "0" * 64})
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"block": 300}, r"`data.block` \(=300\) must be less than the 200 tokens of the test part of the text"),
+        ({"block": 300}, r"`data.block` \(=300\) must be less than 200, the tokens of the test part of the text"),
         (
             {"block": 199, "val_fraction": 0.01},
             r"`data.val_size` \(=0, from data.val_fraction=0.01\) must lie between",

@@ -1,4 +1,4 @@
-"""Weights on their way to a file and back: the bytes that safetensors makes, and no second copy in memory."""
+"""Weight files: the same bytes as from safetensors, and no second copy in memory."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_network_is_loaded_as_it_was_and_holds_nothing_of_the_file(tmp_path: P
 
 
 class Remembering(nn.Linear):
-    """Keeps what is no tensor beside its weights."""
+    """Layer with extra state that is not a tensor."""
 
     def __init__(self, memory: object = None) -> None:
         super().__init__(2, 2)
@@ -143,12 +143,12 @@ def test_what_a_network_keeps_beside_its_tensors_is_written_and_loaded(tmp_path:
 
 @pytest.mark.parametrize("memory", [object(), {1: 2}, (1, 2), float("nan"), {1, 2}])
 def test_what_no_json_can_hold_is_refused(memory: object) -> None:
-    with pytest.raises(CheckpointError, match=r"`0._extra_state` \(=.*let `get_extra_state` of the network"):
+    with pytest.raises(CheckpointError, match=r"`0._extra_state` \(=.*change what `get_extra_state` of the network"):
         plain_state(nn.Sequential(Remembering(memory)))
 
 
 def grown(size: int, uri: str, options: dict[str, object] | None = None) -> list[float]:
-    """Return what committing weights of `size` bytes, and loading them, takes beyond the network, as part of it."""
+    """Return the memory that committing and loading weights takes beyond the network, as a fraction of `size` bytes."""
     width = round((size / 4) ** 0.5)
     line = [sys.executable, "-c", MEASURE, uri, json.dumps(options or {}), str(width)]
     environment = {"PYTHONPATH": f"{HERE.parent / 'training'}:{HERE.parent}:{HERE.parents[2]}", "OMP_NUM_THREADS": "1"}
