@@ -132,3 +132,63 @@ def test_the_gate_gives_as_many_false_alarms_as_its_page_says() -> None:
     for margin, cells in rows:
         for seeds, told in zip((2, 3, 5, 8, 12), cells.split("% | "), strict=True):
             assert 100 * false_alarms(seeds, 1 / float(margin), 1) == pytest.approx(float(told.strip("%")), abs=0.6)
+
+
+def test_the_messages_on_the_page_on_troubles_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text()
+    files = [path for room in ("orchestrator", "hydra_plugins") for path in (ROOT / room).rglob("*.py")]
+    code = re.sub(r'"\n\s*f?"', "", "\n".join(path.read_text() for path in files))
+    tables = re.findall(r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    messages = [message for table in tables for message in re.findall(r"^\| `(.*?)`", table, re.MULTILINE)]
+    pieces = [piece.strip() for message in messages for piece in message.split("...")]
+
+    assert len(messages) > 20
+    assert [piece for piece in pieces if piece not in code] == []
+
+
+@pytest.mark.slow  # three small sweeps
+def test_the_walk_through_regression_runs_as_it_is_shown(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "regression.md").read_text()
+    (module,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "diabetes.py").write_text(module)
+    printed = []
+    for block in re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        done = subprocess.run(
+            ["bash", "-ec", block.replace("python -m", f"{sys.executable} -m")],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{WITHOUT_FIGURES}:{ROOT}", "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == ("ends with status 1" in block), done.stdout + done.stderr
+        printed.append(done.stdout)
+
+    sweep, written, _, failed, again, rewritten, _, passed = printed
+    assert "miss its margin of 0 in 98% of equally good runs" in written
+    assert "margin of 0 " not in rewritten
+    assert "2 fail" in failed
+    assert "0 fail" in passed
+    assert [" yes " in each for each in (sweep, again)] == [False, True]
+
+
+@pytest.mark.slow  # a small sweep, and an export
+def test_an_exported_graph_runs_in_onnx_runtime_as_it_is_shown(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    (code,) = snippets("how-to/export.md", "onnxruntime")
+    (tmp_path / "infer.py").write_text(code)
+    sweep = ["orchestrator", "schedule=one_shot", "schedule.sparsity=0.5", "train.epochs=1", "finetune.epochs=1"]
+    export = ["orchestrator.export", "--to", "onnx", "--output", "network"]
+    for command in (["-m", *sweep, "cluster=inline", "tracking=none"], ["-m", *export], ["infer.py"]):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{WITHOUT_FIGURES}:{ROOT}", "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    name, labels = done.stdout.splitlines()
+    assert name.startswith("input ['")
+    assert len(labels.strip("[]").split()) == 16
