@@ -1,1 +1,1 @@
-"""Pages of docs/reference that are made from the code: `python -m scripts.reference` makes them again."""
+"""Pages of docs/reference made from the code: `python -m scripts.reference` writes them."""

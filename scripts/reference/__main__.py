@@ -1,7 +1,7 @@
-"""Make again what is made from the code: files of conf/, pages of docs/reference, digests of new components.
+"""Write everything that is made from the code: files of conf/, pages of docs/reference, digests of new components.
 
-python -m scripts.reference            # after a row, a key, a command or an option has changed
-python -m scripts.reference --renew    # also the digests of components whose code has changed: see test_versions.py
+python -m scripts.reference            # after a change of a row, a key, a command or an option
+python -m scripts.reference --renew    # also renew the digests of changed components: see test_versions.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Digests of the code of each component that has a version: the alarm for changes that may change results.
+"""Digests of the code of each component with a version: a test fails when code changes that may change results.
 
-A component's code is all that its functions and classes refer to in our packages, by name and transitively.
+A component's code is everything in our packages that its functions and classes refer to by name, directly or
+indirectly.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HARMLESS = (
     *("orchestrator.config", "orchestrator.core", "orchestrator.store", "orchestrator.__version__"),
     *("orchestrator.catalogue", "pruning.catalogue"),
 )
-"""Not followed, but for seeding and the fields of stages: they decide nothing that a stage computes.
+"""Modules that are not followed, except seeding and the fields of stages: they change no result of a stage.
 
 The code of rows is followed row by row.
 """
@@ -38,7 +39,7 @@ The code of rows is followed row by row.
 
 @cache
 def bindings(module: str) -> Mapping[str, ast.stmt | str]:
-    """Name at a module's top level -> its definition, or the dotted path that it is imported from."""
+    """Return name -> definition, or dotted path of the import, for each name at a module's top level."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
@@ -61,7 +62,7 @@ def _bound(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt | str]]:
 
 
 def definition(path: str) -> tuple[str, ast.stmt] | None:
-    """Return the module and the statement that define `path`, None where it is a module or not ours to follow."""
+    """Return the module and the statement that define `path`; None for modules and for code that is not followed."""
     module, _, name = path.rpartition(".")
     if path.split(".")[0] not in ("orchestrator", "pruning") or not module:
         return None
@@ -79,7 +80,7 @@ def definition(path: str) -> tuple[str, ast.stmt] | None:
 
 
 def closure(roots: Sequence[str], left_out: Mapping[str, ast.stmt] | None = None) -> dict[str, ast.stmt]:
-    """Return all that `roots` refer to, by module and name, less what is `left_out`."""
+    """Return module.name -> definition for everything that `roots` refer to, except `left_out`."""
     found: dict[str, ast.stmt] = {}
     pending = [root for root in roots if definition(root)]
     assert len(pending) == len(roots), f"a part of {roots} has moved; say where to"
@@ -98,7 +99,7 @@ def closure(roots: Sequence[str], left_out: Mapping[str, ast.stmt] | None = None
 
 
 def references(module: str, node: ast.stmt) -> Iterator[str]:
-    """Yield the dotted paths that a definition mentions: names, and attributes of modules."""
+    """Yield the dotted paths in a definition: names, and attributes of modules."""
     names = {**bindings(module), **dict(_bound([each for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]))}
     for each in ast.walk(node):
         if isinstance(each, ast.Name) and each.id in names:
@@ -111,7 +112,7 @@ def references(module: str, node: ast.stmt) -> Iterator[str]:
 
 
 def digest(code: Mapping[str, ast.stmt]) -> str:
-    """Return the digest of syntax trees less places, imports, docstrings, annotations and names of local variables."""
+    """Return the digest of syntax trees, without positions, imports, docstrings, annotations and local names."""
     return hashlib.sha256("\n".join(sorted(ast.dump(bare(node)) for node in code.values())).encode()).hexdigest()[:16]
 
 
@@ -151,7 +152,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def bare(node: ast.stmt) -> ast.AST:
-    """Return a definition without what `digest` leaves out."""
+    """Return a definition without the parts that `digest` ignores."""
     tree: ast.AST = _Bare().visit(ast.parse(ast.unparse(node)))
     for each in ast.walk(tree):
         if isinstance(each, ast.FunctionDef):
@@ -173,7 +174,7 @@ def rows() -> Iterator[tuple[str, str]]:
 
 
 def closures() -> tuple[dict[str, ast.stmt], dict[str, ast.stmt]]:
-    """Return the code of training and of rounds; what both read from counts as training, which all stages have."""
+    """Return the code of training and of rounds; code that both use counts as training, which all stages have."""
     read = closure([root for root in SHARED["training"] if root.startswith(WORKLOADS)])
     rounds = closure(SHARED["round"], left_out=read)
     return closure(SHARED["training"], left_out=rounds), rounds
@@ -188,13 +189,13 @@ def digests() -> dict[str, str]:
 
 
 def known(file: Path) -> dict[str, dict[str, Any]]:
-    """Return component -> version and digest, as a file holds them."""
+    """Return component -> version and digest from a file."""
     found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
 def write(file: Path, *, renew: bool) -> None:
-    """Write the digests of new components into a file, with `renew` those of all, and leave out those that are gone."""
+    """Write the digests of new components to a file, or of all with `renew`, and drop removed components."""
     before = known(file)
     now = {name: {"version": version_of(name), "code": code} for name, code in digests().items()}
     found = now if renew else {name: before.get(name, each) for name, each in now.items()}

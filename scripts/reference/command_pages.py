@@ -1,4 +1,4 @@
-"""docs/reference/commands.md as text: the arguments of every command, by their parsers; environment variables."""
+"""Text of docs/reference/commands.md: the arguments of every command, from its parser, and environment variables."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ HEAD = """\
 
 <!-- Made by `.venv/bin/python -m scripts.reference` from the commands' own parsers; edit those, or the text there. -->
 
-Each says the same with `--help`. Installed, `pruning-orchestrator` is `python -m orchestrator`, and its first argument
-may be the name of another command, as in `pruning-orchestrator compare`.
+After this page you can look up every command, argument, exit status and environment variable. Each command prints its
+part of this page with `--help`. After an installation, `pruning-orchestrator` is short for `python -m orchestrator`;
+its first argument can be the name of another command, as in `pruning-orchestrator compare`.
 
-All commands end with status 130 when they are interrupted, and with 141 (128 + SIGPIPE) when the reader of their output
-has left, as in `... | head -1`; a sweep stops then, and the same command goes on.
+Every command ends with status 130 if it is interrupted, and with 141 (128 + SIGPIPE) if the reader of its output has
+left, as in `... | head -1`. A sweep then stops; the same command continues it.
 
 ## python -m orchestrator
 
     python -m orchestrator [SETTING ...] [-m] [--config-dir DIR]
 
-Plan and run a trial, or a sweep. A setting is `KEY=VALUE` or `GROUP=OPTION`, of [the configuration](configuration.md).
+Plan and run a trial or a sweep. A setting is `KEY=VALUE` or `GROUP=OPTION`, see [Configuration](configuration.md).
 
-| argument | what it is |
+| argument | meaning |
 |---|---|
 | `+sweep=PRESET` | the axes and settings of a preset |
-| `-m`, `--multirun` | a sweep over values with commas between them, and ranges, as in `'seed=range(3)'` |
+| `-m`, `--multirun` | a sweep over values separated by commas, or over ranges, as in `'seed=range(3)'` |
 | `--config-dir DIR` | groups and presets of your own, `DIR/GROUP/OPTION.yaml` |
-| `--cfg job` | print the configuration that results |
+| `--cfg job` | print the resulting configuration |
 | `--help`, `--hydra-help` | groups and settings; all flags of Hydra |
 
 | exit status | |
 |---|---|
 | 0 | all trials finished |
-| 1 | some did not |
+| 1 | some trials did not finish |
 | 2 | the configuration was refused, and nothing ran |
-| 3 | MLflow does not hold all of the sweep; the last line is the command that completes it |
-| 130 | interrupted; the same command goes on |
-| 141 | the reader of its output has left; the same command goes on |
+| 3 | MLflow lacks a part of the sweep; the last line is the command that completes it |
+| 130 | interrupted; the same command continues |
+| 141 | the reader of the output has left; the same command continues |
 
-130 goes before 2, 2 before 1, 1 before 3.
+If several apply, the status is the first of 130, 2, 1, 3.
 
 """
 VARIABLES = """\
@@ -52,17 +53,17 @@ VARIABLES = """\
 
 | variable | what it does |
 |---|---|
-| `MLFLOW_TRACKING_URI` | where the view of a sweep goes, unless `tracking.uri` says it |
-| `MLFLOW_EXPERIMENT_NAME` | its experiment, unless `tracking.experiment` says another than the default |
-| `RAY_ADDRESS` | the cluster to join, unless `cluster.address` names one |
-| `RAY_AUTH_MODE`, `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` | how a Ray cluster knows who may join, as Ray reads them |
-| `RAY_TMPDIR` | where a Ray of the sweep's own keeps its sockets and logs; else `TMPDIR` |
-| `TMPDIR` | where pictures and fetched files are held once a node, in `pruning-orchestrator-UID/` |
-| `CUDA_VISIBLE_DEVICES` | the GPUs that there are, as CUDA reads it |
-| `CI` | set: the live display is plain lines, as on a terminal that cannot move its cursor |
+| `MLFLOW_TRACKING_URI` | tracking server of the view, unless `tracking.uri` is set |
+| `MLFLOW_EXPERIMENT_NAME` | experiment of the view, unless `tracking.experiment` differs from its default |
+| `RAY_ADDRESS` | cluster to join, unless `cluster.address` names one |
+| `RAY_AUTH_MODE`, `RAY_AUTH_TOKEN`, `RAY_AUTH_TOKEN_PATH` | authentication of a Ray cluster, as Ray reads them |
+| `RAY_TMPDIR` | folder for the sockets and logs of a Ray that the sweep starts; default `TMPDIR` |
+| `TMPDIR` | folder for images and fetched files, kept once for each node in `pruning-orchestrator-UID/` |
+| `CUDA_VISIBLE_DEVICES` | visible GPUs, as CUDA reads it |
+| `CI` | if set, the live display is plain lines, as on a terminal that cannot move its cursor |
 
-What MLflow, s3fs, gcsfs and Hugging Face's libraries read (credentials, proxies, caches) holds for the driver and for
-each worker. `scripts/install` takes `PYTHON` as the interpreter of `.venv`.
+Variables of MLflow, s3fs, gcsfs and Hugging Face's libraries (credentials, proxies, caches) apply to the driver and to
+each worker. `scripts/install` uses the interpreter `PYTHON` for `.venv`.
 """
 
 
@@ -72,10 +73,10 @@ def page() -> str:
 
 
 def parser_of(name: str, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of a command, once it has taken `arguments` as the command would.
+    """Return the parser of a command, after it has parsed `arguments`.
 
     Raises:
-        ValueError: it refuses them.
+        ValueError: the parser refuses the arguments.
     """
     taken = argparse.ArgumentParser.parse_args
 
@@ -106,14 +107,14 @@ def _command(name: str) -> Iterator[str]:
 
 
 def _arguments(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    """Yield what a parser says of itself, and of the commands within it."""
+    """Yield the description and the arguments of a parser, and of its subcommands."""
     yield f"{'#' * level} {parser.prog}\n"
     if parser.description:
         yield f"{parser.description}\n"
     within = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
     plain = [each for each in parser._actions if each not in within and "--help" not in each.option_strings]
     if plain:
-        yield "| argument | what it is |\n|---|---|"
+        yield "| argument | meaning |\n|---|---|"
         for action in plain:
             yield f"| {_shown(action)} | {(action.help or '').replace('|', chr(92) + '|')} |"
         yield ""

@@ -1,4 +1,4 @@
-"""Files of conf/ that are made from rows: networks, data sets, tasks and methods, so that they can be read there."""
+"""Files of conf/ made from rows of the catalogues: networks, data sets, tasks and methods, for people to read."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED, Method
 
 COMPONENTS = ("model", "data", "task")
-"""Groups of which each row is a file."""
+"""Groups with one file for each row."""
 MADE = "# Made from its row in {} by `python -m scripts.reference`."
 HOMES = {
     **{name: f"orchestrator/catalogue/{name if name == 'data' else f'{name}s'}.py" for name in COMPONENTS},
     "method": "pruning/choices/published.py",
 }
-"""Group -> the catalogue that its files are made from."""
+"""Group -> the catalogue of its files."""
 
 
 def files() -> dict[str, str]:
-    """Return path below conf/ -> content."""
+    """Return the path below conf/ -> the content, for each file."""
     found = {f"{group}/{row.name}.yaml": _component(group, row) for group in COMPONENTS for row in _rows(group)}
     return found | {f"method/{method.name}.yaml": _method(method) for method in PUBLISHED.values()}
 
@@ -90,12 +90,12 @@ def _method(method: Method) -> str:
 
 
 def _options(choices: Choices, *, of_class: bool) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Return group -> option that a method overrides, and group -> values that no option has."""
+    """Return group -> overridden option, and group -> values that no option sets."""
     chosen: dict[str, str] = {}
     left: dict[str, dict[str, Any]] = {}
     for group, presets in (("unit", UNITS), ("scope", SCOPES), ("dynamics", DYNAMICS)):
         choice = getattr(choices, group)
-        if choice == type(choice)() or (group == "unit" and of_class):  # a class says itself what it prunes
+        if choice == type(choice)() or (group == "unit" and of_class):  # a class chooses its own unit
             continue
         chosen[group], values = _preset(choice, presets)
         left |= {group: values} if values else {}
@@ -107,7 +107,7 @@ def _options(choices: Choices, *, of_class: bool) -> tuple[dict[str, str], dict[
 
 
 def _preset(choice: Any, presets: Mapping[str, Preset]) -> tuple[str, dict[str, Any]]:
-    """Return the preset nearest to a choice, and the values in which the choice differs from it."""
+    """Return the preset nearest to a choice, and the values of the choice that differ from the preset."""
 
     def differences(preset: Preset) -> dict[str, Any]:
         own = vars(type(choice)()) | preset.sets

@@ -1,4 +1,4 @@
-"""docs/reference/configuration.md as text: every key of the schema, and every option of a group. Reads conf/ alone."""
+"""Text of docs/reference/configuration.md: every key of the schema and every option of a group. Reads only conf/."""
 
 from __future__ import annotations
 
@@ -28,28 +28,62 @@ HEAD = """\
 
 <!-- Made by `.venv/bin/python -m scripts.reference` from the catalogues, orchestrator/config and conf/; edit those. -->
 
-Every key that a trial has, with what it is without a word of yours, and every option of a group. A key is set as
-`python -m orchestrator train.epochs=20`, an option chosen as `python -m orchestrator model=mlp`;
-`python -m orchestrator --cfg job` shows what comes of both. Any key can be an axis of a sweep: add `-m` and commas.
+After this page you can find every key of a trial, with its default, and every option of a group. Set a key with
+`python -m orchestrator train.epochs=20`, and choose an option with `python -m orchestrator model=mlp`.
+`python -m orchestrator --cfg job` prints the resulting configuration. Every key can be an axis of a sweep: add `-m` and
+separate the values by commas, as in `python -m orchestrator -m train.epochs=10,20`.
 
-*default* is what the options chosen by default make it; behind it stands which options make it what else.
-
+In the tables, *default* is the value with the default options, followed by the options that set another value.
 """
+CONTENTS = {
+    "What is trained": ("model", "data", "task", "train"),
+    "How it is pruned": ("method", "score", "unit", "scope", "dynamics", "repair", "schedule", "prune"),
+    "What happens after pruning": ("finetune", "restart", "deploy", "compare"),
+    "Where it runs, and where results go": ("cluster", "store", "tracking"),
+    "Ready-made parts and whole sweeps": ("optimizer", "scheduler", "control", "sweep"),
+}
+"""Topic -> groups, in the order of the table of contents."""
+FIRST = {
+    "model": ("model=resnet20", "Choose the network; `model._target_=mine.net` uses your own."),
+    "data": ("data=mnist", "Choose the data set; `data._target_=mine.data` uses your own."),
+    "task": ("task=regression", "Choose the loss and the metrics."),
+    "method": ("method=l1_unstructured", "Choose a pruning method by its name."),
+    "schedule.sparsity": ("schedule.sparsity=0.9", "Fraction of the prunable weights that is zero in the end."),
+    "schedule.rounds": ("schedule.rounds=5", "Number of rounds of pruning and fine-tuning."),
+    "unit": ("unit=group", "Prune single weights, blocks, or whole channels; `group` lets `deploy` remove them."),
+    "seed": ("-m 'seed=range(5)'", "Seed of the initialisation, the order of the data and random masks; use several."),
+    "train.epochs": ("train.epochs=30", "Length of the dense training."),
+    "train.optimizer.lr": ("train.optimizer.lr=0.01", "Learning rate of the dense training."),
+    "finetune.epochs": ("finetune.epochs=10", "Length of the fine-tuning after each round."),
+    "model.weights": ("model.weights=base.pt train=none", "Start from a checkpoint, here without training it first."),
+    "data.root": ("data.root=/data", "Folder of the data sets that are files."),
+    "compare.margin": (
+        "compare.margin=0.005",
+        "Largest loss against dense that counts as a match, in the metric's scale.",
+    ),
+    "deploy": ("deploy=shrink", "Remove empty channels at the end, and measure time and bytes."),
+    "cluster": ("cluster=inline", "Run in this process, on a Ray of its own (`local`), or on a cluster (`auto`)."),
+    "cluster.gpus_per_trial": ("cluster.gpus_per_trial=0.25", "GPUs of a trial; here four trials share one."),
+    "store.uri": ("store.uri=s3://bucket/prefix", "Directory or bucket that keeps finished stages."),
+    "tracking": ("tracking=none", "Write to MLflow, or not."),
+    "dry_run": ("dry_run=true", "Print the plan, and run nothing."),
+}
+"""Key or group -> an example and a sentence: the twenty that people use first."""
 SHARED: Mapping[str, type] = {
     name: config_groups.dataclass_of(name, of.built_in) for name, of in config_groups.GROUPS.items()
 }
-"""Group -> the keys that all its built-in options have."""
+"""Group -> the keys that all its built-in options share."""
 FURTHER = {
-    "optimizer": "Ready nodes for `train.optimizer` and `finetune.optimizer`, as in `optimizer@train.optimizer=adam`.",
-    "scheduler": "Ready nodes for `train.scheduler` and `finetune.scheduler`, as in `scheduler@train.scheduler=step`.",
-    "control": "What pruned networks are to be compared with, beside the dense one.",
+    "optimizer": "Ready-made `train.optimizer` and `finetune.optimizer`, as in `optimizer@train.optimizer=adam`.",
+    "scheduler": "Ready-made `train.scheduler` and `finetune.scheduler`, as in `scheduler@train.scheduler=step`.",
+    "control": "Controls: networks to compare pruned networks with, in addition to the dense one.",
     "sweep": "Presets: axes and settings of a whole sweep, as in `+sweep=random_amounts`.",
 }
-"""Groups that are no key of a trial -> what they are for."""
+"""Groups without a key in a trial -> their purpose."""
 
 
 def page(conf: Path) -> str:
-    """Return the page, of the configuration in the folder `conf`."""
+    """Return the page for the configuration in the folder `conf`."""
     hydra_options.register()
     with initialize_config_dir(str(conf), version_base="1.3"):
         composed = OmegaConf.to_container(compose("config"), resolve=False)
@@ -61,12 +95,30 @@ def page(conf: Path) -> str:
         if path.parent != conf and not path.is_relative_to(conf / "hydra")
     }
     options = {choice: _of_file(choice, path) for choice, path in files.items()} | dict(_stored())
-    return HEAD + "\n".join(_page(defaults, dict(sorted(options.items()))))
+    return "\n".join([HEAD, *_contents(), *_page(defaults, dict(sorted(options.items())))])
+
+
+def _contents() -> Iterator[str]:
+    """Yield the table of contents, and the keys that people use first."""
+    said = meanings(schema.Config) | FURTHER
+    assert {group for groups in CONTENTS.values() for group in groups} == {*_groups(), *FURTHER}
+    yield "## Contents\n"
+    for topic, groups in CONTENTS.items():
+        yield f"**{topic}**\n"
+        yield from (f"- [{group}](#{group}): {said[group]}" for group in groups)
+        yield ""
+    yield "The keys of no group are in [A trial](#a-trial).\n"
+    yield f"## The {len(FIRST)} keys to know first\n"
+    yield "| key or group | example | meaning |\n|---|---|---|"
+    for key, (example, meaning) in FIRST.items():
+        group = key.partition(".")[0]
+        yield f"| [{key}](#{group if group in _groups() else 'a-trial'}) | `{example}` | {meaning} |"
+    yield ""
 
 
 @dataclass(frozen=True)
 class _Option:
-    """An option of a group: what it is, what it chooses and what it sets."""
+    """An option of a group: its meaning, the options that it chooses and the keys that it sets."""
 
     group: str
     name: str
@@ -77,7 +129,7 @@ class _Option:
 
 
 def _of_file(choice: tuple[str, str], path: Path) -> _Option:
-    """Return the option that a file of conf/ is; its first comment says what it is."""
+    """Return the option in a file of conf/; the first comment is its meaning."""
     text = path.read_text(encoding="utf-8")
     content = yaml.safe_load(text) or {}
     everywhere = "# @package _global_" in text
@@ -88,7 +140,7 @@ def _of_file(choice: tuple[str, str], path: Path) -> _Option:
 
 
 def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
-    """Yield the options that no file has, by group and name."""
+    """Yield the options without a file, by group and name."""
     meanings = {
         group: {
             name: " ".join(filter(None, (row.meaning, row.paper and f"({row.paper})"))) for name, row in of.rows.items()
@@ -97,10 +149,10 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
     }
     presets = {"unit": UNITS, "scope": SCOPES, "dynamics": DYNAMICS}
     meanings |= {group: {name: preset.meaning for name, preset in of.items()} for group, of in presets.items()}
-    meanings["deploy"] = {"none": "nothing is deployed"} | {name: _deployed(row) for name, row in FORMATS.items()}
+    meanings["deploy"] = {"none": "deploy nothing"} | {name: _deployed(row) for name, row in FORMATS.items()}
     for group, options in hydra_options.stored_options().items():
         for name, make in options.items():
-            own = f"your own: name it by `{group}._target_`, which chooses this option by itself"
+            own = f"your own code: set `{group}._target_`, which chooses this option"
             made = make()
             sets = _differences(group, made) if isinstance(made, type) else {} if name == config_groups.OWN else made
             meaning = own if name == config_groups.OWN else meanings[group][name]
@@ -108,11 +160,11 @@ def _stored() -> Iterator[tuple[tuple[str, str], _Option]]:
 
 
 def _deployed(row: Format) -> str:
-    return f"{row.meaning}{f'; takes the extra `{row.extra}`' if row.extra else ''}"
+    return f"{row.meaning}{f'; needs the extra `{row.extra}`' if row.extra else ''}"
 
 
 def _differences(group: str, kind: type) -> dict[str, Any]:
-    """Return the defaults of an option that others of its group have otherwise or not at all."""
+    """Return the defaults of an option that its group lacks or defines differently."""
     plain = {name: _default(SHARED[group], name) for name in fields_of(SHARED[group])}
     found = {name: _default(kind, name) for name in fields_of(kind)}
     return {name: value for name, value in found.items() if value != plain.get(name, ...)}
@@ -154,13 +206,15 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
         yield from _table(name, options)
         if name == "finetune":
             longer = {key: value for key, value in defaults[name].items() if value != defaults["train"][key]}
-            yield f"\nIts keys are those of [train](#train); by default {_settings('finetune', longer)}.\n"
+            yield f"\nThe keys are those of [train](#train). Defaults that differ: {_settings('finetune', longer)}.\n"
             continue
         yield from _keys(name, kind, defaults[name], options)
         for built_in, row in (config_groups.GROUPS[name].rows if name in config_groups.GROUPS else {}).items():
             own = config_groups.schema_of(name, built_in)
             if further := [key for key in meanings(own) if _differs(key, own, kind)]:
-                begin = row.meaning[0].upper() if row.meaning[:2].isalpha() else row.meaning[0]  # else it is a formula
+                begin = (
+                    row.meaning[0].upper() if row.meaning[:2].isalpha() else row.meaning[0]
+                )  # formulas stay as they are
                 yield f"\n### {name}={built_in}\n\n{begin}{row.meaning[1:]}\n"
                 yield from _keys(name, own, {key: _default(own, key) for key in meanings(own)}, {}, further)
     for group, meaning in FURTHER.items():
@@ -169,7 +223,7 @@ def _page(defaults: Mapping[str, Any], options: Mapping[tuple[str, str], _Option
 
 
 def _differs(key: str, own: type, kind: type) -> bool:
-    """Whether a built-in has a key that others have not, or another default of it."""
+    """Whether a built-in component adds a key to its group, or changes the key's default."""
     if key in ("kind", "name"):
         return False
     return key not in fields_of(kind) or _default(own, key) != _default(kind, key)
@@ -184,14 +238,14 @@ def _groups() -> list[str]:
 
 
 def _table(group: str, options: Mapping[tuple[str, str], _Option]) -> Iterator[str]:
-    """Yield the options of a group: what each is, chooses and sets."""
+    """Yield the table of a group's options: meaning, chosen options, keys set."""
     inside = [each for each in options.values() if (each.group + "/").startswith(f"{group}/")]
     if not inside:
         return
-    yield "| option | what it is | what it chooses and sets |\n|---|---|---|"
+    yield "| option | meaning | chooses and sets |\n|---|---|---|"
     for option in inside:
         name = f"{'+' * (group in ('sweep', 'control'))}{option.group}={option.name}"
-        of_row = option.group in conf_files.COMPONENTS  # whose keys have a table of their own
+        of_row = option.group in conf_files.COMPONENTS  # their keys have a table of their own
         named = ("name", f"{group}.name", f"{group}.kind")
         sets = {} if of_row else {key: value for key, value in option.sets.items() if key not in named}
         settings = [f"`{each}`" for each in option.chosen if not each.startswith("hydra/schema")]
@@ -207,7 +261,7 @@ def _keys(
     options: Mapping[tuple[str, str], _Option],
     names: list[str] | None = None,
 ) -> Iterator[str]:
-    """Yield the table of the keys `names` of a dataclass, or of all."""
+    """Yield the table of a dataclass's keys, of all or only of `names`."""
     said = meanings(kind)
     yield "| key | default | values | meaning |\n|---|---|---|---|"
     for name in names or said:
@@ -223,10 +277,10 @@ def _keys(
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Return what each key of a dataclass of the schema means.
+    """Return key -> meaning for a dataclass of the schema.
 
-    A key that an option of a row is says so itself, those of the choices of a method are arguments of the engine's
-    classes, all others have docstrings.
+    Options of a row carry their meaning as metadata. The choices of a method take it from the arguments of the engine's
+    classes, all other keys from the docstring below the field.
     """
     found = {each.name: str(each.metadata.get("meaning", "")) for each in fields(kind)}
     if axis := getattr(kind, "AXIS", None):
@@ -243,7 +297,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def _arguments(kind: type) -> dict[str, str]:
-    """Return name -> meaning of the arguments in a class's docstring."""
+    """Return argument -> meaning from a class's docstring."""
     said = re.search(r"Args:\n(.*?)\n(?=\n|$)", f"{inspect.getdoc(kind)}\n\n", re.DOTALL)
     assert said is not None
     told = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", said[1], re.DOTALL | re.MULTILINE)
@@ -257,7 +311,7 @@ def _default(kind: type, name: str) -> Any:
 
 
 def _values(kind: type, name: str) -> str:
-    """Return type and rules of a key."""
+    """Return the type and the rules of a key."""
     hint = fields_of(kind)[name].type
     said = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
     text = re.sub(r"\bNone\b", "null", said.replace("typing.", "")).replace("Any", "any").replace(" | ", "` or `")
@@ -265,7 +319,7 @@ def _values(kind: type, name: str) -> str:
     literal = next((each for each in (axis, *get_args(axis)) if get_origin(each) is Literal), None)
     rules = [f"one of {', '.join(get_args(literal))}"] if literal else []
     for rule in fields_of(kind)[name].metadata.get("rules", ()):
-        # a remedy or an aside goes, an interval such as (0, 1) stays
+        # remedies and asides are cut off; an interval such as (0, 1) stays
         told = f"must {re.split(r'; |: | [(](?![0-9])', rule.text)[0].removesuffix(', or null')}"
         rules.append(told.removeprefix("must be "))
     return "; ".join([f"`{text}`", *(rule for rule in rules if rule != "true or false")])
