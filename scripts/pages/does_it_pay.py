@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measure on this machine which runtimes make anything of a pruned layer, and make docs/does-it-pay.md of it.
+"""Measure on this machine which runtimes gain from a pruned layer, and write docs/does-it-pay.md.
 
-    scripts/does_it_pay                 # some ten minutes on two quiet cores; goes on where it was interrupted
-    scripts/does_it_pay --anew          # from the beginning
-    scripts/does_it_pay --quick         # one small layer, a moment each: only whether it works; writes nothing
-    scripts/does_it_pay --page          # the page alone, from docs/does-it-pay.json
+    scripts/does_it_pay                 # about ten minutes on two quiet cores; continues after an interruption
+    scripts/does_it_pay --anew          # start from the beginning
+    scripts/does_it_pay --quick         # one small layer, briefly, to see whether it works; writes nothing
+    scripts/does_it_pay --page          # only write the page, from docs/does-it-pay.json
 
-Each pruned layer is timed in turns with the dense one on the same runtime (CSR: with that of PyTorch), in blocks that
-make both anew; the 95% interval is a t interval over the blocks. Outputs are compared with PyTorch's before.
+Each pruned layer is timed in turns with the dense one on the same runtime (CSR: with PyTorch's dense layer), in blocks
+that build both again; the 95% interval is a t interval over the blocks. First, outputs are compared with PyTorch's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PACKAGES = ("torch", "onnxruntime", "openvino")
 
 
 class Cell(NamedTuple):
-    """One measurement; the pattern `dense` says what the runtime gains over PyTorch before anything is pruned."""
+    """One measurement; the pattern `dense` is the runtime's speed-up over PyTorch without pruning."""
 
     layer: Layer
     runtime: Runtime
@@ -58,7 +58,7 @@ class Cell(NamedTuple):
 
 
 def cells(layers: tuple[Layer, ...]) -> Iterator[Cell]:
-    """Yield what is measured, in order."""
+    """Yield all measurements, in order."""
     for layer in layers:
         for runtime in RUNTIMES:
             if runtime.shrinks and runtime.name != "PyTorch":
@@ -70,7 +70,7 @@ def cells(layers: tuple[Layer, ...]) -> Iterator[Cell]:
 
 
 def measure(cell: Cell, blocks: int, seconds: float) -> dict[str, Any]:
-    """Return the speed-up of a cell with its interval; raise AssertionError where its outputs are wrong."""
+    """Return the speed-up of a cell with its interval; raise AssertionError if its outputs are wrong."""
     layer, runtime, pattern, sparsity = cell
     example, dense = layer.example(), layer.weights()
     weights = dense if pattern == "dense" else pruned(layer, pattern, sparsity)
@@ -100,7 +100,7 @@ def measure(cell: Cell, blocks: int, seconds: float) -> dict[str, Any]:
 
 
 def circumstances(blocks: int, seconds: float) -> dict[str, Any]:
-    """Return what all measurements of a record share."""
+    """Return the processor, versions and settings that all measurements of a record share."""
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
@@ -112,17 +112,20 @@ def circumstances(blocks: int, seconds: float) -> dict[str, Any]:
 
 
 def run(layers: tuple[Layer, ...], blocks: int, seconds: float, file: Path | None, *, anew: bool) -> dict[str, Any]:
-    """Measure what `file` does not hold yet, and return the record.
+    """Measure the cells that are missing in `file`, and return the record.
 
     Args:
-        blocks, seconds: of one measurement
-        file: of the record, written after each measurement; None writes nothing
-        anew: start from the beginning, as where the machine or a release is another
+        blocks, seconds: blocks and seconds of one measurement
+        file: file of the record, written after each measurement; None writes nothing
+        anew: start from the beginning, as also happens on another machine or with another release
     """
     known = circumstances(blocks, seconds)
     held = {} if file is None or anew or not file.exists() else json.loads(file.read_text())
     if held and held["circumstances"] != known:
-        print("the record there was made in other circumstances; this starts from the beginning", flush=True)
+        print(
+            "the existing record was made on another machine or with other settings; starting from the beginning",
+            flush=True,
+        )
         held = {}
     found = {_named(cell): cell for cell in held.get("cells", [])}
     asked = {_name(cell): cell for cell in cells(layers) if cell.runtime.name not in known["absent"]}
@@ -159,12 +162,12 @@ def _rounded(cell: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Measure, and write the record and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--anew", action="store_true", help="measure all again")
+    parser.add_argument("--anew", action="store_true", help="measure everything again")
     parser.add_argument("--quick", action="store_true", help="one small layer, writes nothing")
-    parser.add_argument("--page", action="store_true", help="measure nothing")
-    parser.add_argument("--threads", type=int, default=1, help="of each runtime")
-    parser.add_argument("--blocks", type=int, default=8, help="of a measurement")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a measurement, at least")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each runtime")
+    parser.add_argument("--blocks", type=int, default=8, help="blocks of a measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="least seconds of a measurement")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
     torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""docs/does-it-pay.md and its figure, from what scripts/does_it_pay has measured. Pure."""
+"""Text and figure of docs/does-it-pay.md, from the measurements of scripts/does_it_pay. Pure."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 Cell = Mapping[str, Any]
 PAYS = 1.05
-"""A speed-up counts where its interval lies above this: of hundreds of intervals some lie above 1 by chance."""
+"""A speed-up counts if its interval lies above this: some of hundreds of intervals lie above 1 by chance."""
 HEAD = """\
 # Does it pay?
 
 <!-- Made by `scripts/does_it_pay` from docs/does-it-pay.json. -->
 
-Zeros make a network smaller on paper. Whether they make it faster depends on the runtime, the pattern and the layer:
-this is what one machine says. `scripts/does_it_pay --anew` measures yours.
+After this page you know which runtimes gain from zeros, on which layers, and how to measure your own machine:
 
-Each figure is a speed-up with its 95% interval: of the pruned layer over the dense one **on the same runtime**, timed
-in turns, in blocks that make both anew. CSR is compared with PyTorch's dense layer. *unstructured* is magnitude pruning
-by entry, *2:4* the two largest of four consecutive weights, *channels* a layer whose outputs are gone, as
-`pruning.shrink` leaves it. A pattern **pays** where the interval lies above {pays}x.
+    scripts/does_it_pay --anew
+
+Zeros make a network smaller on paper. Whether they make it faster depends on the runtime, the pattern and the layer.
+These are the results of one machine.
+
+Each figure is the speed-up of the pruned layer over the dense one **on the same runtime**, with its 95% interval. Both
+are timed in turns, in blocks that build both again. CSR is compared with PyTorch's dense layer. *unstructured* is
+magnitude pruning by entry, *2:4* keeps the two largest of four consecutive weights, and *channels* is a layer whose
+pruned outputs are removed, as by `pruning.shrink`. A pattern **pays** if the interval lies above {pays}x.
 """
 NOTES = """\
-## What is not here
+## Not measured
 
-- 2:4 on GPUs: PyTorch's semi-structured kernels, and those of TensorRT, need one; no runtime measured here has kernels
+- 2:4 on GPUs: PyTorch's semi-structured kernels and those of TensorRT need a GPU. No runtime on this page has kernels
   for 2:4 on a CPU.
-- Layers quantised to int8. OpenVINO's sparse weight decompression is asked for wherever its weights have zeros
-  (`CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE`), and is made for those, on processors with AMX; fp32 and bf16 show what it
-  does elsewhere.
-- Whole networks: these are single layers, without what stands between them.
+- Layers quantised to int8. OpenVINO's sparse weight decompression is made for these, on processors with AMX. It is
+  requested for all weights with zeros (`CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE`); fp32 and bf16 show its effect
+  elsewhere.
+- Whole networks: the figures are of single layers, without the operations between layers.
 """
 
 
@@ -55,7 +59,7 @@ def page(record: Record) -> str:
 
 
 def break_even(cells: Sequence[Cell]) -> float | None:
-    """Return the least sparsity of a layer's unstructured cells from which on every one pays; None: none does."""
+    """Return the smallest unstructured sparsity of a layer from which on every cell pays; None if there is none."""
     found = None
     for cell in sorted(cells, key=lambda cell: -float(cell["sparsity"])):
         if not pays(cell):
@@ -65,7 +69,7 @@ def break_even(cells: Sequence[Cell]) -> float | None:
 
 
 def pays(cell: Cell) -> bool:
-    """Say whether a speed-up is shown that is worth it."""
+    """Whether the interval of a speed-up lies above `PAYS`."""
     return bool(cell["low"] is not None and cell["low"] > PAYS)
 
 
@@ -79,15 +83,15 @@ def _circumstances(record: Record) -> Iterator[str]:
     )
     if max(loads) > known["threads"] + 1:
         yield (
-            "\n**The machine was not quiet**: others ran beside it, which widens intervals, and moves the ratio of "
-            "what waits for memory or for a thread."
+            "\n**The machine was not quiet**: other processes ran on it. They widen intervals, and change the ratios "
+            "of layers that wait for memory or for a thread."
         )
     yield from (f"\n{runtime} was not measured: {reason}." for runtime, reason in known["absent"].items())
     yield ""
 
 
 def _summary(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a table of runtimes by patterns: on how many layers it pays, and the geometric mean over layers."""
+    """Yield a table of runtimes by patterns: the layers on which it pays, and the geometric mean over layers."""
     shown = ("unstructured 50%", "unstructured 90%", "unstructured 95%", "2:4 50%", "channels 50%", "channels 75%")
     yield f"| runtime | {' | '.join(shown)} |"
     yield "|---" * (1 + len(shown)) + "|"
@@ -98,11 +102,11 @@ def _summary(cells: Sequence[Cell]) -> Iterator[str]:
             mean = math.exp(fmean(math.log(cell["speedup"]) for cell in found)) if found else 0.0
             row.append(f"{sum(map(pays, found))} of {len(found)}, {mean:.2f}x" if found else "")
         yield f"| {runtime} | {' | '.join(row)} |"
-    yield "\nOn how many layers it pays, and the geometric mean of the speed-ups; empty: not measured.\n"
+    yield "\nThe number of layers on which it pays, and the geometric mean of the speed-ups; empty: not measured.\n"
 
 
 def _break_even(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a table of layers by runtimes: the least unstructured sparsity from which on it pays."""
+    """Yield a table of layers by runtimes: the smallest unstructured sparsity from which on it pays."""
     runtimes = _names(cells, "runtime")
     yield f"| layer | {' | '.join(runtimes)} |"
     yield "|---" * (1 + len(runtimes)) + "|"
@@ -114,7 +118,7 @@ def _break_even(cells: Sequence[Cell]) -> Iterator[str]:
             tried = max((float(cell["sparsity"]) for cell in found), default=0.0)
             row.append(f"not up to {_percent(tried)}" if level is None else f"**{_percent(level)}**")
         yield f"| {layer} | {' | '.join(row)} |"
-    yield "\nThe least sparsity that was tried from which on unstructured pruning pays.\n"
+    yield "\nEach cell has the smallest tried sparsity from which on unstructured pruning pays.\n"
 
 
 def _table(cells: Sequence[Cell], runtime: str) -> Iterator[str]:
@@ -133,10 +137,10 @@ def _table(cells: Sequence[Cell], runtime: str) -> Iterator[str]:
 
 
 def _alone(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield a table of what each runtime gains over PyTorch on dense layers."""
+    """Yield a table of each runtime's speed-up over PyTorch on dense layers."""
     found = [cell for cell in cells if cell["pattern"] == "dense"]
     runtimes = _names(found, "runtime")
-    yield "The speed-up of the dense layer on each runtime over that of PyTorch, before anything is pruned.\n"
+    yield "The speed-up of each runtime over PyTorch on the dense layer, without any pruning.\n"
     yield f"| layer | {' | '.join(runtimes)} |"
     yield "|---" * (1 + len(runtimes)) + "|"
     for layer, of_layer in _groups(found, "layer"):
@@ -169,7 +173,7 @@ def _groups(cells: Sequence[Cell], key: str) -> Iterator[tuple[str, list[Cell]]]
 
 
 def figure(record: Record) -> bytes:
-    """Return the figure as SVG: speed-ups against weights / weights left, a panel for each runtime."""
+    """Return the figure as SVG: speed-up against weights / weights left, one panel for each runtime."""
     return render(lambda: _drawn(record["cells"]))["svg"]
 
 

@@ -1,4 +1,4 @@
-"""docs/reproductions.md as text: what was published, what came of it here, and whether the two agree. Pure."""
+"""Text of docs/reproductions.md: published figures, our figures, and whether they agree. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ HEAD = """\
 
 <!-- Made by `scripts/reproduce --page` from docs/reproductions; edit the protocols and readings there. -->
 
-Published numbers, and what this project measures. Each has a protocol that was committed before its first run:
-settings, seeds, what it deviates by, and the tolerance within which a figure agrees. Ours are means over seeds with 95%
-t intervals. `full` has the lengths of the paper, where these are known, `default` ends within 40 minutes on two cores.
+After this page you can compare published numbers with ours, and run the experiments again. Each experiment has a
+protocol that was committed before its first run: settings, seeds, deviations from the paper, and the tolerance within
+which a figure agrees. Our figures are means over seeds with 95% t intervals. `full` has the lengths of the paper, if
+they are known; `default` ends within 40 minutes on two cores.
 
-    scripts/reproduce all                              # scale default; goes on where it was interrupted
+    scripts/reproduce all                              # scale default; continues after an interruption
     scripts/reproduce lottery_ticket --scale full --data ROOT
 
 """
@@ -30,8 +31,8 @@ def page(protocols: Sequence[Protocol], records: Mapping[tuple[str, str], Record
 
     Args:
         protocols: fields of each protocol, in the order of the page.
-        records: name and scale -> record, of those that were run.
-        readings: name -> what there is to say of its outcome.
+        records: name and scale -> record, for the experiments that were run.
+        readings: name -> text about the outcome.
     """
     summary = ["| reproduction | scale | figures that agree |", "|---|---|---|"]
     for protocol in protocols:
@@ -67,7 +68,7 @@ def _section(protocol: Protocol, records: Mapping[tuple[str, str], Record], read
         ours = {figure["id"]: figure for figure in record["figures"]}
         yield from (_row(each, ours[each["id"]]) for each in protocol["published"])
         yield from _levels(record["trials"])
-        yield "\nUnlike the paper:\n"
+        yield "\nDeviations from the paper:\n"
         yield from (f"- {deviation}" for deviation in settings["deviations"])
         yield ""
     if reading:
@@ -96,7 +97,7 @@ def _row(published: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table of what was measured: a line for the trials that differ in their seed alone."""
+    """Yield the table of all measurements: one line for trials that differ only in their seed."""
     groups: dict[tuple[str, str, str, int, str], dict[int, Mapping[str, Any]]] = {}
     for row in trials:
         restart = "" if row["restart"] in (None, "keep") else row["restart"]
@@ -108,7 +109,7 @@ def _levels(trials: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{row['sparsity']:.6f}",
         )
         groups.setdefault(place, {})[row["seed"]] = row
-    yield "\n<details><summary>All that was measured, means over seeds</summary>\n"
+    yield "\n<details><summary>All measurements, means over seeds</summary>\n"
     yield "| network | trials | round | left % | test | validation | at early stopping | after steps | seeds |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for place, rows in sorted(groups.items()):
@@ -126,7 +127,7 @@ def _scored(times: float | None) -> str:
 
 
 def _mean(rows: Mapping[int, Mapping[str, Any]], column: str) -> float:
-    """The mean over seeds; NaN where one has no such figure."""
+    """Mean over seeds; NaN if a seed lacks the figure."""
     values = [row[column] for row in rows.values()]
     return math.nan if None in values else fmean(values)
 

@@ -1,6 +1,7 @@
-"""Pages of the documentation site that lie outside of docs/, as hooks of MkDocs: what the root holds, and the API.
+"""Hooks of MkDocs that add pages from outside of docs/: files of the repository's root, and the API.
 
-On the site a link that leads to a file of the repository which is no page is shown as its text: the site stands alone.
+On the site, a link to a file of the repository that is not a page is shown as plain text, so that the site stands
+alone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ A sweep in a notebook: tables as pandas DataFrames, figures as matplotlib axes, 
 LOOPS = """\
 # Training loops of your own
 
-What a function that trains is given: see [the how-to](../how-to/own-training-loops.md).
+The arguments of a training function: see [Your own training loop](../how-to/own-training-loops.md).
 
 ::: orchestrator.training.own_loop.Context
 
