@@ -1,4 +1,4 @@
-"""Every command line that a page shows is one that its command takes, and every Python block compiles."""
+"""Command lines and Python blocks of the pages: each command accepts its lines, and each block compiles."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.__main__ import COMMANDS, CONF
-from orchestrator.config import compose, hydra_options, schema
+from orchestrator.config import compose, config_groups, hydra_options, schema
 from scripts.reference.command_pages import parser_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES.remove(ROOT / "docs" / "reference" / "commands.md")  # made of the parsers
+PAGES.remove(ROOT / "docs" / "reference" / "commands.md")  # made from the parsers
 NOT_HERE = ("was not found", "is not there", "no module", "cannot be found", "not installed", "is no file")
-"""What is said of the reader's own files and modules."""
+"""Parts of messages about the reader's own files and modules."""
 
 
 def shown(start: str) -> list[tuple[str, str]]:
-    """Return page and text of each command line that begins so: in a block, in a comment or within backticks."""
+    """Return page and text of each command line that begins with `start`, in a block, a comment or backticks."""
     found = {}
     for page in PAGES:
         for line in re.sub(r"\\\n\s*", "", page.read_text()).splitlines():
@@ -42,13 +42,13 @@ def shown(start: str) -> list[tuple[str, str]]:
 
 def words(text: str) -> list[str]:
     text = text.partition("  #")[0]
-    text = text.replace("'", "") if text.count("'") % 2 else text  # the end of a quotation that began before
+    text = text.replace("'", "") if text.count("'") % 2 else text  # the end of a quotation that began earlier
     return [word for word in shlex.split(text, comments=True) if word != "..."]
 
 
 @cache
 def own_files(folder: Path) -> Path:
-    """Write the configuration files that pages show, those whose first line names them, and return the folder."""
+    """Write the configuration files of the pages, named by their first lines, and return the folder."""
     for page in PAGES:
         for name, text in re.findall(r"^```yaml\n# mine/(\S+\.yaml)(.*?)^```$", page.read_text(), re.DOTALL | re.M):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -57,18 +57,20 @@ def own_files(folder: Path) -> Path:
 
 
 def stand_in(folder: Path, settings: Sequence[str]) -> None:
-    """Write a file for each option that is the reader's own, where no page shows one."""
+    """Write a file for each option of the reader's own that no page shows."""
+    stored = hydra_options.stored_options()
     for setting in settings:
         group, _, name = setting.lstrip("+").partition("=")
         group = group.partition("@")[0]
         kept = [place / group / f"{name}.yaml" for place in (CONF, folder)]
-        if "." not in group and (CONF / group).is_dir() and "," not in name and not any(map(Path.is_file, kept)):
+        known = name in stored.get(group, ()) or any(map(Path.is_file, kept))
+        if "." not in group and ((CONF / group).is_dir() or group in stored) and "," not in name and not known:
             kept[1].parent.mkdir(parents=True, exist_ok=True)
             kept[1].write_text("# @package _global_\n" if group == "sweep" else "_target_: mine.Thing\n")
 
 
 def values(override: Override) -> Iterator[str]:
-    """Yield the override of each value of an axis; of an interval, that of its begin."""
+    """Yield an override for each value of an axis, for an interval only its start."""
     if override.is_sweep_override() and not override.is_discrete_sweep():
         yield f"{override.get_key_element()}={override.value().start}"
     else:
@@ -77,12 +79,12 @@ def values(override: Override) -> Iterator[str]:
 
 @cache
 def composed(*settings: str) -> DictConfig:
-    """Return what Hydra composes before any sweep: most commands share it."""
+    """Return the configuration that Hydra composes before a sweep; most commands share it."""
     return GlobalHydra.instance().config_loader().load_configuration("config", list(settings), RunMode.MULTIRUN)
 
 
 def jobs(settings: list[str], searched: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with each of the jobs: every value of each axis is tried, the others at their first."""
+    """Yield the errors of the jobs: one for each value of each axis, with the first value of all other axes."""
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides(settings)
     about_hydra = [str(each.input_line) for each in parsed if each.is_hydra_override()]
@@ -124,7 +126,8 @@ def test_every_sweep_that_is_shown_composes(mine: Path, monkeypatch: pytest.Monk
             if options.config_dir:
                 stand_in(own_files(mine), options.overrides)
                 searched = [f"hydra.searchpath=[file://{mine}]"]
-            told = [each for each in jobs(options.overrides, searched) if not any(word in each for word in NOT_HERE)]
+            settings = config_groups.with_own_options(options.overrides)
+            told = [each for each in jobs(settings, searched) if not any(word in each for word in NOT_HERE)]
             wrong += [f"{page}: {text}: {each}" for each in told]
 
     assert len(lines) > 40
@@ -135,7 +138,7 @@ def test_every_other_command_that_is_shown_is_taken() -> None:
     wrong = []
     lines = shown(rf"python -m orchestrator\.(?:{'|'.join(COMMANDS)})\b")
     for page, text in lines:
-        given = words(re.sub(r"\[([A-Z-][^\]]*)\]", r"\1", text))  # what a synopsis has in brackets
+        given = words(re.sub(r"\[([A-Z-][^\]]*)\]", r"\1", text))  # optional parts in a synopsis
         try:
             parser_of(given[2].partition(".")[2], given[3:])
         except ValueError as error:
