@@ -1,4 +1,4 @@
-"""The example of CONTRIBUTING.md runs and obeys the laws of a method; hooks and workflow do what CI does."""
+"""CONTRIBUTING.md: its example prunes by the laws of a method; hooks and workflow run what CI runs."""
 
 from __future__ import annotations
 

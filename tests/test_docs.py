@@ -1,4 +1,4 @@
-"""What the how-tos show runs as it stands."""
+"""Code and commands of the how-to pages: they run as shown, and quoted messages exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_FIGURES = ROOT / "tests" / "without_figures"
 
 
 def snippets(page: str, *names: str) -> list[str]:
-    """Return the Python that a page shows under these names, in its order."""
+    """Return the Python blocks of a page with these names, in the order of the page."""
     shown = re.findall(r"^```python ?(\w*)\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
     return [code for name, code in shown if name in names]
 
@@ -50,7 +50,7 @@ def test_each_way_to_keep_masks_in_a_loop_leaves_the_network_pruned(tmp_path: Pa
 
 
 def digests(folder: Path, target: str) -> list[tuple[int, str]]:
-    """Train a small sweep in `folder` by `target`, in a process of its own; return each round and its weights."""
+    """Train a small sweep in `folder` with `target`, in its own process; return round and weights digest of each."""
     asked = {"_target_": target, "scheduler": "null", "epochs": "2", "select": "last"}
     own = [f"{node}.{key}={value}" for node in ("train", "finetune") for key, value in asked.items()]
     others = ["cluster=inline", "tracking=none", "model=mlp", "schedule.sparsity=0.75", "schedule.rounds=2"]
@@ -68,7 +68,7 @@ def digests(folder: Path, target: str) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def by_our_loop(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
-    """The weights of that sweep as the orchestrator itself trains it."""
+    """Weights of the same sweep, trained by the built-in loop."""
     return digests(tmp_path_factory.mktemp("ours"), "null")
 
 

@@ -1,16 +1,19 @@
-"""The pages of docs/reference that are made from the code are current, and leave out nothing."""
+"""Generated pages of docs/reference: they are current and complete."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from orchestrator.__main__ import CONF
+from orchestrator.config import hydra_options
 from orchestrator.config.config_groups import GROUPS, schema_of
 from orchestrator.config.hydra_options import stored_options
 from orchestrator.config.schema import Config
@@ -41,7 +44,7 @@ def keys(schema: type, where: str = "") -> Iterator[str]:
 def test_every_key_has_a_sentence() -> None:
     page = (REFERENCE / "configuration.md").read_text()
     told = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*(?:\\\|[^|]*)*) \|$", page, re.MULTILINE))
-    ours = {key for key in keys(Config) if not key.startswith("finetune.")}  # whose keys are those of `train`
+    ours = {key for key in keys(Config) if not key.startswith("finetune.")}  # same keys as `train`
     kinds = [(group, kind) for group, each in GROUPS.items() for kind in each.rows]
     ours |= {key for group, kind in kinds for key in keys(schema_of(group, kind), f"{group}.")}
 
@@ -49,6 +52,17 @@ def test_every_key_has_a_sentence() -> None:
     assert sorted(ours - told.keys()) == []
     assert [key for key in ours if len(told[key].split()) < 2] == []
     assert "## finetune" in page
+
+
+def test_the_examples_of_the_first_keys_compose() -> None:
+    hydra_options.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for key, (example, _) in configuration.FIRST.items():
+            settings = [word for word in shlex.split(example) if word != "-m"]
+            assert key in {setting.partition("=")[0] for setting in settings}
+            compose("config", overrides=[setting for setting in settings if "range" not in setting])
+
+    assert len(configuration.FIRST) == 20
 
 
 def test_an_interval_is_told_whole() -> None:
@@ -72,7 +86,7 @@ def test_every_option_of_a_group_is_listed() -> None:
 
 
 def test_every_variable_that_is_read_is_listed() -> None:
-    """What is read of the environment, less what this project sets itself."""
+    """Variables that the code reads, except those that this project sets itself."""
     page = (REFERENCE / "commands.md").read_text()
     text = "\n".join(path.read_text() for path in (ROOT / "orchestrator").rglob("*.py"))
     read = set(re.findall(r"""environ\.get\(\s*"(\w+)"|"(\w+)" (?:not )?in os\.environ""", text))

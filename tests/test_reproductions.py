@@ -1,4 +1,4 @@
-"""The reproductions: protocols that can run, figures read as they say, and a page that is what the records give."""
+"""Reproductions: protocols can be planned, figures follow their judges, and the page follows from the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tutorial of an own project does what it says: its files and commands, as they stand, in an empty directory."""
+"""The tutorial own-project.md: its files and commands work, unchanged, in an empty directory."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Reproduce published numbers by their protocols, keep records, and make docs/reproductions.md of them.
+"""Reproduce published numbers by protocols, write records, and make docs/reproductions.md from them.
 
     scripts/reproduce all                                   # scale default: each within 40 minutes on two cores
     scripts/reproduce snip lottery_ticket --scale full --data ~/data cluster.max_concurrent=2
-    scripts/reproduce --page                                # the page alone, from the records there are
+    scripts/reproduce --page                                # only write the page, from the existing records
 
-A protocol is docs/reproductions/NAME/protocol.yaml; docs/reproductions/README.md says what its keys mean. What has
-finished in the store is not trained again, so the same command goes on where one was interrupted. Overrides may say
-where and on what a reproduction runs; with any other nothing is recorded.
+A protocol is docs/reproductions/NAME/protocol.yaml; docs/reproductions/README.md explains its keys. Finished stages in
+the store are not trained again, so the same command continues after an interruption. Overrides may choose the place and
+the hardware of a run; with any other override, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ KEPT = (
     *("early_step", "early_val", "steps", "seconds", "score", "scope", "repair", "restart", "rescorings"),
     *("scored_examples", "dead_layers", "stage"),
 )
-"""Columns of trials.csv that a record holds, and that a judge may read."""
+"""Columns of trials.csv in a record; a judge may read these."""
 INTERRUPTED = 130
 NEUTRAL = ("cluster", "tracking", "store", "data.root", "data.download", "retry_failed")
-"""What may be overridden: it changes no result."""
+"""Keys and groups that may be overridden, because they change no result."""
 COMBINED: Mapping[str, Callable[[float, float], float]] = {"minus": sub, "over": truediv}
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is to be reproduced and how, as it was set down before the first run."""
+    """The plan of a reproduction, written before the first run."""
 
     name: str
     title: str
     paper: str
-    """On arXiv."""
+    """Number on arXiv."""
     claim: str
     published: Sequence[Mapping[str, Any]]
     scales: Mapping[str, Mapping[str, Any]]
@@ -87,12 +87,12 @@ def protocols(folder: Path = FOLDER) -> dict[str, Protocol]:
 
 
 def record_path(name: str, scale: str, folder: Path = FOLDER) -> Path:
-    """Return where the record of a reproduction lies."""
+    """Return the path of a reproduction's record."""
     return folder / name / f"{scale}.json"
 
 
 def judged(published: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Return our figure beside a published one: by seed, mean, 95% interval, and whether it agrees.
+    """Return our figure for a published one: values by seed, mean, 95% interval, and whether it agrees.
 
     Args:
         published: an entry of a protocol's `published`.
@@ -118,7 +118,7 @@ def judged(published: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _picked(rows: Sequence[Row], column: str, where: Mapping[str, Any]) -> dict[int, float]:
-    """Return the column by seed, of the rows for which all columns of `where` hold: numbers, patterns of text."""
+    """Return seed -> value of the column, in the rows that match `where`: column -> number or pattern of text."""
     found: dict[int, tuple[str, float]] = {}
     for row in rows:
         if all(_holds(row[name], wanted) for name, wanted in where.items()) and row[column] is not None:
@@ -171,7 +171,7 @@ def commands(protocol: Protocol, scale: str, data: str, store: str, overrides: S
 
 
 def main() -> int:
-    """Run what is asked for, write its records, make the page; return the worst exit status of the commands."""
+    """Run the reproductions, write records and page, and return the worst exit status of the commands."""
     given = _arguments()
     known, status = protocols(), 0
     names = [*known] if "all" in given.names else given.names
@@ -199,7 +199,7 @@ def page(folder: Path = FOLDER) -> str:
 
 
 def planned(overrides: Sequence[str]) -> Plan:
-    """Return the plan of a command, its axes expanded as Hydra's sweeper does; raise what planning raises."""
+    """Return the plan of a command, with its axes expanded as by Hydra's sweeper; errors of planning pass through."""
     hydra_options.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -211,7 +211,7 @@ def planned(overrides: Sequence[str]) -> Plan:
 
 
 def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
-    """Run the commands of a protocol, each in a process of its own, and write the record of what they left."""
+    """Run the commands of a protocol, each in its own process, and write the record of their results."""
     status, asked = 0, commands(protocol, given.scale, given.data, given.store, given.overrides)
     for overrides in asked:
         print(f"$ python -m orchestrator {shlex.join(overrides)}", flush=True)
@@ -222,12 +222,10 @@ def _reproduce(protocol: Protocol, given: argparse.Namespace) -> int:
             status = max(status, _wait(subprocess.Popen([sys.executable, "-m", "orchestrator", *overrides])))
     changed = [each for each in given.overrides if not each.lstrip("+~").startswith(NEUTRAL)]
     if given.dry_run or changed:
-        print(f"Nothing is recorded{f', as {changed[0]} is not of the protocol' if changed else ''}.")
+        print(f"Nothing is recorded{f', because {changed[0]} is not in the protocol' if changed else ''}.")
         return status
     if status and not given.record:
-        print(
-            "Nothing is recorded: a command did not finish. The same goes on from there; --record takes what there is."
-        )
+        print("Nothing is recorded: a command did not finish. Run it again, or pass --record for what has finished.")
         return status
     rows = {f"{row['stage']} {row['line']}": row for overrides in asked for row in _rows(given.store, overrides)}
     record = json.dumps(_record(protocol, given.scale, [*rows.values()]), indent=1)
@@ -261,14 +259,14 @@ def _record(protocol: Protocol, scale: str, rows: Sequence[Row]) -> dict[str, An
 
 
 def _rows(uri: str, overrides: Sequence[str]) -> list[Row]:
-    """Return the rows of what a store has finished of a command, whoever ran it."""
+    """Return the rows of a command's finished stages in a store, whoever ran them."""
     plan = planned(overrides)
     records = Store(uri).opened(exists=True).finished(plan.stages)
     return rows_of(rows_csv(compare_trials(plan, records)).decode())
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a command, which is interrupted by the same Ctrl-C as this process; return its exit status."""
+    """Wait for a command and return its exit status; Ctrl-C reaches the command as well as this process."""
     while True:
         try:
             return process.wait()
@@ -279,12 +277,12 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="reproductions, or all; OVERRIDEs of the orchestrator")
-    parser.add_argument("--scale", choices=SCALES, default="default", help="how much of the published runs is done")
+    parser.add_argument("--scale", choices=SCALES, default="default", help="length of the runs")
     parser.add_argument("--data", default="data", metavar="ROOT", help="folder of the data sets (default: data)")
     parser.add_argument("--store", default="store", metavar="URI", help="where finished stages are kept")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run and write nothing")
     parser.add_argument("--record", action="store_true", help="run nothing: record what the store holds")
-    parser.add_argument("--page", action="store_true", help="make the page alone")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     given = parser.parse_intermixed_args()
     given.overrides = [each for each in given.names if "=" in each or each.startswith(("+", "~"))]
     given.names = [each for each in given.names if each not in given.overrides]

@@ -65,7 +65,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Have links lead to pages of the site, and code be shown."""
+    """Make links lead to pages of the site, and remove the names of code blocks, which only tests read."""
     source = next((outside for outside, name in OUTSIDE.items() if name == page.file.src_uri), None)
     here = (ROOT / source if source else ROOT / "docs" / page.file.src_uri).parent
 
@@ -73,19 +73,19 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         text, target, anchor = link.groups()
         path = Path(normpath(here / target))
         if ":" in target or not path.is_relative_to(ROOT) or not path.exists():
-            return link[0]  # elsewhere, or told by the build as broken
+            return link[0]  # another site, or a broken link that the build reports
         inside = path.relative_to(ROOT).as_posix()
         name = OUTSIDE.get(inside, inside.removeprefix("docs/"))
         if files.get_file_from_path(name) is None:
             return text
         return f"[{text}]({relpath(name, Path(page.file.src_uri).parent.as_posix() or '.')}{anchor or ''})"
 
-    markdown = re.sub(r"^```(\w+) \w+$", r"```\1", markdown, flags=re.MULTILINE)  # the names are for tests
+    markdown = re.sub(r"^```(\w+) \w+$", r"```\1", markdown, flags=re.MULTILINE)
     return re.sub(r"\[([^\]\n]*(?:\n[^\]\n]+)?)\]\(([^)#\s]+)(#[^)\s]*)?\)", lead, markdown)
 
 
 def _pruning() -> str:
-    """Return the page of the engine: every public name, by the room that it lies in."""
+    """Return the page of the engine: every public name, by room."""
     import pruning
     from pruning import _HOMES
 

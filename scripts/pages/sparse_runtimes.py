@@ -1,4 +1,4 @@
-"""One layer, dense or pruned, on the runtimes that people have: what scripts/does_it_pay measures."""
+"""One dense or pruned layer on several runtimes, for the measurements of scripts/does_it_pay."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pruning
 Weights = tuple[Tensor, Tensor]
 """Weight and bias."""
 Answer = Callable[[], Tensor]
-"""Runs a layer on its inputs, and returns what comes out."""
+"""Runs a layer on its inputs, and returns its outputs."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, or where `kernel` is given a convolution with `size` x `size` inputs, and a batch."""
+    """A linear layer, or with `kernel` a convolution of `size` x `size` inputs; `batch` examples at once."""
 
     inputs: int
     outputs: int
@@ -34,34 +34,34 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Name in tables."""
         shape = f"{self.inputs}→{self.outputs}"
         if not self.kernel:
             return f"linear {shape}, batch {self.batch}"
         return f"conv {self.kernel}x{self.kernel} {shape} on {self.size}x{self.size}, batch {self.batch}"
 
     def example(self) -> Tensor:
-        """Return inputs, the same each time."""
+        """Return inputs, equal at each call."""
         draw = torch.Generator().manual_seed(1)
         shape = (self.inputs, self.size, self.size) if self.kernel else (self.inputs,)
         return torch.randn(self.batch, *shape, generator=draw)
 
     def weights(self) -> Weights:
-        """Return dense weights, the same each time, scaled to keep the variance."""
+        """Return dense weights, equal at each call, scaled to keep the variance."""
         draw = torch.Generator().manual_seed(0)
         shape = (self.outputs, self.inputs, *(self.kernel, self.kernel)[: 2 if self.kernel else 0])
         weight = torch.randn(shape, generator=draw) / (self.inputs * max(1, self.kernel) ** 2) ** 0.5
         return weight, torch.randn(self.outputs, generator=draw)
 
     def apply(self, example: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return the outputs, by PyTorch."""
+        """Return the outputs, computed by PyTorch."""
         if self.kernel:
             return F.conv2d(example, weight, bias, padding=self.kernel // 2)
         return F.linear(example, weight, bias)
 
 
 def pruned(layer: Layer, pattern: str, sparsity: float) -> Weights:
-    """Return the layer's weights with a share of them zero, the smallest; of `channels` those are not there."""
+    """Return the layer's weights with the smallest fraction set to zero, or removed for the pattern `channels`."""
     weight, bias = layer.weights()
     if pattern == "channels":
         kept = weight.flatten(1).norm(dim=1).argsort(descending=True)[: round(layer.outputs * (1 - sparsity))]
@@ -78,18 +78,18 @@ def pruned(layer: Layer, pattern: str, sparsity: float) -> Weights:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A way to run a layer. `patterns` are those that it could make something of, or that show that it does not."""
+    """A way to run a layer."""
 
     name: str
     packages: tuple[str, ...]
     make: Callable[[Layer, Weights, Tensor, float], Answer]
-    """Makes it anew from layer, weights, inputs, and the share of the weights that are zero."""
+    """Builds the runner from layer, weights, inputs, and the fraction of weights that are zero."""
     reads_zeros: bool = False
-    """Whether it claims to save work where weights are zero."""
+    """Whether the runtime claims to skip zeros."""
     shrinks: bool = True
-    """Whether it runs layers of which channels are gone; CSR has nothing to gain there over eager."""
+    """Whether layers with removed channels are measured; not for CSR, which gains nothing there over eager."""
     tolerance: float = 1e-4
-    """Relative to the largest output."""
+    """Largest allowed difference of outputs, relative to the largest output."""
 
 
 def _eager(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
@@ -101,7 +101,7 @@ def _compiled(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answ
 
 
 def _csr(layer: Layer, weights: Weights, example: Tensor, _: float) -> Answer:
-    """Run the layer as the product of a CSR matrix and its inputs; those of a convolution are unfolded each time."""
+    """Run the layer as the product of a CSR matrix and its inputs; a convolution unfolds its inputs at each call."""
     weight, bias = weights[0].flatten(1).to_sparse_csr(), weights[1].clone()[:, None]
     held = example.clone()
     if not layer.kernel:
@@ -181,7 +181,7 @@ RUNTIMES = (
 
 
 def absent() -> Mapping[str, str]:
-    """Return runtime -> why it cannot be measured here."""
+    """Return runtime -> reason, for the runtimes that cannot be measured here."""
     found = {}
     for runtime in RUNTIMES:
         missing = [package for package in runtime.packages if importlib.util.find_spec(package) is None]

@@ -34,6 +34,7 @@ After this page you can find every key of a trial, with its default, and every o
 separate the values by commas, as in `python -m orchestrator -m train.epochs=10,20`.
 
 In the tables, *default* is the value with the default options, followed by the options that set another value.
+[`kind` and `_target_`](networks-and-data.md#kind-and-_target_) explains the two keys that choose a component.
 """
 CONTENTS = {
     "What is trained": ("model", "data", "task", "train"),
@@ -56,7 +57,7 @@ FIRST = {
     "train.optimizer.lr": ("train.optimizer.lr=0.01", "Learning rate of the dense training."),
     "finetune.epochs": ("finetune.epochs=10", "Length of the fine-tuning after each round."),
     "model.weights": ("model.weights=base.pt train=none", "Start from a checkpoint, here without training it first."),
-    "data.root": ("data.root=/data", "Folder of the data sets that are files."),
+    "data.root": ("data=mnist data.root=/data", "Folder of the data sets that are files."),
     "compare.margin": (
         "compare.margin=0.005",
         "Largest loss against dense that counts as a match, in the metric's scale.",
