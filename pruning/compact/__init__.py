@@ -1,1 +1,1 @@
-"""What masks have emptied, taken out: the smaller network that computes what the masked one does."""
+"""Shrinking: a smaller network without the channels that masks emptied, with the outputs of the masked network."""

@@ -1,4 +1,4 @@
-"""Which labels are kept: what the outputs ask for, and what is needed for tensors to stay regular."""
+"""Kept labels: those that the outputs depend on, and those that tensors need to keep a regular shape."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REGULAR = "it keeps heads or groups of one size"
 
 @dataclass(frozen=True)
 class Decision:
-    """What stays of a network.
+    """Labels of a network that are kept.
 
     Args:
-        labels: of the network.
-        kept: whether a root is kept, for every label; shape (labels,).
+        labels: all labels of the network.
+        kept: bool, shape (labels,): whether a root is kept; read at roots only.
         reasons: root -> why it is kept.
     """
 
@@ -31,11 +31,14 @@ class Decision:
     reasons: Mapping[int, str]
 
     def keeps(self, labels: Tensor) -> Tensor:
-        """Return for each label whether it is kept."""
+        """Return whether each label is kept; bool, the shape of `labels`."""
         return self.kept[self.labels.roots(labels)]
 
     def mask(self, fields: Fields) -> Tensor | None:
-        """Return where all labels are kept, 1 along dimensions without any; None where there are no fields."""
+        """Return where all labels of a tensor are kept; None without fields.
+
+        The result is bool and broadcasts to the tensor: it has size 1 in dimensions without labels.
+        """
         mask = None
         for field in fields:
             kept = self.keeps(field)
@@ -43,7 +46,7 @@ class Decision:
         return mask
 
     def sizes(self, fields: Fields, shape: Sequence[int]) -> list[int]:
-        """Return what is left of a shape."""
+        """Return a tensor's shape after removal."""
         sizes, mask = list(shape), self.mask(fields)
         if mask is None:
             return sizes
@@ -54,7 +57,7 @@ class Decision:
         return sizes
 
     def taken(self, tensor: Tensor, fields: Fields) -> Tensor:
-        """Return what is left of a tensor."""
+        """Return the kept entries of a tensor, as a tensor; the tensor itself if all are kept."""
         mask = self.mask(fields)
         if mask is None or bool(mask.all()):
             return tensor
@@ -62,7 +65,7 @@ class Decision:
 
 
 def decided(flow: Flow) -> Decision:
-    """Decide what of a network is kept: as little as its outputs and its shapes allow."""
+    """Decide which labels of a network are kept: as few as its outputs and its shapes allow."""
     labels = flow.labels
     kept = torch.zeros(len(labels), dtype=torch.bool)
     kept[FIXED] = True
@@ -86,13 +89,13 @@ def decided(flow: Flow) -> Decision:
         if not keep(_missing(flow, decision), REGULAR):
             break
     for site in flow.sites:
-        if site.inputs is site.outputs:  # statistics, which tell more than who reads their outputs
+        if site.inputs is site.outputs:  # statistics explain a kept channel better than the reader of its outputs
             reasons.update(dict.fromkeys(labels.roots(site.inputs[decision.keeps(site.inputs)]).tolist(), site.because))
     return decision
 
 
 def _asked(site: Site, outputs: Tensor) -> list[tuple[Tensor, str]]:
-    """Return the inputs that the outputs which are kept depend on, and why."""
+    """Return pairs (labels of inputs, reason): inputs that cannot be removed because of the kept outputs."""
     asked = torch.full(site.inputs.shape, bool(outputs.any())) if site.reads is None else site.reads[outputs].any(0)
     asked = asked & site.constant.isnan()
     if site.bordered is None:
@@ -102,7 +105,7 @@ def _asked(site: Site, outputs: Tensor) -> list[tuple[Tensor, str]]:
 
 
 def _missing(flow: Flow, decision: Decision) -> Tensor:
-    """Return labels that must be kept for what is kept to be tensors of one shape."""
+    """Return further labels that must be kept, so that the kept entries form tensors."""
     missing = []
     for one, other in flow.shapes.same:
         for rows, partners in ((one, other), (other, one)):
@@ -116,7 +119,11 @@ def _missing(flow: Flow, decision: Decision) -> Tensor:
 
 
 def _uneven(kept: Tensor) -> Tensor:
-    """Return where to keep more, so that there are as many along each dimension wherever there are any."""
+    """Return entries of a grid to keep in addition; bool, the shape of `kept`.
+
+    Rows that keep fewer entries than the fullest row get more; empty rows stay empty. Once the rows are equal, the
+    outer dimensions are made even in the same way.
+    """
     if kept.ndim < 2:
         return torch.zeros_like(kept)
     counts = kept.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The sizes that stand as numbers in a graph, as they are after a removal; and its calls, as fast as a module's."""
+"""Rewriting of a graph after a removal: sizes written as numbers, and faster calls of its operations."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pruning.graph.labels import covering
 from pruning.graph.operations import CONVOLUTIONS, arguments, name_of
 
 SHAPED = {"view": "size", "reshape": "shape", "_unsafe_view": "size", "expand": "size", "unflatten": "sizes"}
-"""Operations that are told the sizes of their result, and the argument that says them."""
+"""Operation whose arguments give the sizes of its result -> name of that argument."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One operation with other numbers.
+    """New arguments of one operation.
 
     Args:
-        node: of the graph.
-        target: what is called instead.
-        arguments: by the names of its schema.
-        numbers: (old, new) for each that is another.
+        node: the operation in the graph.
+        target: the ATen operation to call instead.
+        arguments: all arguments of `target`, by their names in its schema.
+        numbers: (old, new) for each number that changes.
     """
 
     node: fx.Node
@@ -38,7 +38,7 @@ class Rewrite:
 
 
 def rewrites(flow: Flow, decision: Decision) -> list[Rewrite]:
-    """Return every operation whose numbers do not fit what is left."""
+    """Return a rewrite of each operation whose numbers do not fit the smaller tensors."""
     found = []
     for node in flow.fields:
         if not name_of(node):
@@ -77,7 +77,7 @@ def _with(node: fx.Node, given: dict[str, Any], key: str, value: Any) -> Rewrite
 
 
 def _sizes(flow: Flow, decision: Decision, node: fx.Node) -> tuple[list[int], list[int]]:
-    """Return the shape that a node gave, and what is left of it."""
+    """Return the shape of a node's result before and after the removal."""
     shape = list(flow.value(node).shape)
     return shape, decision.sizes(flow.of(node), shape)
 
@@ -91,7 +91,7 @@ def _shaped(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]
         was, left = before[first + index], after[first + index]
         if was == left or size == -1:
             continue
-        new[index] = left if isinstance(size, int) else -1  # computed from the batch
+        new[index] = left if isinstance(size, int) else -1  # a size that the graph computes from the batch
         numbers.append((was, left))
     return Rewrite(node, node.target, {**given, key: new}, numbers)
 
@@ -161,7 +161,7 @@ def _pads(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]) 
 
 
 def rewritten(graph: fx.Graph, changes: list[Rewrite]) -> None:
-    """Put the new numbers into the graph."""
+    """Write the new arguments into the graph."""
     for change in changes:
         schema = change.target._schema.arguments
         node = change.node
@@ -176,14 +176,13 @@ def rewritten(graph: fx.Graph, changes: list[Rewrite]) -> None:
 
 
 def call_functions(graph: fx.Graph) -> None:
-    """Let a graph call torch's functions and methods in place of the ATen operations that they are.
+    """Replace ATen operations in a graph by the equal functions and methods of torch.
 
-    An operation costs Python some 3 microseconds more when it is called as one of `torch.ops`: a tenth of a small
-    ResNet's time for one image.
+    A call through `torch.ops` takes about 3 microseconds longer: a tenth of a small ResNet's time for one image.
     """
     for node in graph.nodes:
         name = name_of(node)
-        if name == "batch_norm":  # torch.export says that cuDNN is off
+        if name == "batch_norm":  # torch.export turns cuDNN off
             given = arguments(node) | {"cudnn_enabled": True}
             node.args, node.kwargs = tuple(given.values()), {}
         if name == "slice":
@@ -192,12 +191,12 @@ def call_functions(graph: fx.Graph) -> None:
                 cut = slice(given["start"], given["end"], given["step"])
                 node.target = operator.getitem
                 node.args, node.kwargs = (given["self"], (*[slice(None)] * given["dim"], cut)), {}
-        elif name and name != "to" and "layout" not in node.kwargs:  # which methods of tensors do not take
+        elif name and name != "to" and "layout" not in node.kwargs:  # tensor methods take no `layout`
             node.target = _function(node.target) or node.target
 
 
 def _function(target: Any) -> Callable[..., Any] | None:
-    """Return the function or method of torch that takes what an operation takes; None where there is none."""
+    """Return the built-in function or tensor method of torch with an operation's name; None if there is none."""
     if not target._schema.arguments or str(target._schema.arguments[0].type) not in ("Tensor", "List[Tensor]"):
         return None
     name = target.overloadpacket.__name__

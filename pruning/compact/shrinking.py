@@ -1,4 +1,4 @@
-"""`pruning.shrink`: the smaller network, held to the outputs of the masked one, and what was done."""
+"""`pruning.shrink`: build the smaller network, compare its outputs with the masked network's, and report."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ Form: TypeAlias = Literal["module", "graph", "unchanged"]
 
 COMPUTED = "its weight is computed in each forward, as under a parametrization"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""How far outputs may differ, relative to the largest, when all is computed in that type."""
+"""dtype of the computation -> largest allowed difference of outputs, relative to the largest output."""
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What `shrink` has done, as plain data.
+    """Report of `shrink`, as plain data.
 
     Args:
-        before, after: parameters of the network.
+        before, after: number of parameters of the network.
         removed: name -> (shape before, shape after) of each parameter and buffer that is smaller.
-        left: name of each of these -> bool that broadcasts to the shape before, where its entries were left.
-        folded: name of a bias -> how many channels put out a constant that it holds now; some biases are new.
-        kept: name of a weight -> why outputs of it that are empty were kept -> how many; where the weight is computed,
-            its layer and operation stand for the name.
-        form: "module": of the network's own class; "graph": a `torch.fx.GraphModule` of its operations, in evaluation;
+        left: name of each smaller tensor -> bool that broadcasts to the shape before: True where entries are kept.
+        folded: name of a bias -> number of removed channels whose constant output was added to it; some biases are
+            new.
+        kept: name of a weight -> reason -> number of its empty outputs that were kept for that reason; a computed
+            weight is named by its layer and operation.
+        form: "module": the network's own class; "graph": a `torch.fx.GraphModule` of its operations for evaluation;
             "unchanged": a copy.
-        tried: why another form was not taken.
-        error: by dtype, the largest difference of outputs from the masked network's, relative to the largest output.
+        tried: why each earlier form was rejected.
+        error: dtype -> largest difference from the masked network's outputs, relative to the largest output.
     """
 
     before: int
@@ -58,7 +59,7 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What can be removed of a traced network."""
+    """Removable parts of a traced network: labels, folds and rewrites."""
 
     flow: Flow
     decision: Decision
@@ -67,25 +68,25 @@ class Analysis:
 
     @classmethod
     def of(cls, trace: Traced) -> Analysis:
-        """Decide what of a traced network is kept."""
+        """Decide which parts of a traced network are kept."""
         flow = flow_of(trace)
         decision = decided(flow)
         return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
 
     def build(self, form: Form, dtype: torch.dtype | None = None) -> nn.Module:
-        """Return the smaller network, with floating-point numbers of a type where one is given."""
+        """Build the smaller network, converted to `dtype` if one is given."""
         make = smaller_module if form == "module" else smaller_graph
         with quiet():
             return make(self.flow, self.decision, self.folds, self.rewrites, dtype)
 
     def left(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return by name of a parameter or buffer where its entries are left, as far as they are not all."""
+        """Return name of a parameter or buffer -> bool, where its entries are kept; only tensors with labels."""
         fields = fields_of(self.flow, self.flow.traced.model)
         masks = {name: self.decision.mask(fields.get(name, [])) for name in names}
         return {name: mask for name, mask in masks.items() if mask is not None}
 
     def empty_and_kept(self) -> dict[str, dict[str, int]]:
-        """Return name of a weight -> why outputs without weights were kept -> how many."""
+        """Return name of a weight -> reason -> number of outputs without weights that were kept."""
         found = {}
         for site in self.flow.sites:
             if site.weight is None or site.reads is None:
@@ -98,36 +99,36 @@ class Analysis:
         return found
 
     def _reason(self, site: Site, root: int) -> str:
-        """Return why an output of a site is kept."""
+        """Return the reason for keeping an output of a site."""
         if root == FIXED:
             return ONLY_ONE if len(site.outputs) == 1 else COMPUTED
         return self.decision.reasons[root]
 
 
 def shrink(model: nn.Module, example: Example) -> nn.Module:
-    """Return a smaller network that computes what a pruned one does, without the channels, units and heads it emptied.
+    """Remove the channels, units and heads that pruning emptied, and return a smaller network with the same outputs.
 
         smaller = pruning.shrink(model, images[:2])
-        smaller.shrunk.removed, smaller.shrunk.kept         # what went, and what stayed and why
+        smaller.shrunk.removed, smaller.shrunk.kept         # removed channels; empty channels kept, and why
 
-    What is empty is found by following values through the network: a channel goes where it is 0 or a constant that its
-    readers can hold in their biases, or where nothing reads it. The result is of the model's own class, with the same
-    names, where its forward goes by the sizes of its modules; else a `torch.fx.GraphModule` for evaluation. Outputs
-    are compared with the masked network's, on the example and on noise, in float32 and float64: where they differ by
-    more than 1e-5 and 1e-10 of the largest, the network is returned whole. One that runs in one of these types alone,
-    as for a constant of it in its forward, is compared in that.
+    `shrink` follows values through the network. A channel is removed if it is 0, if it is a constant that the biases
+    of its readers can absorb, or if nothing reads it. The result has the model's own class and names if the model's
+    forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation. The outputs are
+    compared with the masked network's, on the example and on noise, in float32 and float64: if they differ by more
+    than 1e-5 or 1e-10 of the largest output, an unshrunk copy is returned. A network that runs in only one of these
+    dtypes, for example because its forward makes a constant of that dtype, is compared in that one.
 
     Args:
-        model: pruned or not; it is not changed. What it computes in evaluation counts.
-        example: what it is called with: a tensor, a tuple of arguments, or a mapping of them by name; a batch of 2 or
-            more, so that another size is not taken for a constant.
+        model: pruned or not; it is not changed. Its outputs in evaluation mode are preserved.
+        example: input of the network: a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
+            Use a batch of 2 or more: a size of 1 can be taken for a constant.
 
     Returns:
-        a network in evaluation; its attribute `shrunk` is a `Shrunk`, the report.
+        a network in evaluation mode; its attribute `shrunk` is the report, a `Shrunk`.
 
     Raises:
-        ValueError: the model cannot be traced by `torch.export`, or runs neither in float32 nor in float64.
-        TypeError: `example` is no such thing.
+        ValueError: `torch.export` cannot trace the model, or it runs neither in float32 nor in float64.
+        TypeError: `example` is no tensor, tuple or mapping.
     """
     plain = plain_copy(model)
     tried: list[str] = []
@@ -140,19 +141,19 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
                 trace = traced(model, example, any_batch=True)
             analysis = Analysis.of(trace)
             errors = reference.errors({dtype: analysis.build(form, dtype) for dtype in reference.dtypes})
-        except Exception as error:  # whatever its forward says to sizes that it was not made for
-            tried.append(f"{form}: {_said(error)}")
+        except Exception as error:  # a forward may raise anything for sizes that it was not written for
+            tried.append(f"{form}: {_first_line(error)}")
             continue
         within = _tolerances(trace)
         if all(error <= within[dtype] for dtype, error in errors.items()):
             smaller = analysis.build(form)
-            return _like(model, plain, smaller, _report(smaller, plain, analysis, form, tried, errors))
+            return _finish(smaller, model, plain, _report(smaller, plain, analysis, form, tried, errors))
         tried.append(f"{form}: outputs differ by {max(errors.values()):.2g} of the largest")
-    return _like(model, plain, plain, _report(plain, plain, None, "unchanged", tried, {}))
+    return _finish(plain, model, plain, _report(plain, plain, None, "unchanged", tried, {}))
 
 
 def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
-    """Return how far outputs may differ: those in float64 as in float32 where the network itself casts to that."""
+    """Return the tolerance of each dtype; a network that casts to float32 itself gets float32's for float64 too."""
     casts = any(
         name_of(node) in ("to", "_to_copy") and torch.float32 in (*node.args, *node.kwargs.values())
         for node in trace.graph.graph.nodes
@@ -160,8 +161,8 @@ def _tolerances(trace: Traced) -> dict[torch.dtype, float]:
     return dict.fromkeys(TOLERANCES, max(TOLERANCES.values())) if casts else TOLERANCES
 
 
-def _like(model: nn.Module, plain: nn.Module, smaller: nn.Module, shrunk: Shrunk) -> nn.Module:
-    """Return the smaller network where the model is, with what it does not train, and the report."""
+def _finish(smaller: nn.Module, model: nn.Module, plain: nn.Module, shrunk: Shrunk) -> nn.Module:
+    """Attach the report, freeze the parameters that are frozen in `plain`, and move to the model's device."""
     frozen = {name for name, each in plain.named_parameters() if not each.requires_grad}
     for name, parameter in smaller.named_parameters():
         parameter.requires_grad_(name not in frozen and parameter.is_floating_point())
@@ -194,9 +195,10 @@ def _report(
 
 
 class Reference:
-    """Outputs of the masked network, on the example, on noise in its place, and on the first of the batch.
+    """Reference outputs of the masked network: on the example, on noise, and on the first item of the batch.
 
-    `dtypes` are the types that it runs in; a forward may make constants of one that do not go with the other.
+    `dtypes` are the dtypes that the network runs in. A forward may make constants of one dtype that fail with the
+    other.
     """
 
     def __init__(self, model: nn.Module, example: Example) -> None:
@@ -205,24 +207,24 @@ class Reference:
         if _is_batch(given):
             self._inputs.append(tree_map(lambda leaf: leaf[:1] if isinstance(leaf, Tensor) else leaf, given))
         self._expected, reason = self._expectations(model)
-        if not self._expected:  # it takes no other batch
+        if not self._expected:  # the network may take no batch of 1
             self._inputs = self._inputs[:2]
             self._expected, reason = self._expectations(model)
         if not self._expected:
             raise ValueError(
-                f"{type(model).__name__} runs neither in float32 nor in float64 ({reason}), so that what it computes "
-                "without what is empty cannot be checked; make tensors in its forward of its inputs' dtype."
+                f"{type(model).__name__} runs neither in float32 nor in float64 ({reason}), so the outputs of the "
+                "smaller network cannot be checked; create tensors in its forward with the dtype of its inputs."
             )
         self.dtypes = tuple(self._expected)
 
     def _expectations(self, model: nn.Module) -> tuple[dict[torch.dtype, list[list[Tensor]]], str]:
-        """Return the outputs by the types that a network runs in, and why it does not in the last of the others."""
+        """Return dtype -> outputs for the dtypes that the network runs in, and why the last other one failed."""
         expected, reason = {}, ""
         for dtype in TOLERANCES:
             try:
                 expected[dtype] = self._outputs(copy.deepcopy(model).to(dtype), dtype)
-            except Exception as error:  # whatever its forward says
-                reason = _said(error)
+            except Exception as error:  # a forward may raise anything
+                reason = _first_line(error)
         return expected, reason
 
     def _outputs(self, model: nn.Module, dtype: torch.dtype) -> list[list[Tensor]]:
@@ -234,20 +236,20 @@ class Reference:
         return outputs
 
     def errors(self, models: Mapping[torch.dtype, nn.Module]) -> dict[torch.dtype, float]:
-        """Return by dtype the largest difference of outputs, relative to the largest one."""
+        """Return dtype -> largest difference of outputs, relative to the largest output."""
         return {
             dtype: max(map(_error, self._outputs(model.eval(), dtype), self._expected[dtype]))
             for dtype, model in models.items()
         }
 
 
-def _said(error: Exception) -> str:
-    """Return the first line of what an error says."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _is_batch(given: Any) -> bool:
-    """Say whether all tensors may be batches of one size, of 2 or more."""
+    """Return whether the first dimensions of all tensors have one size of 2 or more."""
     tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
     return len({len(leaf) if leaf.ndim else 0 for leaf in tensors}) == 1 and tensors[0].ndim > 0 and len(tensors[0]) > 1
 

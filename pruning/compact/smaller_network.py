@@ -1,6 +1,6 @@
-"""The smaller network: a copy of the modules with smaller parameters, or the graph with other numbers.
+"""Construction of the smaller network: a copy of the modules with smaller parameters, or a rewritten graph.
 
-Constants that removed channels put out go into the biases of the layers that read them.
+Constant outputs of removed channels are added to the biases of the layers that read them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pruning.holding.copies import values_with_history
 
 @dataclass(frozen=True)
 class Fold:
-    """What a bias gets.
+    """Constants of removed channels that are added to a bias.
 
     Args:
         weight: name of the layer's weight.
-        bias: name of the bias; None where the layer gets one.
-        added: to each output, before any is removed; float64.
-        outputs: their labels.
-        channels: how many constants it is made of.
+        bias: name of the bias; None if the layer has none and gets a new one.
+        added: value added to each output of the whole layer, before outputs are removed; float64.
+        outputs: labels of these outputs.
+        channels: number of removed channels with a constant.
     """
 
     weight: str
@@ -43,12 +43,12 @@ class Fold:
 
     @property
     def name(self) -> str:
-        """The name of the bias, of a new one too."""
+        """Name of the bias, also if it is new."""
         return self.bias or f"{self.weight.rpartition('.')[0]}.bias".lstrip(".")
 
 
 def folds(flow: Flow, decision: Decision) -> list[Fold]:
-    """Return what each bias gets for the constants that are removed with their channels."""
+    """Return the additions to biases that replace the constants of removed channels."""
     found = []
     for site in flow.sites:
         gone = ~decision.keeps(site.inputs) & site.constant.isfinite() & (site.constant != 0)
@@ -75,7 +75,7 @@ def _sum(flow: Flow, site: Site, constant: Tensor) -> Tensor:
 def smaller_module(
     flow: Flow, decision: Decision, given: Sequence[Fold], changes: Sequence[Rewrite], dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Return the network's own modules with what is left of their parameters; its class and its names stay."""
+    """Build the smaller network from the network's own modules; its class and its names stay the same."""
     whole = flow.traced.model
     model = copy.deepcopy(whole, values_with_history(whole)).to(dtype)
     shrink_tensors(model, flow, decision, given)
@@ -93,7 +93,7 @@ def smaller_module(
 def smaller_graph(
     flow: Flow, decision: Decision, given: Sequence[Fold], changes: Sequence[Rewrite], dtype: torch.dtype | None = None
 ) -> fx.GraphModule:
-    """Return the traced graph with what is left of its parameters, under the names that they had."""
+    """Build the smaller network from the traced graph; parameters keep their names."""
     graph = copy.deepcopy(flow.traced.graph).to(dtype)
     shrink_tensors(graph, flow, decision, given)
     here = {node.name: node for node in graph.graph.nodes}
@@ -111,13 +111,13 @@ def smaller_graph(
                     user.args = (*user.args[:2], bias, *user.args[3:])
     rewritten(graph.graph, moved)
     call_functions(graph.graph)
-    graph._tracer_cls = None  # that of torch.export cannot be pickled
+    graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
     graph.recompile()
     return graph
 
 
 def shrink_tensors(model: nn.Module, flow: Flow, decision: Decision, given: Sequence[Fold]) -> None:
-    """Add constants to the biases of a copy of the network, and take what is removed out of its tensors."""
+    """Add constants to the biases of a copy of the network, and remove entries from its tensors."""
     fields = fields_of(flow, model)
     for fold in given:
         _fold(model, fold)
@@ -137,7 +137,7 @@ def shrink_tensors(model: nn.Module, flow: Flow, decision: Decision, given: Sequ
 
 
 def fields_of(flow: Flow, model: nn.Module) -> dict[str, Fields]:
-    """Return name -> fields of each parameter and buffer of the network or a copy, by each name that it has."""
+    """Return name -> fields of each parameter and buffer of the network or a copy, under all of its names."""
     fields = {str(node.target): flow.fields[node] for node in flow.fields if node.op == "get_attr"}
     by_tensor = {id(flow.traced.tensor(name)): own for name, own in fields.items()}
     tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
@@ -174,7 +174,7 @@ def _fold(model: nn.Module, fold: Fold) -> None:
 
 
 def _refit(module: nn.Module, numbers: dict[Any, set[Any]]) -> None:
-    """Set what a module says of its sizes."""
+    """Update a module's attributes that hold sizes."""
     for name, value in list(vars(module).items()):
         new = numbers.get(value) if isinstance(value, int | tuple) and not isinstance(value, bool) else None
         if new is not None and len(new) == 1:

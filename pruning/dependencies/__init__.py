@@ -1,1 +1,1 @@
-"""Channels, units and heads of all tensors that can only go together: their scores, and budgets for them."""
+"""Dependency groups: channels, units and heads that can only be removed together, their scores and budgets."""

@@ -1,8 +1,7 @@
-"""Which channels of dependency groups a budget leaves, by one order over the network.
+"""Budgets for dependency groups: channels are removed in one order over the network until the target is met.
 
 The order is by score ("global"), or by a channel's rank in its group as a fraction of the group ("layer"), so that
-every group loses the same share. Channels go in that order until the target is met; of equal ones the lowest index goes
-first.
+every group loses the same fraction. Among equal channels, the lowest index is removed first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pruning.choices.axes import Budget
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups
 
 TINY = 1e-9
-"""What arithmetic may lose: .29 of 100 is 29."""
+"""Tolerance for rounding errors, relative to the budget: 0.29 of 100 must count as 29."""
 
 
 def kept_channels(
@@ -26,23 +25,27 @@ def kept_channels(
     scores: Mapping[str, Tensor],
     alive: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Return name of a group -> bool for each channel: what is kept so that `sparsity` of the budget is gone.
+    """Return name of a group -> bool for each channel: the channels to keep so that `sparsity` is reached.
 
-    One step less would miss it: one channel, or as many as `scope.round_to` takes at once.
+    As few channels as possible are removed: one step less would miss the target. A step is one channel, or the number
+    that `scope.round_to` removes at once.
 
     Args:
-        groups: with the `scope` that says the budget, rounding, and the least that is kept.
-        sparsity: the fraction of `scope.budget` that is gone in the end, what was pruned before counted.
-        scores: name of a group -> score of each channel; the lowest go first.
-        alive: name of a group -> bool for each channel, whether it may be kept; None is all.
+        groups: dependency groups; their `scope` holds the budget, the rounding and the minimum to keep.
+        sparsity: fraction of `scope.budget` removed in the end, including channels pruned before.
+        scores: name of a group -> score of each channel; the lowest scores are removed first.
+        alive: name of a group -> bool for each channel: whether it may be kept; None: `groups.alive()`.
 
     Raises:
-        ValueError: it cannot be reached, or scores are NaN.
+        ValueError: the sparsity cannot be reached, or the score of a channel that is alive is NaN.
     """
     alive = alive or groups.alive()
     for name, values in scores.items():
         if bool((values.isnan() & alive[name]).any()):
-            raise ValueError(f"Pruning {name}: its scores hold NaN where a channel is unpruned; mend the tensor.")
+            raise ValueError(
+                f"scores of {name!r} are NaN for channels that are not pruned; scores must be numbers: correct the "
+                "values of the tensor."
+            )
     own = {group.name: _own_order(scores[group.name], alive[group.name]) for group in groups}
     order = _order(groups, scores, alive)
 
@@ -69,15 +72,16 @@ def kept_channels(
 
 
 def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
-    """Return the fraction of the budget that is gone."""
+    """Return the removed fraction of the budget."""
     whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
     budget = groups.scope.budget
     return 1 - groups.remaining(kept, budget) / max(1, groups.remaining(whole, budget))
 
 
 def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
-    """Return the largest fraction of the budget that comes back with the last step of a group: by less `gone` exceeds
-    what was asked for.
+    """Return the largest fraction of the budget that one step of a group removes.
+
+    `gone` exceeds the requested sparsity by less than this fraction.
     """
     whole = {name: torch.ones(size, dtype=torch.bool) for name, size in groups.sizes.items()}
     budget, most = groups.scope.budget, 0
@@ -91,20 +95,20 @@ def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
 
 def _unreachable(budget: Budget, sparsity: float, left: int, whole: int, groups: DependencyGroups) -> str:
     return (
-        f"`sparsity` (={sparsity}) cannot be reached: {1 - left / whole:.6g} of the {budget} go at most with "
-        f"`scope.min_kept` (={groups.scope.min_kept}; a channel of each group stays in any case) and `scope.round_to` "
-        f"(={groups.scope.round_to}); lower one."
+        f"`sparsity` (={sparsity}) cannot be reached: it must be at most {1 - left / whole:.6g} of the {budget} with "
+        f"`scope.min_kept` (={groups.scope.min_kept}; each group keeps at least one channel) and `scope.round_to` "
+        f"(={groups.scope.round_to}); type a lower value for one of the three."
     )
 
 
 def _own_order(scores: Tensor, alive: Tensor) -> Tensor:
-    """Return the channels of a group in the order in which they go: the dead, then the lowest scores."""
+    """Return the channels of a group in the order of removal: dead channels first, then by ascending score."""
     order = scores.cpu().sort(stable=True).indices
     return order[alive[order].to(torch.uint8).sort(stable=True).indices]
 
 
 def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mapping[str, Tensor]) -> Tensor:
-    """Return the number of the group of each channel, in the order in which all go."""
+    """Return the group number of each channel of the network, in the order of removal."""
     numbers = torch.cat([torch.full((group.units,), number) for number, group in enumerate(groups)])
     if groups.scope.kind == "global":
         everything = torch.cat([scores[group.name].cpu() for group in groups])
@@ -114,7 +118,7 @@ def _order(groups: DependencyGroups, scores: Mapping[str, Tensor], alive: Mappin
 
 
 def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: Tensor, gone: int) -> Tensor:
-    """Return what is kept of a group once `gone` of its channels have been named, rounded up to what may be kept."""
+    """Return which channels of a group are kept after removing `gone` of them; the kept count is rounded up."""
     step = _step(groups, group)
     count = max(group.units - gone, groups.scope.min_kept, 1)
     count = min(-(-count // step) * step, group.units, int(alive.sum()))
@@ -124,5 +128,5 @@ def _kept(groups: DependencyGroups, group: DependencyGroup, own: Tensor, alive: 
 
 
 def _step(groups: DependencyGroups, group: DependencyGroup) -> int:
-    """Return how many channels of a group go at once."""
+    """Return how many channels of a group are removed at once."""
     return groups.scope.round_to // math.gcd(groups.scope.round_to, group.width)

@@ -1,4 +1,4 @@
-"""How often a network multiplies each entry of its weights, and of activations that it multiplies with each other."""
+"""Costs in multiply-accumulates: how often a network multiplies each entry of its weights and activations."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pruning.graph.operations import CONVOLUTIONS, PRODUCTS, arguments, name_of
 from pruning.measure.matrix_products import Products
 
 WHOLE = ("baddbmm", "addbmm", "einsum", "mv", "addmv", "dot")
-"""Products without a rule for labels: nothing that they read goes."""
+"""Products without a label rule: all of their inputs are kept."""
 
 
 class Use(NamedTuple):
-    """A weight that a layer applies, how often each entry of it, and the dimension of its outputs."""
+    """Use of a weight by a layer: how often each entry is multiplied, and the dimension of the outputs."""
 
     weight: fx.Node
     times: int
@@ -28,12 +28,12 @@ class Use(NamedTuple):
 
 
 def use_of(flow: Flow, node: fx.Node) -> Use | None:
-    """Return how the operation of a node applies its weight; None where it is no layer's."""
+    """Return how a node uses its weight; None if the node is not the operation of a layer."""
     name = name_of(node)
     if name not in ("linear", "addmm", *PRODUCTS, *CONVOLUTIONS):
         return None
     given = arguments(node)
-    by_inputs = name in ("addmm", *PRODUCTS)  # (inputs, outputs), as transformers' Conv1D
+    by_inputs = name in ("addmm", *PRODUCTS)  # weight of shape (inputs, outputs), like transformers' Conv1D
     source, weight = (
         list(given.values())[int(name == "addmm") :][:2] if by_inputs else (given["input"], given["weight"])
     )
@@ -46,10 +46,10 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
 
 
 def multiplied(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:
-    """Yield what is multiplied and is no parameter: queries by keys, what that gives by values, weights made of others.
+    """Yield the factors of products that are not parameters: queries, attention weights, computed weights.
 
     Args:
-        numbers: name of a group -> the channel that each label stands for, -1 for none of the group's.
+        numbers: pairs (name of a group, channel number of each label); -1 for labels outside the group.
     """
     numbers = list(numbers)
     for node in flow.traced.graph.graph.nodes:
@@ -63,7 +63,7 @@ def multiplied(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Mu
 
 
 def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """Yield nodes whose entries count the multiplications of a node, and how many of them each entry stands for."""
+    """Yield (factor, multiplications per entry of the factor) that together count a node's multiplications."""
     use, name = use_of(flow, node), name_of(node)
     if use and use.weight.op != "get_attr":
         yield use.weight, use.times
@@ -76,12 +76,12 @@ def _factors(flow: Flow, node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
         shape = flow.value(one).shape
         if covering(flow.of(one), len(shape) - 1) is None:
             yield node, shape[-1]
-        else:  # what is left of it is multiplied; all that it is multiplied by stays
+        else:  # only the kept entries of this factor are multiplied; the other factor keeps all of its outputs
             yield one, result.numel() * shape[-1] // max(1, shape.numel())
 
 
 def _macs(flow: Flow, node: fx.Node) -> int:
-    """Return the multiply-accumulates of an operation by doing it without numbers."""
+    """Count the multiply-accumulates of an operation by running it on the meta device."""
     found: list[int] = []
     args, kwargs = tree_map(
         lambda each: flow.value(each).to("meta") if isinstance(each, fx.Node) else each, (node.args, dict(node.kwargs))

@@ -1,7 +1,8 @@
-"""Dependency groups as plain data: which channels of which tensors go together, what they score, and what they cost.
+"""Dependency groups as plain data: channels of several tensors that are removed together, their scores and costs.
 
-A group is a number of channels and the members that have them, as the outputs of a convolution, its bias, the shift and
-scale of a BatchNorm and the inputs of what reads it. A channel goes from all members or from none.
+A group has a number of channels, and members: the tensors that hold them. For example, the members of a convolution's
+group are its outputs, its bias, the scale and shift of its BatchNorm, and the inputs of the next layer. A channel is
+removed from all members or from none.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pruning.choices.axes import Budget, Scope, Unit
 
 @dataclass(frozen=True)
 class Member:
-    """Where the channels of a group lie in one tensor.
+    """Positions of a group's channels in one tensor.
 
     Args:
         tensor: name of the parameter or buffer in a plain model.
-        channels: int64, the channel at each position and -1 where there is none of the group's; as many dimensions as
-            the tensor, of size 1 along those where it is the same.
+        channels: int64, the channel number at each position, -1 for positions outside the group; it has the tensor's
+            number of dimensions, with size 1 where the channel does not depend on the position.
     """
 
     tensor: str
@@ -33,24 +34,24 @@ class Member:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions of the tensor along which the channels lie."""
+        """Dimensions of the tensor along which the channels lie."""
         return tuple(dim for dim, size in enumerate(self.channels.shape) if size > 1)
 
     def indices(self, channel: int) -> list[int]:
-        """Return the positions of a channel along the dimension of the tensor; for members that have one."""
+        """Return the positions of a channel; only for members whose channels lie along one dimension."""
         (_,) = self.dims
         return (self.channels.flatten() == channel).nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
 class DependencyGroup:
-    """Channels that are alike: each has positions in the same dimensions of the same tensors.
+    """Channels that have positions in the same dimensions of the same tensors.
 
     Args:
-        name: of the first tensor, with a number where another group of channels has the same.
-        units: how many channels, or heads or groups of a convolution where these go as wholes.
-        width: the fewest positions that one of them has in a member, as a head's size.
-        members: all tensors that have them.
+        name: name of the first tensor, with #2, #3, ... if an earlier group has the same name.
+        units: number of channels, or of heads or convolution groups that are removed as wholes.
+        width: smallest number of positions per channel in a member, for example the size of a head.
+        members: all tensors that hold these channels.
     """
 
     name: str
@@ -60,13 +61,13 @@ class DependencyGroup:
 
     @property
     def pool(self) -> int:
-        """How many are ranked together: all."""
+        """Number of channels that are ranked together: all of them."""
         return self.units
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of the network: what its entries cost, and which dimension its outputs lie along."""
+    """Tensor of the network: its shape, the costs of its entries, and the dimension of its outputs."""
 
     shape: torch.Size
     itemsize: int
@@ -75,13 +76,13 @@ class Held:
     outputs: int = 0
 
     def cost(self, budget: Budget) -> int:
-        """Return what one entry costs: 1 of the parameters, its bytes, or the multiplications it takes part in."""
+        """Return the cost of one entry: 1 if it is a parameter, its bytes, or its number of multiplications."""
         return {"parameters": int(self.trained), "bytes": self.itemsize, "macs": self.applied}.get(budget, 0)
 
 
 @dataclass(frozen=True)
 class Multiplied:
-    """Activations that a product multiplies: their shape, how often each entry, and where channels of groups lie."""
+    """Activations that are multiplied: their shape, multiplications per entry, and positions of channels."""
 
     shape: torch.Size
     applied: int
@@ -90,13 +91,13 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class DependencyGroups:
-    """The dependency groups of a network, in its order; made by `dependency_groups`.
+    """Dependency groups of a network, in the network's order; `dependency_groups` makes them.
 
     Args:
-        groups: of channels that may go.
+        groups: groups of channels that can be removed.
         tensors: name -> every parameter and buffer of the network.
         unit, scope: how channels are scored, and how many are kept.
-        products: of activations, which have no tensor among those.
+        products: products of activations, which are not in `tensors`.
     """
 
     groups: tuple[DependencyGroup, ...]
@@ -120,17 +121,18 @@ class DependencyGroups:
         return tuple(name for name, held in self.tensors.items() if held.trained and name in members)
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return name of a group -> score of each channel, float64: over all entries of all members that have scores.
+        """Return name of a group -> score of each channel, float64, from all scored entries of all members.
 
-        An entry counts in every member that it is in: of a residual's weight, as an output and as an input.
-        `unit.reduce` says how entries make a score. `scope.normalise` divides it by the number of entries ("size"), or
-        by the mean of the group ("group"): DepGraph's relative score, by which groups of any size compare.
+        An entry counts once in every member that it belongs to: an entry of a residual block's weight may count as an
+        output and as an input. `unit.reduce` combines the entries of a channel to its score. `scope.normalise` divides
+        the score by the number of entries ("size"), or by the mean of the group ("group"): DepGraph's relative score,
+        which makes groups of any size comparable.
 
         Args:
-            scores: name of a parameter -> scores of its shape, or of its outputs alone, shape (outputs,).
+            scores: name of a parameter -> scores of its shape, or one score per output, shape (outputs,).
 
         Raises:
-            ValueError: no member of a group has scores, or they have another shape.
+            ValueError: no member of a group has scores, or scores have another shape.
         """
         return {group.name: self._reduced(group, scores) for group in self.groups}
 
@@ -147,7 +149,7 @@ class DependencyGroups:
             entries.index_add_(0, member.channels.flatten()[here], each.flatten()[here])
         if not entries.any():
             raise ValueError(
-                f"`scores` lack every parameter of the group {group.name!r}; score one of "
+                f"`scores` must contain a parameter of the group {group.name!r}; add scores of one of "
                 f"{', '.join(dict.fromkeys(member.tensor for member in group.members))}."
             )
         if self.scope.normalise == "size":
@@ -158,7 +160,7 @@ class DependencyGroups:
         return reduced
 
     def _given(self, member: Member, scores: Mapping[str, Tensor]) -> Tensor | None:
-        """Return the scores of a member's entries, float64 on the CPU; None where it has none."""
+        """Return the scores of a member's entries, float64 on the CPU; None if the member has none."""
         given = scores.get(member.tensor)
         if given is None:
             return None
@@ -168,13 +170,17 @@ class DependencyGroups:
             return given
         if given.shape != (held.shape[held.outputs],):
             raise ValueError(
-                f"`scores[{member.tensor!r}]` of shape {tuple(given.shape)} must have the parameter's shape "
-                f"{tuple(held.shape)}, or that of its outputs, ({held.shape[held.outputs]},)."
+                f"`scores[{member.tensor!r}]` has shape {tuple(given.shape)}; it must have the parameter's shape "
+                f"{tuple(held.shape)}, or one score per output, shape ({held.shape[held.outputs]},)."
             )
         return given.reshape(member.channels.shape) if member.dims == (held.outputs,) else None
 
     def alive(self, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return name of a group -> bool for each channel, whether any entry is unpruned; all are without `masks`."""
+        """Return name of a group -> bool for each channel: whether any of its entries is kept.
+
+        Args:
+            masks: name of a parameter -> mask, nonzero where an entry is kept; without masks all channels are alive.
+        """
         found = {}
         for group in self.groups:
             alive = torch.zeros(group.units, dtype=torch.bool)
@@ -187,7 +193,11 @@ class DependencyGroups:
         return found
 
     def expand(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return name of a parameter -> bool of its shape: entries whose channels `kept`, shape (units,), keeps."""
+        """Return name of a parameter -> bool of its shape: True where all channels of an entry are kept.
+
+        Args:
+            kept: name of a group -> bool for each channel, shape (units,).
+        """
         masks = {name: torch.ones(self.tensors[name].shape, dtype=torch.bool) for name in self.parameters}
         for group in self.groups:
             for member in group.members:
@@ -196,14 +206,14 @@ class DependencyGroups:
         return masks
 
     def remaining(self, kept: Mapping[str, Tensor], budget: Budget, tensors: Collection[str] | None = None) -> int:
-        """Return what is left once the channels that `kept` does not keep are taken out: exact.
+        """Return the exact budget that remains after removing the channels that `kept` does not keep.
 
         Args:
             kept: name of a group -> bool for each channel.
-            budget: "channels" of these groups; "parameters" and "bytes" (with buffers) of the whole network; "macs":
-                its multiply-accumulates for the example, as `pruning.measure` counts them, those of attention too.
-            tensors: names of those that alone are counted, beside products of activations, but for channels; None is
-                all.
+            budget: "channels" of these groups; "parameters" or "bytes" (with buffers) of the whole network; "macs":
+                multiply-accumulates of the network for the example, as `pruning.measure` counts them, with attention.
+            tensors: names of the tensors to count; None: all. Products of activations are always counted, and the
+                budget "channels" ignores the names.
         """
         if budget == "channels":
             return sum(int(each.sum()) for each in kept.values())
@@ -217,7 +227,7 @@ class DependencyGroups:
         return left
 
     def entries(self, name: str, kept: Mapping[str, Tensor]) -> int:
-        """Return how many entries of a tensor are left once the channels that `kept` does not keep are taken out."""
+        """Return how many entries of a tensor remain after removing the channels that `kept` does not keep."""
         return _entries(self.tensors[name].shape, self._by_tensor.get(name, ()), kept)
 
     @cached_property
@@ -230,7 +240,7 @@ class DependencyGroups:
 
 
 def _entries(shape: torch.Size, members: Sequence[tuple[str, Member]], kept: Mapping[str, Tensor]) -> int:
-    """Return how many entries of a tensor with these members of groups are left."""
+    """Count the remaining entries of a tensor; `members` are its pairs (name of a group, member)."""
     masks: dict[tuple[int, ...], Tensor] = {}
     for group, member in members:
         if group in kept:
@@ -247,12 +257,12 @@ def _entries(shape: torch.Size, members: Sequence[tuple[str, Member]], kept: Map
 
 
 def _keeps(member: Member, kept: Tensor) -> Tensor:
-    """Return where a member's positions are kept; those of no channel are."""
+    """Return which positions of a member are kept; positions outside the group are."""
     return torch.cat([kept, torch.ones(1, dtype=torch.bool)])[member.channels]
 
 
 def _summed(values: Tensor, channels: Tensor) -> Tensor:
-    """Return the sums over the dimensions along which channels do not lie."""
+    """Sum over the dimensions along which no channels lie."""
     dims = [dim for dim, size in enumerate(channels.shape) if size == 1]
     return values.sum(dims, keepdim=True) if dims else values
 

@@ -1,7 +1,7 @@
-"""Which channels can only go together, by the labels that a traced network ties to each other.
+"""Search for dependency groups: channels whose labels a traced network ties together.
 
-DepGraph (Fang et al. 2023, arXiv 2301.12900) unites layers; here it is positions along the dimensions of parameters, so
-that slices, concatenations and heads need no rules of their own.
+DepGraph (Fang et al. 2023, arXiv 2301.12900) groups layers. This module groups positions along the dimensions of
+parameters, so slices, concatenations and heads need no special rules.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from pruning.holding.parameter import plain_modules
 def dependency_groups(
     model: nn.Module, example: Example, unit: Unit | None = None, scope: Scope | None = None
 ) -> DependencyGroups:
-    """Return the groups of channels, units and heads that can only go together, with all their members.
+    """Find the groups of channels, units and heads that can only be removed together, with all their members.
 
         for group in pruning.dependency_groups(model, images[:2]):
             print(group.name, group.units, [(member.tensor, member.dims) for member in group.members])
 
-    A channel is in a group once all that must go with it is: biases, shifts and scales of norms, the inputs of what
-    reads it, the partners of a residual, depthwise convolutions. Heads of attention, and groups of a convolution, go as
-    wholes. Channels that cannot go are in none: the network's inputs and outputs, what LayerNorm counts in its
-    statistics, what an operation without a rule reads.
+    A group contains everything that is removed with a channel: biases, shifts and scales of norms, the inputs of the
+    layers that read it, the other branch of a residual connection, depthwise convolutions. Attention heads and groups
+    of a convolution are removed as wholes. No group contains channels that cannot be removed: inputs and outputs of
+    the network, channels in the statistics of LayerNorm, and inputs of operations without a rule.
 
     Args:
         model: pruned or not; it is not changed.
-        example: what it is called with, as for `pruning.shrink`.
-        unit: how a channel is scored (`reduce`); None sums.
-        scope: how many are kept, and how scores are normalised; None is each group by itself.
+        example: input of the network, as for `pruning.shrink`.
+        unit: how entries are combined to a channel's score (`reduce`); None: their sum.
+        scope: how many channels are kept, and how scores are normalised; None: each group separately.
 
     Raises:
-        ValueError: the model cannot be traced by `torch.export`, or has no channels that can go.
-        TypeError: `example` is no such thing.
+        ValueError: `torch.export` cannot trace the model, or it has no channels that can be removed.
+        TypeError: `example` is no tensor, tuple or mapping.
     """
     trace = traced(model, example)
     flow = flow_of(trace)
@@ -53,15 +53,15 @@ def dependency_groups(
     found = list(_groups(flow, names))
     if not found:
         raise ValueError(
-            f"`model` ({type(model).__name__}) has no channels that can go: each is an input or output of the network, "
-            "or kept by an operation that reads it as a whole; use unit='entry' or 'channel'."
+            f"`model` ({type(model).__name__}) has no channels that can be removed: each is an input or output of the "
+            "network, or an operation needs it; type unit='entry' or unit='channel'."
         )
     groups, products = tuple(group for group, _ in found), multiplied(flow, [(g.name, number) for g, number in found])
     return DependencyGroups(groups, _tensors(flow, names), unit or Unit("group"), scope or Scope(), tuple(products))
 
 
 def _unite(flow: Flow) -> None:
-    """Tie labels that only go together for tensors to stay regular and for statistics to stay what they are."""
+    """Tie labels that must be removed together, so that tensors stay regular and statistics do not change."""
     labels, why = flow.labels, "it goes with what stays"
     for site in flow.sites:
         if site.inputs is site.outputs:  # statistics
@@ -79,7 +79,10 @@ def _unite(flow: Flow) -> None:
 
 
 def _regular(flow: Flow, grid: Tensor) -> None:
-    """Tie what would leave rows of unlike lengths: a row goes as a whole, or its positions go from all rows."""
+    """Tie labels of a grid so that its rows keep equal lengths.
+
+    A row whose labels are all tied together is removed as a whole; other rows lose the same positions.
+    """
     if grid.ndim < 2:
         return
     rows = flow.labels.roots(grid).reshape(-1, grid.shape[-1])
@@ -100,7 +103,7 @@ def _names(trace: Traced) -> dict[int, str]:
 
 
 def _fields(flow: Flow, names: dict[int, str]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield (name, tensor, one of its fields of labels), each tensor of the network once, parameters first."""
+    """Yield (name, tensor, field with the roots of its labels) for each field of each tensor, parameters first."""
     nodes: dict[int, tuple[fx.Node, Tensor]] = {}
     for node in flow.fields:
         if node.op == "get_attr":
@@ -112,9 +115,9 @@ def _fields(flow: Flow, names: dict[int, str]) -> Iterator[tuple[str, Tensor, Te
 
 
 def _groups(flow: Flow, names: dict[int, str]) -> Iterator[tuple[DependencyGroup, Tensor]]:
-    """Yield the groups: channels whose positions lie in the same dimensions of the same tensors.
+    """Yield (group, channel number of each label): channels with positions in the same dimensions of the same tensors.
 
-    With each comes the channel that a label stands for, -1 for none of the group's.
+    The number is -1 for labels outside the group.
     """
     pinned = torch.cat([torch.tensor([FIXED]), *(labels for labels, _ in flow.labels.pins)])
     fixed = torch.zeros(len(flow.labels), dtype=torch.bool)

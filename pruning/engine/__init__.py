@@ -1,1 +1,1 @@
-"""The steps of a pruning put together: score, allocate, select, repair; a plan, and its commitment to a network."""
+"""Pruning engine: score, allocate, select and repair; plan a pruning, and commit the plan to a network."""

@@ -1,4 +1,4 @@
-"""A pruning method's class as the select step: those of `pruning.METHODS`, the user's own, and torch's."""
+"""Select step by a pruning method class: a class of `pruning.METHODS`, a custom class, or a class of torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _HOLDERS = (torch_prune.PruningContainer, PruningContainer, torch_prune.BasePrun
 
 
 def class_of(choices: Choices) -> type[BasePruningMethod] | None:
-    """Return the class that `choices.select` is or names, None where there is none."""
+    """Return the class that `choices.select` is or names; None if it is None."""
     select = choices.select
     if select is None:
         return None
     kind = (METHODS[select].load() if select in METHODS else None) if isinstance(select, str) else select
     if kind is None or not issubclass(kind, torch_prune.BasePruningMethod) or kind in _HOLDERS:
         raise ValueError(
-            f"`select` (={select!r}) must be a class derived from BasePruningMethod that prunes by itself, or one of "
+            f"`select` (={select!r}) must be a subclass of BasePruningMethod that prunes by itself, or one of "
             f"{', '.join(METHODS)}."
         )
     return cast(type[BasePruningMethod], kind)
@@ -58,49 +58,52 @@ def masks_of_class(
     *,
     capped: bool = False,
 ) -> dict[str, Tensor]:
-    """Return name -> bool of the parameter's shape, on the CPU: what the class's own `compute_mask` keeps.
+    """Return the masks that the class's own `compute_mask` makes: name -> bool of the parameter's shape, on the CPU.
 
     Args:
-        choices: `select` and its `arguments`; an `amount` among them goes to the class as it is.
-        cut: what is pruned, in the units that the class counts.
-        sparsity: of all units; None where the allocation or the class says it.
-        weights: the parameters, and what is kept of them so far.
-        scores: name -> scores of the parameter's shape; None lets the class see the parameters.
+        choices: `select` and its `arguments`; an `amount` in `arguments` is passed to the class unchanged.
+        cut: tensors to prune, in the units that the class counts.
+        sparsity: fraction of all units; None if the allocation or the class decides it.
+        weights: the parameters, and their masks so far.
+        scores: name -> scores of the parameter's shape; None: the class gets the values of the parameters.
         generator: source of random draws.
         capped: see `allocate`.
 
     Raises:
-        ValueError: the class does not take its arguments, cannot prune so, or cannot reach the sparsity.
+        ValueError: the class does not take its arguments, cannot prune in this scope, or cannot reach the sparsity.
     """
     kind = class_of(choices)
     assert kind is not None
-    told = "amount" in inspect.signature(kind).parameters and "amount" not in choices.arguments
-    if choices.scope.min_kept and not told:
+    takes_count = "amount" in inspect.signature(kind).parameters and "amount" not in choices.arguments
+    if choices.scope.min_kept and not takes_count:
         raise ValueError(
-            f"`scope.min_kept` (={choices.scope.min_kept}) is of no use to {kind.__name__}, which takes no `amount` "
-            "and decides by itself; leave it at 0."
+            f"`scope.min_kept` (={choices.scope.min_kept}) must be 0 for {kind.__name__}: the engine passes it no "
+            "`amount`, so the class decides how many entries it keeps; type 0."
         )
     held = {name: _parameter(weights[name]) for name in cut.sizes}
     given = {name: None if scores is None else scores[name].to(held[name].orig.device) for name in held}
     survivors = {n: int(a.sum()) for n, a in cut.alive({n: p.copied_mask() for n, p in held.items()}).items()}
     if choices.scope.kind == "global":
         if kind.PRUNING_TYPE != "unstructured":
-            raise ValueError(f"`scope.kind` (='global') ranks entries, but {kind.__name__} is {kind.PRUNING_TYPE!r}.")
-        budget = kept_of_all(cut, sparsity) if told else 0
-        if told:
+            raise ValueError(
+                f"`scope.kind` (='global') must not be 'global' for {kind.__name__}, whose PRUNING_TYPE is "
+                f"{kind.PRUNING_TYPE!r}: a global ranking needs single entries; type 'layer'."
+            )
+        budget = kept_of_all(cut, sparsity) if takes_count else 0
+        if takes_count:
             check_reachable(budget, dict.fromkeys(survivors, 0), survivors)
-        method = _made(kind, choices, sum(survivors.values()) - budget)
+        method = _build_method(kind, choices, sum(survivors.values()) - budget)
         before = [parameter.copied_mask() for parameter in held.values()]
         seen = [parameter.orig if given[n] is None else given[n] for n, parameter in held.items()]
         masks = next_masks(method, before, [s.detach() for s in seen if s is not None], list(held), generator)
         return {name: (mask != 0).cpu() for name, mask in zip(held, masks, strict=True)}
     counts = survivors
-    if told:
+    if takes_count:
         alive = {n: torch.arange(cut.sizes[n]) < count for n, count in survivors.items()}
         counts = allocate(cut, sparsity, None, alive, capped=capped)
     found = {}
     for name, parameter in held.items():
-        method = _made(kind, choices, survivors[name] - counts[name])
+        method = _build_method(kind, choices, survivors[name] - counts[name])
         try:
             found[name] = (next_mask(method, parameter, given[name], generator) != 0).cpu()
         except Exception as error:
@@ -116,7 +119,7 @@ def _parameter(weight: Weight) -> ModuleParameter:
     return ModuleParameter(weight.module, weight.leaf, orig, mask, None)
 
 
-def _made(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
+def _build_method(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
     own: dict[str, Any] = {"amount": max(0, amount), "dim": choices.unit.dim, **choices.arguments}
     taken = inspect.signature(kind).parameters
     try:

@@ -1,4 +1,4 @@
-"""A plan put in force; and what holds of a whole network: its sparsity."""
+"""Commit a plan to a network, and compute the sparsity of a network."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pruning.scores.readings.network import plain_parameters, weights_of
 
 
 def commit(model: nn.Module, plan: Plan) -> None:
-    """Put a plan in force: every mask and every value, or nothing is changed.
+    """Apply a plan to a network: all masks and values, or none if an error is raised.
 
-    The parameters are held as by `torch.nn.utils.prune`: `name_orig` keeps all values, `name_mask` is the mask.
+    The parameters are stored as by `torch.nn.utils.prune`: `name_orig` keeps all values, `name_mask` is the mask.
 
     Args:
-        model: the network that the plan was made for, or one of its shapes.
-        plan: its masks stand instead of those before.
+        model: the network that the plan was made for, or one with equal names and shapes.
+        plan: its masks replace the masks before.
 
     Raises:
-        ValueError: a parameter or a buffer is missing or has another shape; it is named, and nothing is changed.
+        ValueError: a parameter or buffer is missing or has another shape; the message names it, and nothing is changed.
     """
     found = _tensors(model)
     for name, value in plan.values.items():
         if name not in found or found[name].shape != value.shape:
-            has = f"of the shape {tuple(found[name].shape)}" if name in found else "missing"
+            actual = f"the tensor has shape {tuple(found[name].shape)}" if name in found else "the tensor is missing"
             raise ValueError(
-                f"`plan.values[{name!r}]` of shape {tuple(value.shape)} does not fit {type(model).__name__}, where it "
-                f"is {has}; make the plan for this model."
+                f"`plan.values[{name!r}]` of shape {tuple(value.shape)} does not fit {type(model).__name__}, where "
+                f"{actual}; make the plan for this model."
             )
     before = {name: found[name].detach().clone() for name in plan.values}
     with torch.no_grad():
@@ -47,11 +47,11 @@ def commit(model: nn.Module, plan: Plan) -> None:
 
 
 def sparsity(model: nn.Module) -> float:
-    """Return the fraction of prunable weights that are pruned: masked, or exactly 0 where no mask is held.
+    """Return the fraction of prunable weights that are masked, or exactly 0 in a tensor without a mask.
 
-    Prunable are the weights of linear and convolutional layers and of attention's projections, and whatever is held
-    pruned besides; a tied one counts once. `prune` counts masks alone: of a plain network its target may lie below
-    what this returns. Of no entries it is 0.
+    Prunable are the weights of linear and convolutional layers and of attention's projections, and all other tensors
+    that have a mask; a tied tensor counts once. `prune` counts only masks, so the target given to `prune` may be lower
+    than this fraction for a network with zeros but no masks. The sparsity of a network without entries is 0.
     """
     names = dict.fromkeys([*weights_of(model), *MaskSet.collect(model)])
     weights = weights_of(model, parameters=names).values()
@@ -61,7 +61,7 @@ def sparsity(model: nn.Module) -> float:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return name in a plain model -> parameter or buffer, without masks."""
+    """Return name in a plain model -> parameter or buffer; masks are left out."""
     found: dict[str, Tensor] = {}
     for path, module in plain_modules(model):
         masks = {id(stored(module, leaf)[1]) for leaf in pruned_names(module)}

@@ -1,4 +1,4 @@
-"""Controls: what a mask or a ranking must beat (Frankle et al. 2021, arXiv 2009.08576)."""
+"""Controls: baselines that a mask or a ranking must beat (Frankle et al. 2021, arXiv 2009.08576)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def shuffle(
     generator: torch.Generator | None = None,
     alive: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Permute which units are kept at random, within each tensor (or row, or window), counts unchanged.
+    """Permute at random which units are kept, within each tensor (or row, or window); counts do not change.
 
     Args:
         kept: name -> bool for each unit, as `select` returns.
-        groups: the units.
-        generator: source of the permutations; None is torch's default one.
-        alive: name -> bool for each unit: only these change places, so that nested masks stay nested. None is all.
+        groups: layout of the units.
+        generator: source of the permutations; None: torch's default generator.
+        alive: name -> bool for each unit: only these units are permuted, so nested masks stay nested; None: all.
     """
     shuffled = {}
     for layout in groups:
         mask = kept[layout.name].view(-1, layout.pool)
         open_to = torch.ones_like(mask) if alive is None else alive[layout.name].view(-1, layout.pool)
         keys = torch.rand(mask.shape, generator=generator, dtype=torch.float64)
-        # The survivors of a pool in their own order, and in a random one.
+        # Survivors of a pool in their own order, and in a random order.
         places = torch.where(open_to, 0.0, 2.0).double().sort(dim=1, stable=True).indices
         drawn = torch.where(open_to, keys, 2.0).sort(dim=1, stable=True).indices
         values = mask.gather(1, places)
@@ -39,5 +39,5 @@ def shuffle(
 
 
 def inverted(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the scores with their signs changed, so that what ranked highest goes first; unsigned ones in float64."""
+    """Return scores with opposite signs, so that the highest scores are pruned first; unsigned ones as float64."""
     return {name: -(values if values.dtype.is_signed else values.to(torch.float64)) for name, values in scores.items()}

@@ -1,4 +1,4 @@
-"""Entries that are kept and do nothing: no path through survivors leads from the inputs to them and to the outputs."""
+"""Dead paths: kept entries without effect, because no path of survivors connects them to inputs and outputs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pruning.scores.synaptic_flow import synflow
 
 
 def effective_sparsity(model: nn.Module, batches: Batches = None, *, masks: Masks | None = None) -> float:
-    """Return the fraction of prunable weights that are pruned, or on dead paths, or 0.
+    """Return the fraction of prunable weights that are pruned, 0, or on a dead path.
 
-    An entry is alive if something flows through it in SynFlow's network of magnitudes: |v| dR/d|v| > 0.
+    An entry v is alive if its score in SynFlow's network of magnitudes is positive: |v| dR/d|v| > 0.
 
     Args:
-        model: pruned or not; of functions that scale with their input, see `pruning.scores.synflow`.
-        batches: for the shape of an input, where the first layer is not linear.
-        masks: what is pruned besides.
+        model: pruned or not; its functions must scale with their input, see `pruning.scores.synflow`.
+        batches: give the shape of an input; needed if the first layer is not linear.
+        masks: masks in addition to those of the model.
     """
     flows = synflow(ScoringInput(model, batches, masks=masks))
     total = sum(weight.parameter.numel() for weight in weights_of(model, masks).values())

@@ -1,4 +1,4 @@
-"""Which BatchNorm acts on what a layer returns, by the flow of data."""
+"""BatchNorms that follow layers, found by tracing the network."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _KEEPING_CHANNELS = frozenset(
         *(f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)),
     }
 )
-"""Functions and methods that leave every channel in its place."""
+"""Functions and methods that keep every channel at its position."""
 
 
 def batch_norms_after(model: nn.Module) -> dict[str, str]:
-    """Return weight of a layer -> scale of the BatchNorm that reads what it returns, activations in between or not.
+    """Return name of a layer's weight -> name of the scale of the BatchNorm that reads the layer's output.
 
-    Layers that no BatchNorm follows, that act more than once, or whose channels meet others on the way, are left out.
+    Activations, dropout and pooling may come between the two. A layer is left out if no BatchNorm follows it, if it or
+    its BatchNorm is called more than once, or if its channels are mixed with others before the BatchNorm.
 
     Raises:
-        ValueError: `torch.fx` cannot trace the forward of `model`, so that what follows what is not known.
+        ValueError: `torch.fx` cannot trace the forward of `model`.
     """
     with network(model, None, None) as net:
         modules = dict(net.model.named_modules())
@@ -35,9 +36,9 @@ def batch_norms_after(model: nn.Module) -> dict[str, str]:
             graph = _Layers().trace(net.model)
         except Exception as error:
             raise ValueError(
-                f"`model` ({type(model).__name__}, which `torch.fx` cannot trace: {str(error).splitlines()[0]}) must "
-                "show which BatchNorm follows which layer; choose a score that does without, or write its forward "
-                "without branches on its inputs."
+                f"`model` ({type(model).__name__}) cannot be traced by torch.fx ({str(error).splitlines()[0]}), which "
+                "finds the BatchNorm after each layer; remove branches on inputs from its forward, or choose a score "
+                "that does not read BatchNorm."
             ) from error
     calls = Counter(id(modules[str(node.target)]) for node in graph.nodes if node.op == "call_module")
     found: dict[str, str] = {}
@@ -59,7 +60,7 @@ class _Layers(fx.Tracer):
 
 
 def _source(read: list[fx.Node], modules: dict[str, nn.Module]) -> str | None:
-    """Return the name of the layer whose channels these nodes hold; None where there is none, or no single one."""
+    """Return the name of the one layer whose channels these nodes carry; None if there is none, or several."""
     while len(read) == 1:
         node = read[0]
         module: Any = modules[str(node.target)] if node.op == "call_module" else None

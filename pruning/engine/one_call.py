@@ -1,4 +1,4 @@
-"""A published method, or one of your own, in one call."""
+"""`pruning.prune`: prune a network by a published or custom method in one call."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pruning.engine.plans import Plan, plan
 from pruning.engine.scoring import options_taken, row_of
 from pruning.scores.readings.scoring_data import Batches, Loss, Size
 
-OF_TRAINING = ("rounds", "at", "restart", "step", "rates")
-"""Words of a sweep that say how training and pruning take turns."""
-_OF_TRAINING = (
-    "`{}` says how training and pruning take turns, and `prune` prunes once and trains nothing; leave it out, train as "
-    "you like, and call again with the next `sparsity`."
+TRAINING_KEYS = ("rounds", "at", "restart", "step", "rates")
+"""Keys of a sweep that schedule training between pruning rounds."""
+_TRAINING_KEY_REFUSED = (
+    "`{}` must not be passed to `prune`: it schedules training between rounds, and `prune` prunes once without "
+    "training; leave it out, train yourself, and call `prune` again with the next `sparsity`."
 )
 AXES = [each.name for each in fields(Choices) if each.name not in ("score", "repair", "select", "arguments")]
-"""Choices whose fields may stand by themselves among the options."""
+"""Choices whose fields may be passed directly as options."""
 
 
 def prune(
@@ -45,7 +45,7 @@ def prune(
     example: Any = None,
     **options: Any,
 ) -> Plan:
-    """Prune a network by a method, in place, and return what was decided.
+    """Prune a network in place by a method, and return the plan that was applied.
 
         pruning.prune(model, "snip", sparsity=0.9, batches=[(images, labels)], loss=loss)
         pruning.prune(model, "grasp", sparsity=0.9, batches=batches, loss=loss, temperature=1)
@@ -53,23 +53,24 @@ def prune(
         pruning.prune(model, "n_m", n=1, m=4)
         pruning.prune(model, "magnitude", sparsity=0.5, unit="group", budget="macs", example=images)
 
-    Rounds with training in between, and rewinding, are the caller's: call again with the next sparsity. Pruned is what
-    masks hold: weights that are 0 without one, as after `remove_all`, rank as any other and are not counted as dead. A
-    tensor that has no entry left is warned of.
+    The caller trains between rounds and rewinds weights: call `prune` again with the next sparsity. Only masked entries
+    count as pruned. Weights that are 0 without a mask, for example after `remove_all`, are ranked like all others. A
+    tensor with no entry left causes a warning.
 
     Args:
-        model: plain, or pruned before. Its parameters are held as by `torch.nn.utils.prune` afterwards; `remove_all`
-            makes that permanent.
-        method: a name of `pruning.PUBLISHED`; `Choices`; a class derived from `BasePruningMethod`; or a score of your
-            own, a function `(model, batches, loss, **_) -> {name: tensor}`.
-        sparsity: the fraction of all units to be pruned in the end, dead ones counted; None where the method says it.
+        model: plain, or pruned before. Afterwards its parameters are stored as by `torch.nn.utils.prune`; `remove_all`
+            makes the pruning permanent.
+        method: a name of `pruning.PUBLISHED`; `Choices`; a subclass of `BasePruningMethod`; or a custom score, a
+            function `(model, batches, loss, **_) -> {name: tensor}`.
+        sparsity: fraction of all units pruned in the end, including units pruned before; None if the method sets it.
         batches, loss, size, generator, parameters, example: see `plan`.
-        options: any of the seven choices, as an object, its kind, or a dict of what differs from the method's; what the
-            score (or the class) takes, as `temperature`; for scores, a field of one choice alone, as `inner`.
+        options: any of the seven choices, as an object, the name of its kind, or a dict of fields to change; options
+            of the score (or arguments of the class), such as `temperature`; if the method is a score, also a field
+            that only one choice has, such as `inner`.
 
     Raises:
-        ValueError: the method is unknown, lacks what it needs, or cannot reach the sparsity, `options` say what a
-            training goes by, as `rounds`, or a weight has no values (on the meta device); nothing is changed.
+        ValueError: the method is unknown, lacks something it needs, or cannot reach the sparsity; `options` contain a
+            key of training, such as `rounds`; or a weight has no values (on the meta device). Nothing is changed.
     """
     choices = chosen(method, options)
     if sparsity is not None:
@@ -79,7 +80,7 @@ def prune(
     commit(model, decided)
     if dead := decided.details["dead"]:
         warnings.warn(
-            f"every entry of {', '.join(dead)} is pruned: nothing passes through it; pass a smaller `sparsity`, or "
+            f"every entry of {', '.join(dead)} is pruned, so nothing passes through; pass a lower `sparsity`, or "
             "`min_kept`.",
             stacklevel=2,
         )
@@ -87,7 +88,7 @@ def prune(
 
 
 def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[str, Any] | None = None) -> Choices:
-    """Return the choices that a method stands for, changed by `options`; see `prune`."""
+    """Return the choices of a method, changed by `options`; see `prune`."""
     choices, given = _choices_of(method), dict(options or {})
     score = _changed(choices.score, given.pop("score", {}), {})
     repair = _changed(choices.repair, given.pop("repair", {}), {})
@@ -101,8 +102,8 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
         homes = [axis for axis in AXES if name in {each.name for each in fields(getattr(choices, axis))}]
         if name in AXES:
             continue
-        if name in OF_TRAINING and name not in taken:
-            raise ValueError(_OF_TRAINING.format(name))
+        if name in TRAINING_KEYS and name not in taken:
+            raise ValueError(_TRAINING_KEY_REFUSED.format(name))
         # The engine passes `unit.dim` to a built-in score that takes one.
         if name in taken and not (name == "dim" and kind is None and row_of(score)):
             own[name] = value
@@ -112,7 +113,7 @@ def chosen(method: str | Choices | type | Callable[..., Any], options: Mapping[s
             of_axis[homes[0]][name] = value
         else:
             own[name] = value
-    # All at once: a value that one choice alone would not allow may go with another choice.
+    # Change all choices together: a value may be valid only with the new value of another choice.
     changed = {axis: _changed(getattr(choices, axis), given.get(axis, {}), of_axis[axis]) for axis in AXES}
     changed["repair"] = replace(repair, options={**repair.options, **of_repair})
     if kind is not None:
@@ -127,20 +128,21 @@ def _choices_of(method: str | Choices | type | Callable[..., Any]) -> Choices:
         return Choices(select=method)
     if isinstance(method, str):
         if method not in PUBLISHED:
-            raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or class.")
+            raise ValueError(f"`method` (={method!r}) must be one of {', '.join(PUBLISHED)}; or a function or a class.")
         return PUBLISHED[method].choices
     if callable(method):
         return Choices(Score(method))
-    raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class or a function.")
+    raise ValueError(f"`method` (={method!r}) must be a name, `Choices`, a class, or a function.")
 
 
 def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
-    """Return a choice changed to `given`: another of its class, the name of its kind, or a dict.
+    """Return a choice changed to `given`.
 
     Args:
-        choice: one of the seven.
-        given: in a dict, names that are no fields are options of the score or the repair.
-        single: further fields and their values.
+        choice: one of the seven choices.
+        given: another object of the choice's class, the name of a kind, or a dict of fields; keys of the dict that are
+            no fields are options of the score or the repair.
+        single: other fields to change, with their values.
     """
     title, names = type(choice).__name__, [each.name for each in fields(choice)]
     if isinstance(given, type(choice)):
@@ -152,9 +154,9 @@ def _changed(choice: Any, given: Any, single: Mapping[str, Any]) -> Any:
             known["options"] = {**(known.get("options") or ({} if "kind" in given else choice.options)), **others}
         elif others:
             wrong = next(iter(others))
-            if wrong in OF_TRAINING:
-                raise ValueError(_OF_TRAINING.format(wrong))
-            raise ValueError(f"`{title.lower()}` has {wrong!r}, but takes {', '.join(names)}.")
+            if wrong in TRAINING_KEYS:
+                raise ValueError(_TRAINING_KEY_REFUSED.format(wrong))
+            raise ValueError(f"`{title.lower()}` has no field {wrong!r}; its fields are {', '.join(names)}.")
         return replace(choice, **{**known, **single})
     if "kind" in names and (isinstance(given, str) or (callable(given) and isinstance(choice, Score))):
         return replace(type(choice)(), kind=given, **single)

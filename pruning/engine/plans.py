@@ -1,4 +1,4 @@
-"""What a pruning would do to a network, as plain data; nothing is changed."""
+"""`pruning.plan`: decide what to prune and return a plan as plain data; the network is not changed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from pruning.selection.unit_selection import select
 
 @dataclass(frozen=True)
 class Plan:
-    """What `commit` puts in force.
+    """Masks and values that `commit` applies to a network.
 
     Args:
-        masks: of every parameter that is pruned.
-        values: name in a plain model -> new values of a parameter or buffer, by the repair.
-        details: what was decided, as JSON holds it: units kept of each tensor, dead tensors, re-scorings, and the
-            fraction `removed` of all units, or of a budget for dependency groups, of which the last `step` of one took
-            so much at most.
-        seconds: spent in "scoring" (with the loss), "selection" and "repair"; measured, no result.
+        masks: mask of every parameter that is pruned.
+        values: name in a plain model -> new values of a parameter or buffer, computed by the repair.
+        details: the decisions in JSON types: units kept in each tensor, dead tensors, number of re-scorings, and the
+            fraction `removed` of all units. For dependency groups, `removed` is a fraction of the budget, and `step` is
+            the largest fraction of the budget that the last step of a group removed.
+        seconds: time spent in "scoring" (including the loss), "selection" and "repair"; not part of a result.
     """
 
     masks: MaskSet
@@ -65,32 +65,33 @@ def plan(
     masks: Masks | None = None,
     example: Any = None,
 ) -> Plan:
-    """Decide what is pruned of a network, to `choices.schedule.sparsity`, and leave it as it is.
+    """Plan the pruning of a network to `choices.schedule.sparsity`, without changing the network.
 
-    With n inner re-scorings from density d0 to d, density d0 (d / d0)^(t/n) is left after the t-th; the network is
-    scored as masked so far, by an equal part of the batches each (one in turn where there are fewer).
+    With n inner re-scorings from density d0 to d, the density after re-scoring t is d0 (d / d0)^(t/n). Each re-scoring
+    scores the network under the masks so far, on an equal share of the batches (on one batch in turn if there are fewer
+    batches than re-scorings).
 
     Args:
-        model: plain, or held pruned: only what is left is pruned further, unless entries may return.
+        model: plain, or pruned before; only survivors are pruned further, unless the dynamics let entries return.
         choices: score, unit, scope, schedule, dynamics, repair and control.
-        batches: an iterable of whatever `loss` takes, read once and kept; None where a score reads no data.
-        loss: (model, batch) -> the batch's mean loss; None where it is unused.
-        size: (batch) -> its weight; None takes the length of the batch's first tensor.
-        generator: source of random draws; None is torch's default one.
-        parameters: names of what is pruned; None is as in `groups`. Of dependency groups, the weights of which outputs
-            may go.
-        masks: name -> tensor, nonzero where an entry is kept so far, on top of what the model holds pruned.
-        example: what the network is called with, a batch of 2 or more, for dependency groups.
+        batches: iterable of batches that `loss` takes, read once into a list; None if the score reads no data.
+        loss: (model, batch) -> mean loss of the batch; None if the score needs no loss.
+        size: (batch) -> weight of the batch; None: length of the batch's first tensor.
+        generator: source of random draws; None: torch's default generator.
+        parameters: names of the parameters to prune; None: as in `groups`. For dependency groups: weights whose outputs
+            may be removed.
+        masks: name -> tensor, nonzero where an entry is kept so far; in addition to the masks of the model.
+        example: input of the network, a batch of 2 or more; for dependency groups.
 
     Raises:
-        ValueError: a score lacks what it needs, a unit does not divide, a target cannot be reached, or a weight has no
-            values (on the meta device).
-        TypeError: `batches` or `generator` is no such thing.
+        ValueError: a score lacks something it needs, a unit does not divide a tensor, a target cannot be reached, or a
+            weight has no values (on the meta device).
+        TypeError: `batches` is no iterable, or `generator` is no torch.Generator.
     """
     choices = with_unit_of_class(choices)
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
-        model = _opened(model)
+        model = _with_full_masks(model)
     drawn, listed = drawn_from(choices.score, generator), _listed(batches)
     given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model))
     run = _Run(choices, given)
@@ -107,7 +108,7 @@ def plan(
 def _cut(
     model: nn.Module, choices: Choices, masks: Masks | None, parameters: Iterable[str] | None, example: Any
 ) -> tuple[Cut, dict[str, Tensor]]:
-    """Return the units, and name -> what is kept so far of each tensor that has any and is pruned."""
+    """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
     if choices.unit.kind == "group":
         cut = dependent(model, choices, example, parameters)
@@ -129,22 +130,22 @@ def _listed(batches: Batches) -> list[Any] | None:
         read = iter(batches)
     except TypeError as error:
         raise TypeError(
-            f"`batches` (={batches!r}) must be an iterable of what `loss` takes, as [(inputs, labels)], not "
-            f"{type(batches).__name__}."
+            f"`batches` (={batches!r}) must be an iterable of batches for `loss`, not {type(batches).__name__}; pass a "
+            "list such as [(inputs, labels)]."
         ) from error
     return list(read)
 
 
 class _Session(Protocol):
-    """A score of one network that is made once for several re-scorings."""
+    """Score of one network that is prepared once for several re-scorings."""
 
     def scores(self, masks: Masks | None = None) -> Mapping[str, Tensor]:
-        """Return the scores under masks that have shrunk since the last call."""
+        """Return the scores under masks that are nested in those of the last call."""
 
 
 @dataclass
 class _Run:
-    """The inner re-scorings of one plan."""
+    """Inner re-scorings of one plan."""
 
     choices: Choices
     given: ScoringInput
@@ -161,10 +162,10 @@ class _Run:
         *,
         last: bool,
     ) -> dict[str, Tensor]:
-        """Score and select once; return name -> what is kept now, bool of the parameter's shape.
+        """Score and select once; return name -> mask, bool of the parameter's shape.
 
-        A target must leave enough survivors in the `last` step alone: tensors that were pruned unevenly before reach it
-        in different steps.
+        Only the `last` step raises an error if a tensor has too few survivors for its target. Tensors that were pruned
+        unevenly before reach their targets in different steps.
         """
         choices, ranking = self.choices, ALLOCATIONS[self.choices.scope.allocation].ranking
         given = replace(self.given, batches=batches, masks={**(self.given.masks or {}), **before})
@@ -194,12 +195,12 @@ class _Run:
         return {n: mask & before[n] if nested and n in before else mask for n, mask in kept.items()}
 
     def repaired(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the new values that the repair gives the network under the masks that are kept now."""
+        """Return name -> new values that the repair computes for the network under the final masks."""
         row, score = REPAIRS[self.choices.repair.kind], self.choices.score
         if not row.code:
             return {}
         options: dict[str, Any] = {}
-        if row.takes_fisher_matrix and score.kind == "obs":  # the same matrix
+        if row.takes_fisher_matrix and score.kind == "obs":  # the repair then uses the Fisher matrix of the score
             options = {name: score.options[name] for name in ("damping", "block") if name in score.options}
         options |= {name: value for name, value in self.choices.repair.options.items() if value is not None}
         if self.matrix is not None:
@@ -211,7 +212,7 @@ class _Run:
 
     def _scores(self, score: Score, cut: Cut, given: ScoringInput) -> Mapping[str, Tensor]:
         choices, row = self.choices, row_of(score)
-        score = _of_blocks(score, cut.unit)
+        score = _with_block_form(score, cut.unit)
         if row is not None and row.session and choices.schedule.inner > 1 and choices.dynamics.kind == "nested":
             if self.session is not None:
                 return self.session.scores(given.masks)
@@ -219,7 +220,7 @@ class _Run:
             session: _Session = load(row.session)(given, **score.options)
             self.session = session
             return session.scores()
-        if _repairs_by_matrix_of(score, choices):
+        if _shares_fisher_matrix(score, choices):
             own = {name: score.options[name] for name in ("damping", "block") if name in score.options}
             self.matrix = fisher_matrix(given, **own)
             score = replace(score, options={**score.options, "matrix": self.matrix})
@@ -227,7 +228,7 @@ class _Run:
         return scored(score, given, names, cut.unit.dim if cut.unit.kind == "channel" else None)
 
     def _reduced(self, cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the units' scores that rank, inverted for that control."""
+        """Return the scores of the units, inverted if the control is "invert"."""
         units = _by_unit(cut, scores)
         return inverted(units) if self.choices.control.kind == "invert" else units
 
@@ -236,8 +237,8 @@ def _by_unit(cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: values.cpu() for name, values in cut.reduce(scores).items()}
 
 
-def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
-    """Whether the repair takes the very Fisher matrix that the score ranks by; entries that returned are not in it."""
+def _shares_fisher_matrix(score: Score, choices: Choices) -> bool:
+    """Return whether the repair can reuse the score's Fisher matrix, which lacks entries that return."""
     row, repair = row_of(score), choices.repair
     if row is None or not (row.takes_fisher_matrix and REPAIRS[repair.kind].takes_fisher_matrix):
         return False
@@ -245,20 +246,20 @@ def _repairs_by_matrix_of(score: Score, choices: Choices) -> bool:
     return same and choices.dynamics.kind == "nested" and choices.schedule.inner == 1
 
 
-def _of_blocks(score: Score, unit: Unit) -> Score:
-    """Let OBS with a Fisher matrix of the very blocks that go at once score these as wholes, as oBERT does."""
+def _with_block_form(score: Score, unit: Unit) -> Score:
+    """Make OBS score whole blocks, like oBERT, if the blocks of its Fisher matrix are the pruned blocks."""
     if score.kind != "obs" or unit.kind != "block" or score.options.get("block") != unit.size:
         return score
     return replace(score, options={"form": "block", **score.options})
 
 
 def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float | None, Cut]]:
-    """Yield the sparsity, in units, of each inner re-scoring, and the groups with the densities that are given."""
+    """Yield (sparsity, units) of each inner re-scoring; sparsity None if the densities in `cut.scope` set it."""
     if isinstance(cut, DependencyGroups):
         if schedule.sparsity is None:
             raise ValueError(
-                f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}; dependency groups take no "
-                "`amount`."
+                f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}, because dependency groups "
+                "take no `amount`; pass one."
             )
         start = min(gone(cut, cut.alive(before)), schedule.sparsity)
         yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))
@@ -266,7 +267,8 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
     if schedule.sparsity is None:
         if cut.scope.kind == "window" and schedule.inner > 1:
             raise ValueError(
-                f"`schedule.inner` (={schedule.inner}) needs densities in between, which windows have not; use 1."
+                f"`schedule.inner` (={schedule.inner}) must be 1 for windows, which have no densities in between; "
+                "type 1."
             )
         for step in range(1, schedule.inner + 1):
             densities = {name: d ** (step / schedule.inner) for name, d in cut.scope.densities.items()}
@@ -278,13 +280,13 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
         yield sparsity, cut
 
 
-def _opened(model: nn.Module) -> nn.Module:
-    """Return a copy in which nothing is pruned, with the values that are held: entries may return."""
-    opened = copy.deepcopy(model)
-    for module in opened.modules():
+def _with_full_masks(model: nn.Module) -> nn.Module:
+    """Return a copy whose masks keep every entry, with the stored values, so that entries may return."""
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
         for leaf in pruned_names(module):
             stored(module, leaf)[1].fill_(1)
-    return opened
+    return copied
 
 
 def _details(cut: Cut, kept: Mapping[str, Tensor], inner: int) -> dict[str, Any]:

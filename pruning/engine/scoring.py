@@ -1,4 +1,4 @@
-"""The scores of a choice: looked up, and given what they take."""
+"""Scoring: look up the score of a choice, check its options, and call it with the arguments that it takes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pruning.selection.selection_groups import Groups
 
 
 def scored(score: Score, given: ScoringInput, names: Sequence[str], dim: int | None = None) -> Mapping[str, Tensor]:
-    """Return name -> scores, of the shape of the parameter or, for scores by unit, of its units.
+    """Compute scores: name -> tensor with the shape of the parameter, or one score per unit for scores of units.
 
     Args:
         score: the score and its options.
-        given: the network, as it is or held pruned, and the scoring data.
-        names: of the parameters to score.
-        dim: dimension along which channels are cut; None where units are no channels.
+        given: the network, pruned or not, and the scoring data.
+        names: names of the parameters to score.
+        dim: dimension of the channels; None if units are not channels.
 
     Raises:
-        ValueError: the score is unknown, does not take an option, or lacks what it needs.
+        ValueError: the score is unknown, does not take an option, or lacks something it needs.
     """
-    followers = batch_norms_after(given.model) if _is_of_batch_norm(score) else {name: name for name in names}
+    followers = batch_norms_after(given.model) if _reads_batch_norm(score) else {name: name for name in names}
     read = [followers[name] for name in names]
     given = replace(given, parameters=read)
     check_options(score)
@@ -38,30 +38,31 @@ def scored(score: Score, given: ScoringInput, names: Sequence[str], dim: int | N
     scores = _own_scores(score, given) if row is None else row.load()(given, **_options(row, score, dim))
     if not isinstance(scores, Mapping):
         raise ValueError(
-            f"`score` ({_name(score)}, which returned {type(scores).__name__}) must return name -> tensor of scores."
+            f"`score` ({_name(score)}) returned {type(scores).__name__}; it must return a mapping: name of a parameter "
+            "-> tensor of scores."
         )
     if wrong := [name for name, values in scores.items() if not isinstance(values, Tensor)]:
         raise ValueError(
-            f"`score` ({_name(score)}, which returned {type(scores[wrong[0]]).__name__} for {wrong[0]!r}) must return "
-            "name -> tensor of scores; convert it by torch.as_tensor."
+            f"`score` ({_name(score)}) returned {type(scores[wrong[0]]).__name__} for {wrong[0]!r}; it must return a "
+            "mapping: name of a parameter -> tensor of scores; convert values with torch.as_tensor."
         )
     return {name: scores[other] for name, other in zip(names, read, strict=True) if other in scores}
 
 
 def _options(row: ScoreRow, score: Score, dim: int | None) -> Mapping[str, Any]:
-    """Return the options of a built-in score, with the dimension of the channels where it takes that."""
+    """Return the options of a built-in score, including the dimension of the channels if the score takes it."""
     if dim is None or "dim" not in row.unlisted:
         return score.options
     if score.options.get("dim", dim) != dim:
         raise ValueError(
-            f"`score.options['dim']` (={score.options['dim']!r}) must be `unit.dim` (={dim}), along which channels "
-            "are cut; pass unit.dim alone."
+            f"`score.options['dim']` (={score.options['dim']!r}) must equal `unit.dim` (={dim}), the dimension of the "
+            "channels; pass only unit.dim."
         )
     return {**score.options, "dim": dim}
 
 
 def _own_scores(score: Score, given: ScoringInput) -> Any:
-    """Call a score of the user's own with those arguments that it takes."""
+    """Call a custom score with the arguments that it takes."""
     function = cast(Callable[..., Any], score.kind)
     own = {name: getattr(given, name) for name in SHARED}
     taken = inspect.signature(function).parameters
@@ -74,13 +75,13 @@ def _own_scores(score: Score, given: ScoringInput) -> Any:
         if not missing:
             raise
         raise ValueError(
-            f"`{missing[0]}` (=None) was given to the score {_name(score)}, which failed by {type(error).__name__}: "
-            f"{error}; pass `{'` and `'.join(missing)}` if it reads them."
+            f"`{missing[0]}` (=None) was passed to the score {_name(score)}, which failed with {type(error).__name__}: "
+            f"{error}; pass `{'` and `'.join(missing)}` if the score reads them."
         ) from error
 
 
 SHARED = ("size", "generator", "masks", "parameters")
-"""Arguments that every score may take by name, beside the model, the batches and the loss."""
+"""Keyword arguments that every score may take, in addition to model, batches and loss."""
 
 
 def _takes_any(function: Callable[..., Any]) -> bool:
@@ -111,10 +112,10 @@ def check_options(score: Score) -> None:
 
 
 def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> None:
-    """Refuse scores of outputs where the units are channels along another dimension.
+    """Refuse a score of outputs if the units are channels along another dimension.
 
     Raises:
-        ValueError: the tensor is named.
+        ValueError: the dimensions differ; the message names the tensor.
     """
     row = row_of(score)
     if cut.unit.kind != "channel" or row is None or "dim" in row.unlisted:
@@ -124,15 +125,15 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
     for layout in cut:
         if layout.order[0] != (outputs := int(layout.name in inputs_first)):
             raise ValueError(
-                f"`unit.dim` (={cut.unit.dim}) must be that of the outputs of {layout.name!r}, {outputs}, which the "
-                f"score {_name(score)} ranks; choose this, or a score of entries."
+                f"`unit.dim` (={cut.unit.dim}) must be {outputs}, the dimension of the outputs of {layout.name!r}, "
+                f"which the score {_name(score)} ranks; type {outputs}, or choose a score of entries."
             )
 
 
 def drawn_from(score: Score, generator: torch.Generator | None) -> torch.Generator | None:
-    """Return what a score draws from: where it is random and has no generator, one that torch's default one seeds.
+    """Return the generator of a score; a random score without one gets a new generator, seeded by torch's default one.
 
-    The score by itself would leave that as it is, and draw the same at the next call.
+    Without it, the score would not advance the default generator, and draw the same numbers at the next call.
     """
     if not isinstance(cast(object, generator), torch.Generator | None):
         raise TypeError(
@@ -145,7 +146,11 @@ def drawn_from(score: Score, generator: torch.Generator | None) -> torch.Generat
 
 
 def row_of(score: Score) -> ScoreRow | None:
-    """Return the row of a built-in score, None for a function of the user's own; raise ValueError for other names."""
+    """Return the catalogue row of a built-in score, None for a custom function.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
     if callable(score.kind):
         return None
     if score.kind not in SCORES:
@@ -154,20 +159,20 @@ def row_of(score: Score) -> ScoreRow | None:
 
 
 def names_to_score(model: nn.Module, score: Score, parameters: Iterable[str] | None) -> Iterable[str] | None:
-    """Return the names of what is pruned: for scores of BatchNorm's scales, those of layers that one follows."""
-    if not _is_of_batch_norm(score):
+    """Return the names of the parameters to prune; scores of BatchNorm need a layer that a BatchNorm follows."""
+    if not _reads_batch_norm(score):
         return parameters
     followed = batch_norms_after(model)
     names = [name for name in (followed if parameters is None else parameters) if name in followed]
     if not names:
         raise ValueError(
-            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer, and none of the layers "
-            "has one; choose another score, or other parameters."
+            f"`score.kind` (={score.kind!r}) ranks channels by the BatchNorm after their layer, but no layer is "
+            "followed by one; choose another score, or other parameters."
         )
     return names
 
 
-def _is_of_batch_norm(score: Score) -> bool:
+def _reads_batch_norm(score: Score) -> bool:
     row = row_of(score)
     return row is not None and (row.of_batch_norm or score.options.get("form") == "bn")
 
@@ -177,7 +182,7 @@ def _name(score: Score) -> str:
 
 
 def share(batches: Sequence[Any] | None, step: int, steps: int) -> Sequence[Any] | None:
-    """Return the batches of re-scoring `step` of `steps`: each gets an equal part, or, of too few, one in turn."""
+    """Return the batches of re-scoring `step` of `steps`: an equal share, or one in turn if there are too few."""
     if batches is None or steps == 1 or not batches:
         return batches
     if len(batches) < steps:

@@ -1,1 +1,1 @@
-"""A network as a traced graph: constants, and labels that pass from operation to operation through rules."""
+"""Traced graphs of networks: constant values, and channel labels that one rule per operation passes on."""

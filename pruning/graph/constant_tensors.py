@@ -1,7 +1,7 @@
-"""What every entry of every tensor of a network is, where that does not depend on the inputs.
+"""Constant entries of a network's tensors: the values that do not depend on the inputs.
 
-The network runs in float64 with NaN for whatever varies; a sum over zero weights is exact, so that NaN does not spread
-through them.
+The network runs in float64, with NaN in place of every value that varies. A zero weight times NaN counts as exactly 0,
+so NaN does not spread through zero weights.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from pruning.graph.operations import (
 from pruning.graph.tracing import Traced, is_in_place
 
 ROUNDING = 1e-12
-"""Of the largest value: what float64 may make of equal ones."""
+"""Largest difference between values that count as equal in float64, relative to the largest value."""
 
 _TRUSTED = {"cat", "constant_pad_nd", "pad", "stack", *MOVES, *REDUCTIONS, *SPATIAL, *SOFTMAXES, *NORMALISATIONS}
 _TRUSTED |= {*CHANNELWISE_NORMALISATIONS}
-"""Operations that make NaN of NaN, whichever entries of a result it reaches."""
+"""Operations whose results hold NaN exactly where they depend on an entry that varies."""
 
 Rule: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
 
 
 class Constants(fx.Interpreter):
-    """Runs a traced network; `values` has what each node gives, with NaN for what varies."""
+    """Run a traced network; `values` maps each node to its result, with NaN where the result varies."""
 
     def __init__(self, traced: Traced) -> None:
         super().__init__(traced.graph)
@@ -51,7 +51,7 @@ class Constants(fx.Interpreter):
         self._traced = traced
         leaves = tree_leaves((traced.args, traced.kwargs))
         with torch.no_grad():
-            self.run(*leaves, enable_io_processing=False)  # as they stand in the graph
+            self.run(*leaves, enable_io_processing=False)  # the graph's placeholders take the flat leaves
 
     def run_node(self, n: fx.Node) -> Any:
         value = self.values[n] = self._value(n)
@@ -79,7 +79,7 @@ class Constants(fx.Interpreter):
         return self._marked(node, name, result)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch.ops.aten.view.default:  # strides are not those of the traced run
+        if target is torch.ops.aten.view.default:  # strides differ from the traced run, so a view may fail
             return args[0].reshape(args[1])
         return super().call_function(target, args, kwargs)
 
@@ -107,7 +107,7 @@ class Constants(fx.Interpreter):
         return fx.map_arg(value, lambda node: self.values[node])
 
     def _marked(self, node: fx.Node, name: str, result: Any) -> Any:
-        """Return a result with NaN wherever it may vary; of integers and truth values, note that they do."""
+        """Return a result with NaN where it may vary; a result with integers or booleans is added to `varying`."""
         by_integers = any(each in self.varying for each in node.all_input_nodes)
         tensors = [v for v in _flat(result) if isinstance(v, Tensor)]
         if any(not v.is_floating_point() for v in tensors) or not tensors:
@@ -126,7 +126,7 @@ class Constants(fx.Interpreter):
 
 
 def constant_along(value: Tensor, dim: int) -> Tensor:
-    """Return what a tensor holds at each position of a dimension, NaN where that varies; shape (positions,)."""
+    """Return the constant value at each position of a dimension, NaN where the value varies; shape (positions,)."""
     rows = value.movedim(dim, 0).reshape(value.shape[dim], -1)
     low, high = rows.amin(1), rows.amax(1)
     same = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())
@@ -134,7 +134,7 @@ def constant_along(value: Tensor, dim: int) -> Tensor:
 
 
 def _by_channel(result: Any, given: Tensor, name: str) -> Any:
-    """Return a result of pooling with NaN all over channels of which any part varies."""
+    """Return a result of pooling with NaN in every channel whose input varies anywhere."""
     positions = tuple(range(-next(int(each) for each in name if each.isdigit()), 0))
     varies = given.isnan().any(dim=positions[0], keepdim=True)
     for dim in positions[1:]:
@@ -166,7 +166,7 @@ def _unknown(value: Any) -> Any:
 
 
 def _bilinear(operation: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """Return a sum of products, NaN where one of them varies; nothing times 0 does."""
+    """Return a sum of products, NaN where a product varies; a product with a constant 0 is 0."""
     varies, other_varies = one.isnan(), other.isnan()
     result = operation(one.nan_to_num(0.0), other.nan_to_num(0.0))
     live, other_live = (varies | (one != 0)).double(), (other_varies | (other != 0)).double()
@@ -208,12 +208,12 @@ def _mul(given: Mapping[str, Any]) -> Tensor:
 
 
 def _attention(given: Mapping[str, Any]) -> Tensor:
-    """Rows of attention sum to 1, so that values which are the same for all tokens come out as they are."""
+    """Attention: its weights sum to 1 for each query, so a value that all tokens share is also the output."""
     query, value = given["query"], given["value"]
     same = (value == value.narrow(-2, 0, 1)).all(-2, keepdim=True) & (given["dropout_p"] == 0.0)
     shape = (*query.shape[:-1], value.shape[-1])
     result = torch.where(same, value.narrow(-2, 0, 1), float("nan"))
-    if result.shape[:-2] != query.shape[:-2]:  # fewer heads of values than of queries
+    if result.shape[:-2] != query.shape[:-2]:  # several query heads share one value head
         return torch.full(shape, float("nan"), dtype=torch.float64)
     return result.expand(shape).clone()
 

@@ -1,4 +1,4 @@
-"""How labels pass through a network: node by node, by one rule for each kind of operation."""
+"""Flow of labels through a traced network: node by node, with one rule for each kind of operation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pruning.graph.operations import CONVOLUTIONS, arguments, described, is_entr
 from pruning.graph.tracing import Traced, is_in_place
 
 Rule: TypeAlias = Callable[["Flow", fx.Node, dict[str, Any]], Any]
-"""Takes a node and its arguments; returns the fields of its result, or a list of those of each of several."""
+"""Takes a node and its arguments; returns the fields of its result, or a list with the fields of each result."""
 
 
 class Flow:
-    """The labels of every tensor of a traced network, where they meet, and what shapes ask of them."""
+    """Labels of all tensors of a traced network, the sites where they meet, and the constraints of shapes."""
 
     def __init__(self, traced: Traced, constants: Constants, rules: Mapping[str, Rule]) -> None:
         self.traced, self.constants, self._rules = traced, constants, rules
@@ -31,13 +31,13 @@ class Flow:
                 self.fields[node.args[0]] = self.fields[node]
 
     def value(self, node: fx.Node) -> Tensor:
-        """Return what a node gives, NaN where it varies."""
+        """Return the result of a node, with NaN where the result varies."""
         value = self.constants.values[node]
         assert isinstance(value, Tensor)
         return value
 
     def of(self, node: Any) -> Fields:
-        """Return the fields of an argument, none where it is no tensor."""
+        """Return the fields of an argument; an empty list if the argument is no single tensor."""
         found = self.fields.get(node, []) if isinstance(node, fx.Node) else []
         return found if all(isinstance(each, Tensor) for each in found) else []
 
@@ -77,7 +77,7 @@ class Flow:
         return self._of_tensor[id(tensor)]
 
     def _grouped(self, weight: Tensor, groups: int) -> Fields:
-        """Return fields of a grouped convolution's weight: each group has inputs of its own."""
+        """Return the fields of a grouped convolution's weight; each group reads its own inputs."""
         first, second = weight.shape[:2]
         rows = along(self.labels.fresh(first), 0, weight.ndim)
         if second == 1:
@@ -86,7 +86,7 @@ class Flow:
         return [rows, inputs.reshape(first, second, *[1] * (weight.ndim - 2))]
 
     def pin(self, fields: Sequence[Tensor], because: str) -> None:
-        """Keep all positions of these fields."""
+        """Pin every label of these fields, so that its positions are kept."""
         for field in fields:
             self.labels.pin(field.flatten(), because)
 
@@ -108,7 +108,10 @@ class Flow:
         return self.labels.packed([*one, *(field for field in other if not covered(field) & taken)], why)
 
     def one_dim(self, fields: Fields, dim: int, because: str) -> Tensor | None:
-        """Return the labels along a dimension, shape (n,), tied over all others that their field covers; or None."""
+        """Return the labels along a dimension, shape (n,); None if no field covers the dimension.
+
+        A field that covers other dimensions too has its labels at the same position tied together.
+        """
         field = covering(fields, dim)
         if field is None:
             return None

@@ -1,4 +1,4 @@
-"""The labels of a traced network, by the rules of all operations."""
+"""Labelling of a traced network with the rules of all operations."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ RULES = {**moving_rules.RULES, **mixing_rules.RULES, **product_rules.RULES}
 
 
 def flow_of(trace: Traced) -> Flow:
-    """Return the labels of a traced network."""
+    """Label every tensor of a traced network."""
     return Flow(trace, Constants(trace), RULES)

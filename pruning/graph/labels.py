@@ -1,8 +1,9 @@
-"""Names for positions along dimensions, and which of them stand or fall together.
+"""Labels of positions along dimensions, and ties between labels that are kept or removed together.
 
-Every position along a dimension of a parameter has a label, an int; 0 is of what always stays. A tensor has fields:
-arrays of labels with as many dimensions as it, 1 where a label holds for all positions of a dimension. A position of a
-tensor is left in place when all of its labels are kept. What no field covers stays.
+Every position along a dimension of a parameter has a label, an int; label 0 means that the position is always kept. A
+tensor has fields. A field is an array of labels with the tensor's number of dimensions; it has size 1 in a dimension
+where one label holds for all positions. An entry of the tensor is kept if all of its labels are kept. Dimensions that
+no field covers stay whole.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 Fields: TypeAlias = list[Tensor]
-"""Of one tensor: int64, disjoint in the dimensions that they cover (but for weights of grouped convolutions)."""
+"""Fields of one tensor: int64; they cover disjoint dimensions, except in weights of grouped convolutions."""
 
 FIXED = 0
-"""The label of positions that always stay."""
+"""Label of positions that are always kept."""
 
 ONLY_ONE = "it is the only one"
-"""Why the one position of a dimension of size 1 stays."""
+"""Reason for keeping the only position of a dimension of size 1."""
 
 
 class Labels:
-    """The labels given out so far, which of them are tied to each other, and which are asked for from outside."""
+    """Labels made so far, the ties between them, and the pins: labels that must be kept, with the reason."""
 
     def __init__(self) -> None:
         self._parent: NDArray[np.int64] = np.zeros(1, np.int64)
@@ -44,7 +45,7 @@ class Labels:
         return torch.arange(first, first + count)
 
     def roots(self, labels: Tensor) -> Tensor:
-        """Return for each label the one that stands for all that are tied to it."""
+        """Return the root of each label: the one label that represents all labels tied together."""
         found = labels.numpy()
         while True:
             above = self._parent[found]
@@ -53,7 +54,7 @@ class Labels:
             found = above
 
     def tie(self, one: Tensor, other: Tensor, because: str) -> None:
-        """Let labels at the same place of two arrays that broadcast stand or fall together; those at `FIXED` stay."""
+        """Tie labels at equal places of two arrays that broadcast; a label that meets `FIXED` is pinned."""
         one, other = torch.broadcast_tensors(one, other)  # type: ignore[no-untyped-call]
         fixed = (one == FIXED) | (other == FIXED)
         if fixed.any():
@@ -68,13 +69,16 @@ class Labels:
             np.minimum.at(self._parent, high, low)
 
     def pin(self, labels: Tensor, because: str) -> None:
-        """Keep these labels."""
+        """Mark labels that must be kept, with the reason."""
         labels = torch.from_numpy(np.unique(labels[labels != FIXED].numpy()))
         if len(labels):
             self.pins.append((labels, because))
 
     def packed(self, fields: Sequence[Tensor], because: str) -> Fields:
-        """Return fields without dimensions along which they do not differ; of two that meet, none is kept free."""
+        """Return fields reduced to the dimensions along which their labels differ.
+
+        Fields that cover no dimension, and fields that share a dimension with another field, are pinned and dropped.
+        """
         packed = []
         for field in fields:
             roots = self.roots(field)
@@ -94,7 +98,7 @@ class Labels:
 
 
 def covered(field: Tensor) -> set[int]:
-    """Return the dimensions along which a field differs."""
+    """Return the dimensions in which a field is larger than 1."""
     return {dim for dim, size in enumerate(field.shape) if size > 1}
 
 
@@ -104,7 +108,7 @@ def covering(fields: Sequence[Tensor], dim: int) -> Tensor | None:
 
 
 def along(labels: Tensor, dim: int, ndim: int) -> Tensor:
-    """Return labels of one dimension, shape (n,), as a field of a tensor with `ndim` dimensions."""
+    """Reshape the labels of one dimension, shape (n,), to a field of a tensor with `ndim` dimensions."""
     shape = [1] * ndim
     shape[dim] = len(labels)
     return labels.reshape(shape)
@@ -112,17 +116,18 @@ def along(labels: Tensor, dim: int, ndim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Site:
-    """An operation that makes each output of several inputs.
+    """Operation that computes each output from several inputs.
 
     Args:
-        node: of the graph.
-        inputs: the label of each input, shape (inputs,).
-        outputs: the label of each output, shape (outputs,).
-        reads: (outputs, inputs) whether an output depends on an input; None: each on each.
-        constant: what each input holds where that may be left out and added to the bias, else NaN; shape (inputs,).
-        because: why an input is kept that an output reads.
-        bordered: where an input is a constant that zeros around it, here or before, make uneven; shape (inputs,).
-        weight, bias: nodes of the parameters that a constant is multiplied by and added to.
+        node: the operation in the graph.
+        inputs: label of each input, shape (inputs,).
+        outputs: label of each output, shape (outputs,).
+        reads: bool, shape (outputs, inputs): whether an output depends on an input; None: on every input.
+        constant: value of each constant input that can be removed and added to the bias, else NaN; shape (inputs,).
+        because: reason for keeping an input that a kept output reads.
+        bordered: bool, shape (inputs,): the input is a constant whose border differs because of zero padding, in this
+            operation or an earlier one.
+        weight, bias: nodes of the parameters by which a removed constant is multiplied and to which it is added.
     """
 
     node: fx.Node
@@ -138,11 +143,12 @@ class Site:
 
 @dataclass
 class Shapes:
-    """What must hold of the labels that are kept, so that what is left are tensors again.
+    """Constraints on the kept labels, so that the remaining entries still form tensors.
 
     Args:
-        grids: labels with several dimensions: along each, as many are kept wherever any are.
-        same: (one, other), both of shape (n, any): row i of one keeps something exactly where row i of the other does.
+        grids: arrays of labels; in each dimension, all slices that keep anything keep the same number of labels.
+        same: pairs (one, other), both of shape (n, any): row i of `one` keeps a label if and only if row i of `other`
+            does.
     """
 
     grids: list[Tensor] = made(default_factory=list)

@@ -1,4 +1,4 @@
-"""How labels meet in layers and normalisations, which make each output of several inputs."""
+"""Label rules of layers and normalisations, which compute each output from several inputs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from pruning.graph.operations import CONVOLUTIONS, described
 NAN = float("nan")
 
 
-def _own(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
-    """Return the labels of a parameter along a dimension, `FIXED` where it has none."""
+def _parameter_labels(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
+    """Return a parameter's labels along a dimension; `FIXED` for all if it has none there."""
     labels = flow.one_dim(flow.of(node), dim, why) if isinstance(node, fx.Node) else None
     return torch.full((size,), FIXED) if labels is None else labels
 
 
-def _met(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
-    """Return the labels of what a tensor and a weight contract, tied to each other."""
+def _shared_labels(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
+    """Tie the labels of a tensor to those of a weight along the dimension that they share, and return them.
+
+    Without labels of the tensor, those of the weight are pinned and `FIXED` is returned.
+    """
     if labels is None:
         flow.labels.pin(others, why)
         return torch.full_like(others, FIXED)
@@ -33,14 +36,17 @@ def _met(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
 
 
 def _foldable(flow: Flow, constant: Tensor, weight: Any, bias: Any) -> Tensor:
-    """Return the constants that may go into a bias: 0 always, others where weight and bias are read once."""
+    """Return the constants that may be added to a bias, NaN for the others.
+
+    A constant 0 always may; another constant may if weight and bias are parameters that the graph reads only once.
+    """
     once = isinstance(weight, fx.Node) and weight.op == "get_attr" and _uses(flow, weight) == 1
     once &= bias is None or (isinstance(bias, fx.Node) and bias.op == "get_attr" and _uses(flow, bias) == 1)
     return constant if once else torch.where(constant == 0, constant, NAN)
 
 
 def _uses(flow: Flow, node: fx.Node) -> int:
-    """Return how often the graph reads a parameter, under any of its names."""
+    """Count the reads of a parameter in the graph, under all of its names."""
     tensor = flow.traced.tensor(str(node.target))
     names = [n for n in node.graph.nodes if n.op == "get_attr" and flow.traced.tensor(str(n.target)) is tensor]
     return sum(len(each.users) for each in names)
@@ -51,7 +57,7 @@ def _linear(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _addmm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    """A linear layer whose weight has inputs first, as `Conv1D` of transformers."""
+    """Linear layer whose weight has shape (inputs, outputs), like `Conv1D` of transformers."""
     bias, source, weight = given["self"], given["mat1"], given["mat2"]
     plain = given["alpha"] == 1 and given["beta"] == 1 and flow.value(bias).ndim == 1
     if not plain or weight.op != "get_attr":
@@ -63,11 +69,13 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
     values = flow.value(weight) if inputs_dim else flow.value(weight).T
     why = f"{described(node)} reads it"
     last = flow.value(source).ndim - 1
-    own = _own(flow, weight, inputs_dim, values.shape[1], why)
-    read = _met(flow, flow.one_dim(flow.of(source), last, why), own, why)
-    written = _own(flow, weight, 1 - inputs_dim, len(values), why)
+    own = _parameter_labels(flow, weight, inputs_dim, values.shape[1], why)
+    read = _shared_labels(flow, flow.one_dim(flow.of(source), last, why), own, why)
+    written = _parameter_labels(flow, weight, 1 - inputs_dim, len(values), why)
     if isinstance(bias, fx.Node):
-        written = _met(flow, written, _own(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays")
+        written = _shared_labels(
+            flow, written, _parameter_labels(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays"
+        )
     live = values.isnan() | (values != 0)
     constant = _foldable(flow, constant_along(flow.value(source), last), weight, bias)
     flow.sites.append(Site(node, read, written, live, constant, why, None, weight, bias))
@@ -87,10 +95,12 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     flow.pin([field for field in flow.of(weight) if max(covered(field)) > 1], why)
     rows, columns = _weight_labels(flow, weight, values.shape, groups, why)
     inputs, outputs = (rows, columns) if transposed else (columns, rows)
-    read = _met(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
+    read = _shared_labels(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
     if isinstance(bias, fx.Node):
-        own = _own(flow, bias, 0, outputs.numel(), why)
-        outputs = _met(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
+        own = _parameter_labels(flow, bias, 0, outputs.numel(), why)
+        outputs = _shared_labels(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(
+            groups, -1
+        )
     if groups > 1:
         if read.shape[1] == 1:
             flow.labels.tie(read, outputs, why)
@@ -104,11 +114,13 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _weight_labels(flow: Flow, weight: Any, shape: torch.Size, groups: int, why: str) -> tuple[Tensor, Tensor]:
-    """Return the labels of a weight's first dimension and of its second, each (groups, of a group)."""
+    """Return the labels of a weight's first and second dimension, each of shape (groups, size per group)."""
     first, second = shape[:2]
     fields = flow.of(weight)
     if groups == 1:
-        return _own(flow, weight, 0, first, why)[None], _own(flow, weight, 1, second, why)[None]
+        return _parameter_labels(flow, weight, 0, first, why)[None], _parameter_labels(flow, weight, 1, second, why)[
+            None
+        ]
     rows = next((field for field in fields if covered(field) == {0}), None)
     both = next((field for field in fields if covered(field) == {0, 1}), None)
     labels = torch.full((first,), FIXED) if rows is None else rows.flatten()
@@ -148,7 +160,7 @@ def _pads(padding: Any) -> bool:
 
 
 def _normalised(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
-    """LayerNorm and RMSNorm: every output reads every input of its token."""
+    """LayerNorm and RMSNorm: each output reads all inputs of its token."""
     source = given["input"]
     shape, size = flow.value(source).shape, len(given["normalized_shape"])
     why = f"{described(node)} counts it in its statistics"

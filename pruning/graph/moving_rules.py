@@ -1,4 +1,4 @@
-"""How labels pass where entries are put elsewhere, joined, or worked on by themselves."""
+"""Label rules of operations that move entries, join tensors, or work on each entry or channel alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _entrywise(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
 
 
 def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
-    """Let the operation itself put the labels where it puts the entries."""
+    """Run the operation on the labels, so that each label moves where its entry moves."""
     source = next(each for each in node.all_input_nodes if flow.of(each))
     if node.args[0] is not source or any(each in flow.constants.varying for each in node.all_input_nodes):
         return unknown(flow, node, given)
@@ -48,14 +48,15 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     results = [target(field.expand(shape).double(), *rest, **options) for field in flow.of(source)]  # type: ignore[operator]
     why = f"{described(node)} does not keep it apart"
     if isinstance(results[0], Tensor):
-        return _noted(flow, flow.labels.packed([each.long() for each in results], why))
+        return _with_grids(flow, flow.labels.packed([each.long() for each in results], why))
     return [
-        _noted(flow, flow.labels.packed([each.long() for each in piece], why)) for piece in zip(*results, strict=True)
+        _with_grids(flow, flow.labels.packed([each.long() for each in piece], why))
+        for piece in zip(*results, strict=True)
     ]
 
 
 def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:
-    """Return the dimensions along which an operation finds entries by numbers that are not rewritten."""
+    """Return the dimensions that an operation indexes by numbers which `rewriting` does not change."""
     name = name_of(node)
     if name == "index":
         return {dim for dim, each in enumerate(given["indices"]) if each is not None}
@@ -68,15 +69,16 @@ def _by_index(node: fx.Node, given: dict[str, Any], ndim: int) -> set[int]:
     return set(range(ndim)) if name in ("im2col", "channel_shuffle", "native_channel_shuffle") else set()
 
 
-def _noted(flow: Flow, fields: Fields) -> Fields:
+def _with_grids(flow: Flow, fields: Fields) -> Fields:
+    """Record fields over several dimensions as grids, and return all fields."""
     flow.shapes.grids.extend(field for field in fields if len(covered(field)) > 1)
     return fields
 
 
 def _joined(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    """Concatenation."""
+    """Concatenate labels as the operation concatenates entries; a part without labels gets `FIXED`."""
     every: list[fx.Node] = list(given["tensors"])
-    parts = [part for part in every if flow.value(part).shape != (0,)] or every  # torch lets an empty one be flat
+    parts = [part for part in every if flow.value(part).shape != (0,)] or every  # torch.cat skips these
     shapes = [list(flow.value(part).shape) for part in parts]
     ndim = len(shapes[0])
     dim = int(given["dim"]) % ndim
@@ -97,7 +99,7 @@ def _joined(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _padded(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
-    """Zeros around: their labels are new where channels are padded, so that they can go too."""
+    """Padding: new labels for zeros along a labelled dimension, so that the zeros can be removed too."""
     source, pad = given["self"], list(given["pad"])
     fields, ndim = list(flow.of(source)), flow.value(source).ndim
     for index in range(len(pad) // 2):
@@ -116,7 +118,7 @@ def _padded(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _by_channel(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Any:
-    """Pooling and its like; of several results the others are indices."""
+    """Pooling, resizing and padding of channels one by one; a second result holds indices and has no labels."""
     source = node.all_input_nodes[0]
     ndim = flow.value(source).ndim
     positions = set(range(ndim - next(int(each) for each in name_of(node) if each.isdigit()), ndim))
@@ -146,7 +148,7 @@ def _softmax(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
 
 
 def _channelwise(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
-    """BatchNorm, and what has a parameter for each channel: `input` is (batch, channels, positions ...)."""
+    """BatchNorm and other operations with a parameter per channel; input (batch, channels, positions ...)."""
     source = given["input"] if "input" in given else given["self"]
     shape = flow.value(source).shape
     fields = flow.of(source)

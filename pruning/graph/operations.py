@@ -1,4 +1,4 @@
-"""ATen operations by what they do to the positions of a tensor; and how their arguments are read by name."""
+"""ATen operations, classified by their effect on the positions of a tensor, and their arguments by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENTRYWISE = _names(
     "hardswish dropout feature_dropout alpha_dropout to _to_copy clone contiguous alias detach detach_ type_as "
     "log_sigmoid prelu _prelu_kernel copy lift_fresh_copy lift_fresh selu celu silu mish softplus"
 )
-"""Operations on each entry by itself that torch does not tag as such."""
+"""Entrywise operations that torch does not tag as pointwise."""
 
 MOVES = _names(
     "view reshape _unsafe_view permute transpose t flatten unflatten squeeze unsqueeze expand slice select split "
@@ -24,7 +24,7 @@ MOVES = _names(
     "swapaxes movedim numpy_T mT repeat_interleave repeat unfold im2col index index_select flip roll "
     "native_channel_shuffle"
 )
-"""Operations that put entries elsewhere, repeat them or leave them out."""
+"""Operations that move, repeat or drop entries."""
 
 SPATIAL = _names(
     "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d "
@@ -33,10 +33,10 @@ SPATIAL = _names(
     "upsample_linear1d _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d "
     "replication_pad1d replication_pad2d _upsample_nearest_exact2d max_pool1d_with_indices"
 )
-"""Operations on each channel of (batch, channels, positions ...) by itself."""
+"""Operations on each channel separately; input (batch, channels, positions ...)."""
 
 REDUCTIONS = _names("mean sum amax amin std var prod logsumexp norm linalg_vector_norm all any")
-"""Operations that make one entry of all along some dimensions."""
+"""Reductions over dimensions."""
 
 CONVOLUTIONS = _names("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
 PRODUCTS = _names("matmul bmm mm")
@@ -46,7 +46,7 @@ SOFTMAXES = _names("softmax _softmax log_softmax _log_softmax cumsum")
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of the operation of a node, "" where it is none of ATen's; without the _ of one in place."""
+    """Return the name of a node's ATen operation, without the final _ of an in-place one; "" for other nodes."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return ""
@@ -55,7 +55,7 @@ def name_of(node: fx.Node) -> str:
 
 
 def is_entrywise(node: fx.Node) -> bool:
-    """Say whether an operation works on each entry by itself."""
+    """Return whether an operation works on each entry separately."""
     target = node.target
     return name_of(node) in ENTRYWISE or (
         isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
@@ -63,7 +63,7 @@ def is_entrywise(node: fx.Node) -> bool:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an ATen operation by the names of its schema, defaults among them."""
+    """Return the arguments of an ATen operation by their names in its schema, including defaults."""
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
     given: dict[str, Any] = {}
@@ -76,13 +76,13 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def in_module(node: fx.Node) -> str:
-    """Return the path of the innermost module that a node comes from, "" for the network itself."""
+    """Return the path of the innermost module whose forward made a node; "" for the network itself."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if isinstance(path, str) and not path.startswith("_empty")]
     return paths[-1] if paths else ""
 
 
 def described(node: fx.Node) -> str:
-    """Return how a report names the operation of a node."""
+    """Return a node's name in reports: module path and operation."""
     path, name = in_module(node), name_of(node) or str(node.target)
     return f"`{path}` ({name})" if path else f"`{name}`"

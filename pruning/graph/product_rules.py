@@ -1,4 +1,4 @@
-"""How labels pass through products of two tensors that both vary, attention first: by heads."""
+"""Label rules of products of two tensors that both vary, such as attention, where whole heads can be removed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ NAN = float("nan")
 
 
 class Factor(NamedTuple):
-    """What is multiplied: its labels, and what it gives, NaN where it varies."""
+    """One factor of a product: its fields of labels, and its value with NaN where it varies."""
 
     fields: Fields
     value: Tensor
 
     @classmethod
     def of(cls, flow: Flow, node: fx.Node) -> Factor:
-        """Return the factor that a node is."""
+        """Return the fields and the value of a node."""
         return cls(flow.of(node), flow.value(node))
 
     def for_each(self, heads: int) -> Factor:
-        """Return it for so many heads, (..., heads, tokens, features), of which several in a row share one of its."""
+        """Repeat each head for the consecutive query heads that share it; shape (..., heads, tokens, features)."""
         times = heads // self.value.shape[-3]
         repeated = [each.repeat_interleave(times, -3) if each.shape[-3] > 1 else each for each in self.fields]
         return Factor(repeated, self.value.repeat_interleave(times, -3)) if times > 1 else self
 
 
 def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> Tensor | None:
-    """Return labels (batch ..., positions) of a factor's contracted dimension; None where it has none."""
+    """Return the labels of a factor's contracted dimension, shape (batch ..., positions); None if it has none."""
     field = covering(fields, dim)
     if field is None:
         return None
@@ -47,7 +47,11 @@ def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> 
 
 
 def derived(flow: Flow, rows: Tensor) -> Tensor:
-    """Return a label for each row (batch ..., positions), kept where anything of the row is; shape (batch ...)."""
+    """Make a label for each row of (batch ..., positions) that is kept if any label of the row is kept.
+
+    Returns:
+        labels of shape (batch ...); rows with equal labels share one.
+    """
     flat = rows.reshape(-1, rows.shape[-1])
     unique, inverse = np.unique(flow.labels.roots(flat).numpy(), axis=0, return_inverse=True)
     labels = flow.labels.fresh(len(unique))
@@ -56,7 +60,11 @@ def derived(flow: Flow, rows: Tensor) -> Tensor:
 
 
 def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
-    """Put two factors together over one dimension each; return labels (batch ...) of the result, or None."""
+    """Contract one dimension of each factor, and return the result's labels, shape (batch ...).
+
+    Returns:
+        None if one of the dimensions has no labels, or if there is a single product, which is always kept.
+    """
     why = f"{described(node)} reads it"
     rows = [_rows(flow, each.fields, each.value.shape, dim, why) for each, dim in zip((one, other), dims, strict=True)]
     if rows[0] is None or rows[1] is None:
@@ -80,7 +88,7 @@ def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tupl
 
 
 def _zero(value: Tensor, dim: int, ndim: int) -> Tensor:
-    """Return where a factor is 0 all along its other dimension: (batch ..., positions)."""
+    """Return whether a factor is 0 along its whole other dimension; bool, shape (batch ..., positions)."""
     other = value.ndim - 1 if dim == value.ndim - 2 else value.ndim - 2
     return _leading((value == 0).all(other), ndim)
 
@@ -97,7 +105,13 @@ def _reduced_to(flags: Tensor, shape: torch.Size) -> Tensor:
 
 
 def weighed(flow: Flow, node: fx.Node, weights: Tensor | None, other: Factor) -> Fields:
-    """Let weights (batch ..., 1, 1) of sums over tokens meet what they weigh, (batch ..., tokens, channels)."""
+    """Return the labels of a weighted sum over tokens.
+
+    Args:
+        weights: labels of the attention weights, one per head, of a shape that broadcasts to (batch ...); None if
+            they have none.
+        other: the weighted values, (batch ..., tokens, channels).
+    """
     why = f"{described(node)} puts it together with what stays"
     fields, ndim = other.fields, other.value.ndim
     flow.pin([field for field in fields if ndim - 2 in covered(field)], why)

@@ -1,4 +1,4 @@
-"""A network as a graph of ATen operations on named parameters."""
+"""Tracing of a network to a graph of ATen operations on named parameters."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pruning.holding.parameter import check_all_have_values, unwrapped
 from pruning.methods.functions import remove_all
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""What a network is called with: one tensor, a tuple of arguments, or a mapping of them by name."""
+"""Inputs of one forward call: a tensor, a tuple of positional arguments, or a mapping of keyword arguments."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A network in evaluation, its graph, and what it is called with.
+    """Network in evaluation mode, its graph, and the example inputs.
 
     Args:
-        model: a plain copy: masks are zeros, and there are no hooks of them.
-        graph: its operations; parameters and buffers are attributes under the names that they have in `model`.
-        args, kwargs: of the example.
+        model: plain copy of the network: pruned entries are zeros, pruning hooks are removed.
+        graph: operations of the network; parameters and buffers are attributes with the same names as in `model`.
+        args, kwargs: example inputs.
     """
 
     model: nn.Module
@@ -41,11 +41,11 @@ class Traced:
     kwargs: dict[str, Any]
 
     def tensor(self, name: str) -> Tensor:
-        """Return the parameter, buffer or constant that an attribute of the graph names, one object for all names."""
+        """Return a parameter, buffer or constant of the graph; all names of a tied tensor give the same object."""
         value: Any = self.model
         for step in name.split("."):
             value = getattr(value, step, None)
-        if not isinstance(value, Tensor):  # a constant of the graph's own
+        if not isinstance(value, Tensor):  # torch.export adds constants to the graph alone
             value = self.graph
             for step in name.split("."):
                 value = getattr(value, step)
@@ -54,10 +54,10 @@ class Traced:
 
 
 def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of an example, on the CPU.
+    """Return an example as (args, kwargs) on the CPU.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the example is no tensor, tuple or mapping.
     """
     if isinstance(example, Tensor):
         return (example.cpu(),), {}
@@ -66,8 +66,8 @@ def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), tree_map(_on_cpu, dict(example))
     raise TypeError(
-        f"`example` (a {type(example).__name__}) must be what the network is called with: a tensor, a tuple of "
-        "arguments, or a mapping of them by name."
+        f"`example` (a {type(example).__name__}) must be the network's input: type a tensor, a tuple of positional "
+        "arguments, or a mapping of keyword arguments."
     )
 
 
@@ -76,7 +76,7 @@ def _on_cpu(leaf: Any) -> Any:
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in evaluation, whose masks are zeros of plain parameters.
+    """Return a copy on the CPU in evaluation mode, with plain parameters that are 0 where they were pruned.
 
     Raises:
         ValueError: a parameter or buffer is on the meta device.
@@ -91,13 +91,13 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
     """Trace a plain copy of a network.
 
     Args:
-        model: is not changed.
-        example: what it is called with.
-        any_batch: for batches of any size, which takes four times as long; else for the example's alone.
+        model: network to trace; it is not changed.
+        example: inputs of the network.
+        any_batch: trace for any batch size, which takes four times as long; else for the example's batch size only.
 
     Raises:
-        ValueError: it cannot be traced.
-        TypeError: `example` is none.
+        ValueError: the network cannot be traced.
+        TypeError: `example` is no tensor, tuple or mapping.
     """
     args, kwargs = arguments_of(example)
     plain = plain_copy(model)
@@ -116,14 +116,14 @@ def traced(model: nn.Module, example: Example, *, any_batch: bool = False) -> Tr
 
 
 def _module_of(program: ExportedProgram, model: nn.Module) -> fx.GraphModule:
-    """Return a program as a module."""
+    """Convert a program to a module."""
     try:
         module = program.module(check_guards=False)
-    except SyntaxError as error:  # torch.fx writes names into Python as they are
-        odd = next((name for name, _ in model.named_modules() if any(map(iskeyword, name.split(".")))), "")
+    except SyntaxError as error:  # torch.fx writes module names into Python code
+        name = next((name for name, _ in model.named_modules() if any(map(iskeyword, name.split(".")))), "")
         raise ValueError(
-            f"{type(model).__name__} cannot be traced by torch.export: the name of its module `{odd}` holds a keyword "
-            "of Python; give the module another name."
+            f"{type(model).__name__} cannot be traced by torch.export: the name of its module `{name}` contains a "
+            "Python keyword; rename the module."
         ) from error
     assert isinstance(module, fx.GraphModule)
     return module
@@ -132,37 +132,38 @@ def _module_of(program: ExportedProgram, model: nn.Module) -> fx.GraphModule:
 def exported(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, any_batch: bool = False
 ) -> ExportedProgram:
-    """Return the program of a plain network in evaluation; its parameters are told to take gradients.
+    """Export a plain network in evaluation mode; sets `requires_grad` of its floating-point parameters.
 
     Raises:
-        ValueError: it cannot be traced.
+        ValueError: the network cannot be traced.
     """
     for parameter in model.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused path of its own
+        parameter.requires_grad_(parameter.is_floating_point())  # else attention takes a fused fast path
     shapes = tree_map(_batches, args or kwargs) if any_batch and not (args and kwargs) else None
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # torch.export raises what the network's own code does
+    except Exception as error:  # torch.export passes on any error of the network's own code
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise ValueError(
             f"{type(model).__name__} cannot be traced by torch.export ({type(error).__name__}: {first[0][:200]}); "
-            "check that `example` is what it is called with, and take control flow on data out of its forward."
+            "check that `example` is a valid input, and remove control flow that depends on data from the forward."
         ) from error
 
 
 _CONTEXTS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
-"""Contexts that hold a part of the graph, and which of their arguments it is; before it, whether they are enabled."""
+"""Context operator that wraps a subgraph -> the subgraph's index among its arguments; settings come before it."""
 
 
 def _inlined(module: fx.GraphModule) -> None:
-    """Put what runs under `no_grad`, or with autocast off, into the graph itself."""
+    """Inline the subgraphs that run under `no_grad` or with autocast off."""
     for node in list(module.graph.nodes):
         if not isinstance(node.target, torch._ops.HigherOrderOperator):
             continue
         place = _CONTEXTS.get(node.target.__name__)
         if place is None or (node.target.__name__ == "wrap_with_autocast" and node.args[2]):
             raise ValueError(
-                f"`model` has a part under {node.target.__name__}, which is not followed; take it out of its forward."
+                f"`model` runs a part of its forward under {node.target.__name__}, which pruning cannot trace; remove "
+                "that context from the forward."
             )
         part: Any = module.get_submodule(node.args[place].target).graph
         given = dict(zip(part.find_nodes(op="placeholder"), node.args[place + 1 :], strict=True))
@@ -175,7 +176,7 @@ def _inlined(module: fx.GraphModule) -> None:
 
 
 def _plain_calls(graph: fx.Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let a graph that takes tensors, and returns one or a tuple of them, be called without pytrees."""
+    """Drop pytree handling from a graph that takes only tensors and returns a tensor or a tuple of tensors."""
     spec = graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
     (output,) = graph.find_nodes(op="output")
     if not all(isinstance(each, Tensor) for each in (*args, *kwargs.values())):
@@ -194,7 +195,7 @@ def _batches(leaf: Any) -> dict[int, Any] | None:
 
 
 def _writes_to_views(graph: fx.Graph) -> bool:
-    """Say whether an operation changes a tensor that something else may read under another name."""
+    """Return whether an operation writes to a tensor that another node may also read, directly or as a view."""
     for node in graph.nodes:
         if is_in_place(node):
             written = node.args[0]
@@ -205,7 +206,7 @@ def _writes_to_views(graph: fx.Graph) -> bool:
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """Say whether an operation of the graph writes to its arguments."""
+    """Return whether an operation of the graph writes to its arguments."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
@@ -217,7 +218,7 @@ def _may_alias(target: Any) -> bool:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's own warnings and logs of an export to itself."""
+    """Suppress torch's warnings, logs and stderr output."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -131,7 +131,7 @@ class Branching(nn.Sequential):
 
 def test_a_network_that_cannot_be_followed_is_told_in_a_sentence() -> None:
     with pytest.raises(
-        OrchestratorError, match=r"^`unit.kind` \(='group'\) follows the network, and Branching cannot be traced by"
+        OrchestratorError, match=r"^`unit.kind` \(='group'\) needs to trace the network: Branching cannot be traced by"
     ):
         pruned(Branching(*network()), unit={"kind": "group"}, score={"kind": "magnitude"})
 

@@ -1,4 +1,4 @@
-"""Networks drawn at random: convolutions of every kind, residuals, concatenations, gates; and masks that empty them."""
+"""Random networks with empty channels: convolutions of every kind, residuals, concatenations and gates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def layer(draw: random.Random, inputs: int, outputs: int, *, keeps_size: bool = 
 
 
 def block(draw: random.Random, channels: int) -> tuple[nn.Module, int]:
-    """Return a block for so many channels, and how many it gives."""
+    """Return a random block that takes `channels`, and its number of output channels."""
     wide = draw.choice((8, 12, 16))
     kinds: dict[str, Callable[[], tuple[nn.Module, int]]] = {
         "layer": lambda: (layer(draw, channels, wide, keeps_size=draw.random() < 0.7), wide),
@@ -77,7 +77,10 @@ def block(draw: random.Random, channels: int) -> tuple[nn.Module, int]:
 
 
 def network(seed: int, *, emptied: bool = True) -> nn.Module:
-    """Return a network for images (3, 8, 8) of 5 classes, in float64 and evaluation, of which parts may be empty."""
+    """Return a random classifier of images (3, 8, 8) in 5 classes, float64, in evaluation mode.
+
+    If `emptied`, random channels are set to zero.
+    """
     draw = random.Random(seed)
     torch.manual_seed(seed)
     blocks: list[nn.Module] = [layer(draw, 3, 8)]
@@ -102,7 +105,7 @@ def network(seed: int, *, emptied: bool = True) -> nn.Module:
 
 
 def empty(model: nn.Module, draw: random.Random, emptied: bool) -> None:
-    """Give BatchNorm statistics; where asked for, set outputs of layers to zero, some with what is added to them."""
+    """Draw statistics of BatchNorm; if `emptied`, set random outputs of layers to zero, some with their biases."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""`pruning.shrink`: outputs stay, what is empty goes, and the rest is said."""
+"""`pruning.shrink`: outputs stay equal, empty channels are removed, and the report gives reasons for kept ones."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_constant_is_folded_where_that_is_exact_and_kept_at_a_padded_border() 
         "`second` (conv2d) reads a constant that is left of it, with zeros at the border": 1
     }
     assert shapes(smaller)["out.weight"] == (3, 6)
-    assert shapes(smaller)["out.bias"] == (3,)  # it has none before
+    assert shapes(smaller)["out.bias"] == (3,)  # a new bias
     assert 0 < smaller.shrunk.folded["out.bias"] <= 4
     agree(smaller, model, torch.randn(5, 3, 4, 4).double())
 
@@ -221,7 +221,7 @@ def test_a_held_network_is_left_as_it_is_and_what_is_frozen_stays_frozen() -> No
 
 
 class Block(nn.Module):
-    """Attention and an MLP, as vision transformers have them."""
+    """Attention and an MLP, as in vision transformers."""
 
     def __init__(self, width: int = 12, heads: int = 3) -> None:
         super().__init__()
@@ -251,12 +251,12 @@ def test_heads_go_and_the_module_is_told() -> None:
     assert shapes(smaller)["qkv.weight"] == (24, 12)
     assert shapes(smaller)["proj.weight"] == (12, 8)
     assert shapes(smaller)["up.weight"] == (18, 12)
-    assert list(smaller.shrunk.kept) == ["down.weight"]  # the row is of the residual stream
+    assert list(smaller.shrunk.kept) == ["down.weight"]  # the empty row writes to the residual stream
     agree(smaller, model, torch.randn(3, 5, 12).double())
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the head's, too, around torch's own attention."""
+    """An embedding and a head with one tied weight, around torch's own attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ def test_an_embedding_is_narrowed_where_it_is_tied_and_a_forward_that_does_not_t
 
 
 class OptionA(nn.Module):
-    """A shortcut that pads both sides of the channels alike, as the paper of ResNets has it for small images."""
+    """A shortcut that pads the channels equally on both sides, as the ResNet paper does for small images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,7 +315,7 @@ def test_a_graph_calls_torchs_own_functions_and_can_be_saved_whole() -> None:
 
 
 class Shared(nn.Module):
-    """Attention of four heads of queries, each two of which share keys and values."""
+    """Attention with four query heads, where two query heads share one head of keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ def test_features_that_others_are_copied_beside_are_kept_and_said() -> None:
 
 
 class Cast(nn.Module):
-    """Sums in float32 whatever comes in, as norms and rotary embeddings of Llama do."""
+    """A network that sums in float32 for any input dtype, like norms and rotary embeddings of Llama."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ def test_a_network_that_casts_to_float32_is_held_to_what_that_can_say() -> None:
 
 
 class MakesConstant(nn.Module):
-    """Multiplies by a constant that its forward makes in one type, whatever type the network is in."""
+    """A network that multiplies by a constant of a fixed dtype, whatever the dtype of the network."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -453,7 +453,9 @@ def test_a_network_that_runs_in_one_type_alone_is_held_to_its_outputs_in_that(dt
 
 def test_a_network_that_runs_in_no_type_it_can_be_checked_in_is_told() -> None:
     model = MakesConstant(torch.bfloat16).bfloat16().eval()
-    with pytest.raises(ValueError, match=r"^MakesConstant runs neither in float32 nor in float64 \(.*same dtype.*make"):
+    with pytest.raises(
+        ValueError, match=r"^MakesConstant runs neither in float32 nor in float64 \(.*same dtype.*create"
+    ):
         pruning.shrink(model, torch.randn(2, 4).bfloat16())
 
 
@@ -493,7 +495,7 @@ def test_empty_outputs_of_a_computed_weight_and_an_only_output_are_kept_and_said
         "`0` (linear)": {"its weight is computed in each forward, as under a parametrization": 2},
         "4.weight": {"it is the only one": 1},
     }
-    assert shapes(smaller)["4.weight"] == (1, 1)  # nothing reads what is before
+    assert shapes(smaller)["4.weight"] == (1, 1)  # the empty output reads no input
     agree(smaller, model, torch.randn(3, 4).double())
 
 
@@ -514,7 +516,7 @@ def test_a_grouped_convolution_whose_weight_is_computed_keeps_its_bias_while_oth
 
 
 class Noting(nn.Module):
-    """A network that notes its activations, and has a weight that a hook computes."""
+    """A network that stores its activations, and has a weight that a hook computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -558,7 +560,7 @@ def test_what_the_page_shows_runs() -> None:
 
 
 class Transposed(nn.Module):
-    """Layers whose weights have inputs first, and positions that are made without gradients, as in transformers."""
+    """Layers whose weights have shape (inputs, outputs), and constants computed without gradients, as transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -569,7 +571,7 @@ class Transposed(nn.Module):
         with torch.no_grad():
             scale = torch.arange(3).float().cos().to(x.dtype)
         hidden = torch.addmm(self.shift, x, self.up).relu()
-        hidden = torch.cat([torch.tensor([]).to(x.dtype), hidden], 0)  # as caches begin
+        hidden = torch.cat([torch.tensor([]).to(x.dtype), hidden], 0)  # a cache starts empty
         return torch.addmm(self.last, hidden, self.down) * scale
 
 
@@ -621,14 +623,14 @@ class Branching(nn.Linear):
 
 def test_a_network_that_cannot_be_traced_and_a_wrong_example_are_told() -> None:
     with pytest.raises(
-        ValueError, match=r"^Branching cannot be traced by torch.export .*take control flow on data out"
+        ValueError, match=r"^Branching cannot be traced by torch.export .*remove control flow that depends on data"
     ):
         pruning.shrink(Branching(3, 3), torch.randn(2, 3))
     with pytest.raises(
-        ValueError, match=r"^Keywords cannot be traced .*: the name of its module `layers.in` holds a ke"
+        ValueError, match=r"^Keywords cannot be traced .*: the name of its module `layers.in` contains a Py"
     ):
         pruning.shrink(Keywords(), torch.randn(2, 3))
-    with pytest.raises(TypeError, match=r"`example` \(a list\) must be what the network is called with"):
+    with pytest.raises(TypeError, match=r"`example` \(a list\) must be the network's input"):
         pruning.shrink(nn.Linear(3, 3), [torch.randn(2, 3)])
 
 

@@ -1,4 +1,4 @@
-"""The network of the golden values: 4 inputs, 4 hidden units, 3 classes; 28 weights in float64."""
+"""Network of the golden values: 4 inputs, 4 hidden units, 3 classes; 28 weights in float64."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ BATCHES = [(X, Y)]
 
 
 def bits(masks) -> str:
-    """Both masks by rows, as the golden values list them."""
+    """Return both masks by rows as 0 and 1, in the order of the golden values."""
     return "".join("1" if kept else "0" for name in NAMES for kept in masks[name].flatten().tolist())

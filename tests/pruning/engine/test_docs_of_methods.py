@@ -1,4 +1,4 @@
-"""What docs/reference/methods.md shows runs as it stands, and its table is that of the methods."""
+"""The examples of docs/reference/methods.md run, and its table lists the methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_what_the_page_shows_runs():
     exec(shown["own_score"], namespace)
 
     assert abs(pruning.sparsity(namespace["model"]) - 0.8) < 0.005
-    again = {name: namespace[name] for name in ("batches", "loss")}  # the model is a pruned one by now
+    again = {name: namespace[name] for name in ("batches", "loss")}  # the model in the namespace is already pruned
     pruning.prune(namespace["model"], namespace["gradient_to_weight"], sparsity=0.9, scope="global", **again)
     assert abs(pruning.sparsity(namespace["model"]) - 0.9) < 0.005
     body = shown["own_score"].split("\n\n\n")[0].strip().splitlines()

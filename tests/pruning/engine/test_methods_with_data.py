@@ -1,4 +1,4 @@
-"""Methods that read data or layers' surroundings, whole: golden masks, rows, BatchNorm's scales, dead paths."""
+"""Methods that read data or neighbouring layers: golden masks, rows, scales of BatchNorm, dead paths."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_scores_of_channels_rank_whole_channels():
 
 def test_scales_that_no_layer_has_are_refused():
     for model, names in ((Golden(), None), (with_batch_norms(), ["6.weight"])):
-        with pytest.raises(ValueError, match="none of the layers has one"):
+        with pytest.raises(ValueError, match="no layer is followed by one"):
             pruning.prune(model, "slimming", sparsity=0.5, parameters=names)
     some = pruning.prune(with_batch_norms(), "slimming", sparsity=0.5, parameters=["3.weight", "6.weight"])
     assert list(some.masks) == ["3.weight"]
@@ -91,7 +91,7 @@ def test_scales_that_no_layer_has_are_refused():
 
 
 class Crossed(nn.Module):
-    """Layers and BatchNorms in another order than that of their definition; `fork` keeps it from being traced."""
+    """A network that calls layers and BatchNorms in another order than it defines them; `fork` prevents tracing."""
 
     def __init__(self, *, fork: bool = False) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ def test_a_layer_goes_by_the_batch_norm_that_reads_it_not_by_the_order_of_defini
     masks = pruning.prune(Crossed(), "slimming", sparsity=0.5).masks
     assert masks["fc1.weight"].any(1).tolist() == [True, True, False, False]
     assert masks["fc2.weight"].any(1).tolist() == [False, False, True, True]
-    with pytest.raises(ValueError, match=r"Crossed, which `torch.fx` cannot trace: .* must show which BatchNorm"):
+    with pytest.raises(ValueError, match=r"`model` \(Crossed\) cannot be traced by torch.fx \(.* finds the BatchNorm"):
         pruning.prune(Crossed(fork=True), "slimming", sparsity=0.5)
 
 
@@ -140,7 +140,7 @@ def test_entries_on_dead_paths_count_as_pruned():
 
 def test_a_collapsed_network_is_pruned_whole():
     model = Golden()
-    with pytest.warns(UserWarning, match=r"every entry of fc1.weight is pruned: nothing passes through it") as warned:
+    with pytest.warns(UserWarning, match=r"every entry of fc1.weight is pruned, so nothing passes through") as warned:
         decided = pruning.prune(model, "magnitude", scope=Scope("layer", "given", densities={"fc1*": 0, "fc2*": 1}))
 
     assert warned[0].filename == __file__

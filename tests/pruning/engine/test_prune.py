@@ -1,4 +1,4 @@
-"""Whole methods in one call: golden masks, rounds without training, classes, atomicity, and what is refused."""
+"""`pruning.prune`: golden masks, rounds without training, classes, atomicity, and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_synflow_in_rounds_and_at_once():
 
 
 def test_force_brings_back_what_iterative_snip_does_not():
-    """From SNIP's 14 of 28: the same number anew with FORCE, 10 with iterative SNIP."""
+    """Starting from SNIP's 14 of 28 entries, FORCE keeps 14 entries again, iterative SNIP keeps 10."""
     force, nested = Golden(), Golden()
     for model in (force, nested):
         pruning.prune(model, "snip", sparsity=0.5, **DATA)
@@ -70,7 +70,7 @@ def test_force_brings_back_what_iterative_snip_does_not():
     assert bits(pruning.MaskSet.collect(force)) == "1100110001011110101001000011"  # a second round, 14 again
     assert bits(pruning.MaskSet.collect(nested)) == "1100100001000110100001000011"
     assert not pruning.MaskSet.collect(force).nested_in(before)
-    assert force.fc1.weight.flatten()[11] == 0.35  # with its original weight
+    assert force.fc1.weight.flatten()[11] == 0.35  # the entry returns with its original weight
 
 
 def test_force_of_a_network_held_pruned_is_that_of_its_weights_and_masks():
@@ -159,7 +159,7 @@ def test_n_m_keeps_n_of_every_m():
     ],
 )
 def test_synflow_keeps_layers_alive_in_rounds_alone(density, inner, kept):
-    """Entries that are kept of LeNet-300-100 after 1, 10 and 100 re-scorings."""
+    """Kept entries in the layers of LeNet-300-100 after 1, 10 and 100 re-scorings."""
     layers = [nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10)]
     model = nn.Sequential(*layers).double()
     torch.manual_seed(0)
@@ -265,16 +265,20 @@ def test_the_unit_says_along_which_dimension_channels_are_scored():
     mask = pruning.prune(copy.deepcopy(model), "fpgm", sparsity=0.5, dim=1).masks["0.weight"]
 
     assert mask.equal((distances > distances.sort().values[2]).expand(6, 6))
-    with pytest.raises(ValueError, match=r"\['dim'\]` \(=1\) must be `unit.dim` \(=0\), along which channels"):
+    with pytest.raises(
+        ValueError, match=r"\['dim'\]` \(=1\) must equal `unit.dim` \(=0\), the dimension of the channels"
+    ):
         pruning.prune(model, "fpgm", sparsity=0.5, score=Score("fpgm", {"dim": 1}))
     for score in (Score("taylor", {"form": "filter"}), Score("bn_scale")):
         network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).double()
-        with pytest.raises(ValueError, match=r"`unit.dim` \(=1\) must be that of the outputs of '0.weight', 0, which"):
+        with pytest.raises(
+            ValueError, match=r"`unit.dim` \(=1\) must be 0, the dimension of the outputs of '0.weight'"
+        ):
             pruning.prune(network, "magnitude", sparsity=0.5, score=score, unit=Unit("channel", dim=1), **DATA)
 
 
 class EveryOther(torch_prune.BasePruningMethod):
-    """Written for torch: of what it sees, every other entry goes."""
+    """A method written for torch that prunes every other entry it gets."""
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
 
@@ -362,7 +366,7 @@ def test_channels_of_a_network_that_is_pruned_by_entries():
     assert pruning.MaskSet.collect(model)["fc2.weight"].equal(before["fc2.weight"])
 
 
-# --- a plan changes nothing, and is put in force whole ----------------------------------------------------------------
+# --- a plan changes nothing, and is committed completely --------------------------------------------------------------
 
 
 def test_a_plan_changes_nothing():
@@ -458,7 +462,7 @@ def test_inverted_scores_keep_the_lowest():
     assert bits(masks) == "".join("10"[int(bit)] for bit in GOLDEN_14["global_l1_unstructured"])
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -471,16 +475,16 @@ def test_inverted_scores_keep_the_lowest():
         ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
         ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by `prune.exclude=.fc1.weight.`"),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
-        ("n_m", {"schedule": {"inner": 2}}, "which windows have not"),
+        ("n_m", {"schedule": {"inner": 2}}, "must be 1 for windows"),
         ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature'\\]` .* is not taken by the score magnitude"),
-        ("magnitude", {"sparsity": 0.5, "scope": {"kid": "global"}}, "`scope` has 'kid', but takes kind"),
+        ("magnitude", {"sparsity": 0.5, "scope": {"kid": "global"}}, "`scope` has no field 'kid'; its fields are kind"),
         ("magnitude", {"sparsity": 0.5, "scope": 3}, "`scope` \\(=3\\) must be a Scope"),
         ("l1_unstructured", {"sparsity": 0.5, "n": 2}, "do not fit L1Unstructured"),
         (Choices(Score("snop")), {"sparsity": 0.5}, "`score.kind` \\(='snop'\\) must be a function, or one of"),
-        (Choices(select="l7"), {"sparsity": 0.5}, "`select` \\(='l7'\\) must be a class"),
+        (Choices(select="l7"), {"sparsity": 0.5}, "`select` \\(='l7'\\) must be a subclass"),
         (3, {"sparsity": 0.5}, "`method` \\(=3\\) must be"),
-        (lambda *_: None, {"sparsity": 0.5}, "which returned NoneType"),
-        (lambda *_: {"a": [1]}, {"sparsity": 0.5}, "which returned list for 'a'\\) must return name -> tensor"),
+        (lambda *_: None, {"sparsity": 0.5}, "returned NoneType; it must"),
+        (lambda *_: {"a": [1]}, {"sparsity": 0.5}, "returned list for 'a'; it must return a mapping"),
         (pruning.PruningContainer, {}, "that prunes by itself"),
         (
             "magnitude",
@@ -499,13 +503,13 @@ def test_what_cannot_be_done_is_refused_and_nothing_changed(method, given, said)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rounds": 3}, "`rounds` says how training and pruning take turns"),
-        ({"at": "start"}, "`at` says how"),
-        ({"schedule": {"rounds": 2}}, "`rounds` says how"),
-        ({"schedule": {"sparsty": 0.5}}, "`schedule` has 'sparsty', but takes sparsity, inner"),
+        ({"rounds": 3}, "`rounds` must not be passed to `prune`: it schedules"),
+        ({"at": "start"}, "`at` must not be passed"),
+        ({"schedule": {"rounds": 2}}, "`rounds` must not be passed"),
+        ({"schedule": {"sparsty": 0.5}}, "`schedule` has no field 'sparsty'; its fields are sparsity, inner"),
         ({"schedule": "cubic"}, r"`schedule` \(='cubic'\) must be a Schedule, or a dict of its fields"),
-        ({"restart": "reinit"}, "`restart` says how"),
-        ({"rates": 0}, "`rates` says how"),
+        ({"restart": "reinit"}, "`restart` must not be passed"),
+        ({"rates": 0}, "`rates` must not be passed"),
     ],
 )
 def test_what_a_training_goes_by_is_not_taken_without_a_word(given, said):
@@ -527,7 +531,7 @@ def test_a_score_of_your_own_that_lacks_its_batches_is_told_of():
         return {"fc1.weight": torch.zeros(4, 4) * len([*batches]), "fc2.weight": torch.zeros(3, 4)}
 
     with pytest.raises(
-        ValueError, match=r"`batches` \(=None\) was given to the score of_batches.* `batches` and `loss`"
+        ValueError, match=r"`batches` \(=None\) was passed to the score of_batches.* `batches` and `loss`"
     ):
         pruning.prune(Golden(), of_batches, sparsity=0.5)
     with pytest.raises(TypeError, match="not iterable"):
@@ -564,7 +568,7 @@ def test_a_network_on_meta_is_told_to_load_its_values_and_nothing_is_changed(cal
         call(model)
 
     assert list(model.state_dict()) == list(on_meta().state_dict())
-    assert pruning.groups(model).sizes == {"0.weight": 64, "3.weight": 32}  # needs shapes alone
+    assert pruning.groups(model).sizes == {"0.weight": 64, "3.weight": 32}  # needs only shapes
 
 
 def test_weights_that_have_values_are_pruned_beside_others_on_meta():
@@ -581,7 +585,7 @@ def test_weights_that_have_values_are_pruned_beside_others_on_meta():
 def test_what_is_no_generator_and_no_batches_is_told():
     with pytest.raises(TypeError, match=r"`generator` \(=0\) must be a torch.Generator, not int"):
         pruning.prune(Golden(), "random", sparsity=0.5, generator=0)
-    with pytest.raises(TypeError, match=r"`batches` \(=3\) must be an iterable of what `loss` takes"):
+    with pytest.raises(TypeError, match=r"`batches` \(=3\) must be an iterable of batches for `loss`"):
         pruning.prune(Golden(), "snip", sparsity=0.5, batches=3, loss=loss)
 
 
@@ -646,7 +650,7 @@ def test_rescorings_lead_tensors_that_were_pruned_unevenly_to_one_sparsity(metho
 def test_a_class_is_told_how_many_to_keep_or_refuses_to_be():
     with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) cannot be held where `select`"):
         pruning.prune(Golden(), "global_l1_unstructured", sparsity=0.9, scope={"min_kept": 3})
-    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) is of no use to EveryOther"):
+    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) must be 0 for EveryOther"):
         pruning.prune(Golden(), EveryOther, scope={"min_kept": 3})
     with pytest.raises(ValueError, match=r"`sparsity` \(=None\) must be a fraction"):
         pruning.prune(Golden(), "global_l1_unstructured")
