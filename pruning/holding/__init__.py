@@ -1,1 +1,1 @@
-"""How a pruned parameter is held: by hooks with the semantics of torch, or by a keeper; and how it is let go."""
+"""Storage of pruned parameters: under hooks with torch's semantics, or under a mask keeper; and their release."""

@@ -1,6 +1,6 @@
-"""The output projection of `nn.MultiheadAttention`, whose forward is never called: its hooks never fire.
+"""Pruning of the output projection of `nn.MultiheadAttention`, whose forward, and so its hooks, never run.
 
-Attention reads `out_proj.weight` directly (pytorch#69353), so what a hook would set is computed when it is read.
+Attention reads `out_proj.weight` directly (pytorch#69353), so the pruned value is computed when it is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 
 class LiveOutProj(NonDynamicallyQuantizableLinear):
-    """An output projection with pruned parameters, each computed from `name_orig` and `name_mask` when it is read."""
+    """Output projection whose pruned parameters are computed from `name_orig` and `name_mask` when they are read."""
 
     def __getattr__(self, name: str) -> Tensor | nn.Module:
         for hook in self.__dict__.get("_forward_pre_hooks", {}).values():
@@ -25,17 +25,20 @@ class LiveOutProj(NonDynamicallyQuantizableLinear):
 
 
 def make_live(module: nn.Module) -> None:
-    """Let an attention's output projection compute its pruned parameters on reading; leave other modules alone."""
+    """Make an attention's output projection compute its pruned parameters on reading; other modules do not change."""
     kind: type = type(module)
     if kind is NonDynamicallyQuantizableLinear:
         module.__class__ = LiveOutProj
     elif kind.__bases__ == (NonDynamicallyQuantizableLinear,) and parametrize.is_parametrized(module):
-        # torch has made this class for the module, and returns it to its base when the parametrization is removed.
+        # torch made this class for the module, and restores the base class when the parametrization is removed.
         kind.__bases__ = (LiveOutProj,)
 
 
 def make_plain(module: nn.Module) -> None:
-    """Undo `make_live` once no pruned parameter is left; a parametrized class may be that of copies, too, and stays."""
+    """Undo `make_live` if no pruned parameter is left.
+
+    The class of a parametrized module stays, because copies of the module may share it.
+    """
     if type(module) is LiveOutProj and not any(
         getattr(hook, "_reparam", None) is not None for hook in module._forward_pre_hooks.values()
     ):

@@ -1,4 +1,4 @@
-"""Copies of networks, several times as fast as `copy.deepcopy` makes them."""
+"""Fast copies of networks: several times as fast as `copy.deepcopy`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _HOW_COPIED = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "_
 
 
 def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
-    """Return what `copy.deepcopy(module, memo)` would, but for buffers of torch's own layers, which share no storage.
+    """Copy a module like `copy.deepcopy(module, memo)`, except that copied buffers of torch's layers share no storage.
 
     Args:
-        module: with all modules in it; one that has a way of its own to be copied is copied by that.
-        memo: id of an object -> what stands for it in the copy; what is copied is added.
+        module: the module, with its submodules; a module that defines its own copying is copied by `copy.deepcopy`.
+        memo: id of an object -> its copy; new copies are added.
     """
     if id(module) in memo:
         return memo[id(module)]
@@ -35,17 +35,17 @@ def copied(module: nn.Module, memo: dict[int, Any]) -> Any:
         elif name in ("_parameters", "_buffers") and of_torch:
             state[name] = {key: _copied_tensor(tensor, memo) for key, tensor in value.items()}
         elif type(value) in _CONTAINERS and not value:
-            state[name] = memo.setdefault(id(value), value.copy())  # of hooks, mostly; modules may share one to fill it
+            state[name] = memo.setdefault(id(value), value.copy())  # mostly hooks; modules may share the container
         else:
             state[name] = copy.deepcopy(value, memo)
     return made
 
 
 def values_with_history(model: nn.Module) -> dict[int, Any]:
-    """Return id of a tensor -> its values, for every tensor with a history that an attribute of a module holds.
+    """Return id -> detached copy of every tensor with an autograd history that an attribute of a module holds.
 
-    It is a memo for `copied` and `copy.deepcopy`, which refuse such tensors: those that hooks compute, as of
-    `torch.nn.utils.weight_norm`, and those that a forward has noted.
+    The result is a memo for `copied` and `copy.deepcopy`, which refuse to copy tensors with a history. Hooks compute
+    such tensors (`torch.nn.utils.weight_norm`), and a forward may store them.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -67,11 +67,15 @@ def _copied_tensor(tensor: Tensor | None, memo: dict[int, Any]) -> Any:
 
 
 def _is_ordinary(kind: type[nn.Module]) -> bool:
-    """Say whether modules of a class are copied attribute by attribute, without a word of their own on it."""
+    """Return whether a class uses nn.Module's default copy behaviour, so attributes can be copied one by one."""
     if any(getattr(kind, name, None) is not getattr(nn.Module, name, None) for name in _HOW_COPIED):
         return False
-    mends = _is_of_torch(kind.__setstate__)  # these only mend states of old versions
-    return mends and not issubclass(kind, nn.RNNBase) and not any("__slots__" in vars(each) for each in kind.__mro__)
+    torch_setstate = _is_of_torch(kind.__setstate__)  # torch's `__setstate__` only updates states of old versions
+    return (
+        torch_setstate
+        and not issubclass(kind, nn.RNNBase)
+        and not any("__slots__" in vars(each) for each in kind.__mro__)
+    )
 
 
 def _is_of_torch(defined: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Masks kept in force by a training loop that says when, instead of by hooks that look for themselves."""
+"""Mask keeper: enforces masks on a plain model when the training loop or an optimizer step asks for it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ Gradients: TypeAlias = Literal["masked", "dense"]
 
 
 class MaskKeeper:
-    """Keeps the parameters of a model under masks through a training, one after which the model is plain again.
+    """Keep the parameters of a model under masks during training.
 
-    The model stays plain, and a step costs what a dense one does and two passes over the masks:
+    The model stays plain, without hooks of `torch.nn.utils.prune`. A step costs two passes over the masks more than a
+    dense step:
 
-        gradient <- 0 where mask == 0           (as it is accumulated, so in a closure and before clipping too)
-        parameter <- 0 where mask == 0          (`enforce`, after each step of an optimizer that is attached)
+        gradient <- 0 where mask == 0           (when it is accumulated: also in a closure, and before clipping)
+        parameter <- 0 where mask == 0          (`enforce`, after each step of an attached optimizer)
 
-    An optimizer may couple entries (LBFGS, Muon, Adafactor): gradients of pruned entries would then move the others.
+    Some optimizers couple entries (LBFGS, Muon, Adafactor): unmasked gradients of pruned entries would change others.
 
     Args:
-        model: has every parameter that `masks` name, none of them held pruned, where the training will have it.
-        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
-        gradients: "masked", or "dense" for a method that looks at the gradients of what is pruned.
+        model: has every parameter that `masks` name, none of them pruned by hooks, on its device for the training.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
+        gradients: "masked"; or "dense" for a method that reads the gradients of pruned entries.
 
     Raises:
-        ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
+        ValueError: a parameter is missing or has another shape; the message names it, and nothing is changed.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor], gradients: Gradients = "masked") -> None:
         if gradients not in get_args(Gradients):
-            raise ValueError(f"`gradients` (={gradients!r}) must be one of 'masked' and 'dense'.")
+            raise ValueError(f"`gradients` (={gradients!r}) must be 'masked' or 'dense'.")
         places = [place(model, name, mask.shape) for name, mask in masks.items()]
         parameters = [module.get_parameter(leaf) for module, leaf in places]
         wanted: dict[nn.Parameter, Tensor] = {}
@@ -53,58 +54,58 @@ class MaskKeeper:
         self.enforce()
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Enforce the masks after each step of `optimizer`: momentum and weight decay move what has no gradient."""
+        """Enforce the masks after each step of `optimizer`: momentum can move entries without a gradient."""
         self._follow()
         self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._follow()))
         self._handles.append(optimizer.register_step_post_hook(lambda *_: self.enforce()))
 
     def enforce(self) -> None:
-        """Set pruned entries to exactly 0, NaN and inf included, also in parameters that have replaced others.
+        """Set pruned entries to exactly 0, NaN and inf included, also in parameters that replaced earlier ones.
 
         Raises:
-            ValueError: a parameter is gone, or has another shape.
+            ValueError: a parameter is missing or has another shape.
         """
         self._follow()
         for parameter, mask in self._masks.items():
             mask_(parameter, mask.entries)
 
     def release(self) -> None:
-        """Leave the model plain, with zeros for what is pruned; nothing is enforced any more."""
+        """Set pruned entries to 0 and stop enforcing the masks."""
         self.enforce()
         for handle in self._handles:
             handle.remove()
         for mask in self._masks.values():
-            mask.let_go()
+            mask.remove_hook()
         self._handles.clear()
         self._places.clear()
         self._masks.clear()
 
     def _follow(self) -> None:
-        """Find the parameters again: `load_state_dict(assign=True)` and conversions may replace them."""
+        """Find the current parameters: `load_state_dict(assign=True)` and conversions may replace them."""
         if any(place.module._parameters.get(place.leaf) is not place.parameter for place in self._places):
             before, self._masks = self._masks, {}
             for place in self._places:
                 parameter = place.find()
                 if parameter not in self._masks:
                     self._masks[parameter] = before.pop(parameter) if parameter in before else _Mask(place.mask.entries)
-                elif (standing := self._masks[parameter]) is not place.mask:  # two parameters have become one
+                elif (standing := self._masks[parameter]) is not place.mask:  # two parameters were tied meanwhile
                     standing.entries = standing.entries * place.mask.entries.to(standing.entries)
                 place.parameter, place.mask = parameter, self._masks[parameter]
             for mask in before.values():
-                mask.let_go()
+                mask.remove_hook()
         for parameter, mask in self._masks.items():
             mask.fit(parameter, self._masks_gradients)
 
 
 @dataclass(slots=True)
 class _Mask:
-    """The mask of one parameter: its entries, and the hook that masks gradients. It does not refer to the parameter."""
+    """Mask of one parameter: its entries, and the hook that masks gradients; holds no reference to the parameter."""
 
     entries: Tensor
     handle: RemovableHandle | None = None
 
     def fit(self, parameter: nn.Parameter, masks_gradients: bool) -> None:
-        """Follow `parameter` to another dtype or device, and into training if it was frozen."""
+        """Convert the mask to the parameter's dtype and device, and register the gradient hook if it is needed."""
         entries = self.entries
         if entries.dtype != parameter.dtype or entries.device != parameter.device:
             self.entries = torch.empty_like(parameter.detach()).copy_(entries)
@@ -112,8 +113,8 @@ class _Mask:
             return
         hooks = parameter._post_accumulate_grad_hooks
         if self.handle is not None and hooks is not None and self.handle.id in hooks:
-            parameter._post_accumulate_grad_hooks = hooks  # a swap of tensors leaves them unconnected
-        else:  # a copy of a parameter has none
+            parameter._post_accumulate_grad_hooks = hooks  # swapping tensors disconnects the hooks from autograd
+        else:  # a copied parameter has no hooks
             self.handle = parameter.register_post_accumulate_grad_hook(self.mask_gradient)  # type: ignore[no-untyped-call]
             self.mask_gradient(parameter)
 
@@ -122,19 +123,19 @@ class _Mask:
         if gradient is None:
             return
         mask = self.entries.to(gradient.device)
-        if gradient.requires_grad:  # of a backward that can be differentiated again
+        if gradient.requires_grad:  # create_graph=True: the gradient must stay differentiable
             parameter.grad = masked(gradient, mask)
         else:
             mask_(gradient, mask)
 
-    def let_go(self) -> None:
+    def remove_hook(self) -> None:
         if self.handle is not None:
             self.handle.remove()
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a parameter stands, and which one stood there last."""
+    """Module and name of a masked parameter, and the parameter that was last found there."""
 
     module: nn.Module
     leaf: str
@@ -144,9 +145,9 @@ class _Place:
     def find(self) -> nn.Parameter:
         parameter, shape = self.module._parameters.get(self.leaf), tuple(self.mask.entries.shape)
         if parameter is None or parameter.shape != shape:
-            now = "is gone" if parameter is None else f"has the shape {tuple(parameter.shape)} now"
+            now = "is missing" if parameter is None else f"now has shape {tuple(parameter.shape)}"
             raise ValueError(
-                f"`{self.leaf}` of {type(self.module).__name__} {now}, but is kept under a mask of shape {shape}; "
-                "make a new MaskKeeper after such a change."
+                f"`{self.leaf}` of {type(self.module).__name__} {now}; it must have the shape of its mask, {shape}: "
+                "make a new MaskKeeper after a change of the model."
             )
         return parameter

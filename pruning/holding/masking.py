@@ -1,4 +1,4 @@
-"""A tensor under its mask: exactly 0 where the mask is 0, NaN and inf included."""
+"""Masking of tensors: exactly 0 where the mask is 0, also for NaN and inf."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-# The backward of a threshold selects, 0 where mask <= 0 and else the tensor: one pass, as fast as a product, NaN-safe.
+# The backward of a threshold returns 0 where mask <= 0, else the tensor: one pass, as fast as a product, NaN-safe.
 _select = torch.ops.aten.threshold_backward.default
 _select_into = torch.ops.aten.threshold_backward.grad_input
 
 
 def masked(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return `tensor` where `mask` is 1 and exactly 0 where it is 0, NaN and inf included; differentiable.
+    """Return `tensor` with exactly 0 where `mask` is 0, also in place of NaN and inf; differentiable.
 
-    `tensor` may be sparse (a gradient of an embedding), the mask not.
+    `tensor` may be sparse (a gradient of an embedding); `mask` must be dense, of zeros and ones.
     """
     mask = mask.to(tensor.dtype)
     if tensor.is_sparse:
@@ -36,7 +36,7 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def mask_(tensor: Tensor, mask: Tensor) -> None:
-    """Set `tensor` to exactly 0, in place, where `mask` is 0; its version changes, its history does not."""
+    """Set `tensor` to exactly 0 where `mask` is 0, in place; its version counter changes, its history does not."""
     values = tensor.detach()  # cheaper than `no_grad`: this runs in every training step
     if mask.dtype != values.dtype:
         mask = mask.to(values.dtype)
@@ -49,12 +49,12 @@ def mask_(tensor: Tensor, mask: Tensor) -> None:
 
 
 def is_capturing() -> bool:
-    """Say whether this run is compiled, exported or traced, so that it must not change tensors in place."""
+    """Return whether code is being compiled, exported or traced, when tensors must not be changed in place."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def masked_sparsely(tensor: Tensor, mask: Tensor) -> Tensor:
-    """Return what `masked` does, for a tensor whose gradient may be sparse."""
+    """Return the result of `masked`, for a tensor whose gradient may be sparse."""
     return cast(Tensor, _Masked.apply(tensor, mask))  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""One parameter of one module: look at it, hold it under a mask, let it go again."""
+"""Parameter of a module: find it, hold it under a mask, and release it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pruning.holding.reparam import Reparam, mask_name, orig_name, stored
 
 @dataclass
 class ModuleParameter:
-    """A parameter that may have been pruned before, by this package or by torch.
+    """Parameter that may have been pruned before, by this package or by torch.
 
-    `orig` is the parameter, `unchecked_mask` what is stored as its mask (None if it was never pruned), `key` the place
-    of its hook among the module's forward pre-hooks.
+    `orig` is the parameter, `unchecked_mask` its stored mask (None if it was never pruned), and `key` the key of its
+    hook in the module's forward pre-hooks.
     """
 
     module: nn.Module
@@ -32,7 +32,7 @@ class ModuleParameter:
 
     @classmethod
     def of(cls, module: nn.Module, name: str) -> ModuleParameter:
-        """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned (again)."""
+        """Find the parameter `name` of `module`, pruned or not, and check that it can be pruned further."""
         if not isinstance(cast(object, module), nn.Module):
             raise TypeError(f"`module` (={module!r}) must be an nn.Module, not {type(module).__name__}.")
         key = hook_key(module, name)
@@ -42,8 +42,8 @@ class ModuleParameter:
         parameter = module._parameters.get(name)
         if parameter is None:
             raise AttributeError(
-                f"`name` (={name!r}) must be a parameter of {type(module).__name__}; "
-                f"it has {', '.join(repr(key) for key, p in module._parameters.items() if p is not None) or 'none'}."
+                f"`name` (={name!r}) must be a parameter of {type(module).__name__}; its parameters are: "
+                f"{', '.join(repr(key) for key, p in module._parameters.items() if p is not None) or 'none'}."
             )
         for taken in (orig_name(name), mask_name(name)):
             if hasattr(module, taken):
@@ -52,36 +52,36 @@ class ModuleParameter:
 
     @property
     def label(self) -> str:
-        """The tensor's name in error messages."""
+        """Name of the tensor in error messages."""
         return f"{type(self.module).__name__}.{self.name}"
 
     @property
     def hook(self) -> Any:
-        """The pruning method that holds the parameter now, None if there is none."""
+        """Pruning method that is the parameter's hook; None if the parameter is not pruned."""
         return None if self.key is None else self.module._forward_pre_hooks[self.key]
 
     @property
     def mask(self) -> Tensor | None:
-        """The mask so far, None if there is none; see `Reparam.check` for what it raises."""
+        """Mask so far, None if there is none; raises the errors of `Reparam.check`."""
         reparam = getattr(self.hook, "_reparam", None)
         if reparam is not None and self.unchecked_mask is not None:
             reparam.check(self.module, self.unchecked_mask)
         return self.unchecked_mask
 
     def copied_mask(self) -> Tensor:
-        """Return a copy of the mask so far, to prune further in place."""
+        """Return a copy of the mask so far, ones if there is none, to change in place."""
         return torch.ones_like(self.orig.detach()) if self.mask is None else self.mask.detach().clone()
 
     def hold(self, hook: Any, mask: Tensor, own: Callable[[nn.Module], Tensor] | None = None) -> None:
-        """Put `mask` in force, and `hook` in the place of the one before; nothing before this has changed the module.
+        """Apply `mask`, and replace the earlier hook by `hook`; the module is not changed before this call.
 
-        The hook is a forward pre-hook that calls the `Reparam` it is given as `_reparam`; `own` is the `apply_mask` of
-        a subclass that has its own.
+        The hook is a forward pre-hook that calls its attribute `_reparam`, a `Reparam`, which this method sets. `own`
+        is the `apply_mask` of a subclass that overrides it.
         """
         module, name = self.module, self.name
         reparam = getattr(self.hook, "_reparam", None) or Reparam(name)
         if self.key is not None:
-            self.hook._reparam = None  # it may become one method among others
+            self.hook._reparam = None  # the earlier hook may become one method of a container
         hook._reparam = reparam
         reparam.own = own
         make_live(module)
@@ -96,24 +96,24 @@ class ModuleParameter:
         reparam.refresh(module)
 
     def release(self) -> None:
-        """Take everything away that `hold` has added, and leave the values that `name` reads."""
+        """Remove everything that `hold` added, and keep the values that `name` reads."""
         if self.key is None or self.mask is None:
-            raise ValueError(f"{self.label} has not been pruned, so its pruning cannot be removed.")
+            raise ValueError(f"{self.label} is not pruned, so there is no pruning to remove.")
         module, name = self.module, self.name
         reparam = getattr(self.hook, "_reparam", None)
         own = None if reparam is None else reparam.own
         # New storage: tensors that share the old one keep their values.
         self.orig.data = masked(self.orig.detach(), self.mask) if own is None else own(module).detach()
-        # A caller that walks the hooks (torch's own `remove`) deletes the key itself, so it must stay for now.
+        # A caller that iterates over the hooks (torch's own `remove`) deletes the key itself, so the key stays for now.
         module._forward_pre_hooks[self.key] = vacated
         make_plain(module)
         del module._buffers[mask_name(name)]
         rename_parameter(module, orig_name(name), name)
-        setattr(module, name, self.orig)  # not only registered: an RNN keeps its own list
+        setattr(module, name, self.orig)  # an RNN updates its own list of weights in `__setattr__`
 
 
 def hook_key(module: nn.Module, name: str) -> int | None:
-    """Return the key of the pruning hook of `name` among the forward pre-hooks of `module`, torch's included."""
+    """Return the key of the pruning hook of `name` in `module`'s forward pre-hooks, also of a hook of torch."""
     for key, hook in module._forward_pre_hooks.items():
         if is_pruning_hook(hook) and getattr(hook, "_tensor_name", None) == name:
             return key
@@ -121,35 +121,35 @@ def hook_key(module: nn.Module, name: str) -> int | None:
 
 
 def vacated(module: nn.Module, _inputs: object) -> None:
-    """Stand in for a hook that was removed, and leave with the first forward."""
+    """Placeholder hook after a removal; the first forward deletes it."""
     drop_vacated(module)
 
 
 def drop_vacated(module: nn.Module) -> None:
-    """Forget the hooks that were removed."""
+    """Delete the placeholders of removed hooks."""
     for key in [key for key, hook in module._forward_pre_hooks.items() if hook is vacated]:
         del module._forward_pre_hooks[key]
 
 
 def rename_parameter(module: nn.Module, old: str, new: str) -> None:
-    """Rename a parameter where it stands: optimizers and saved states go by the order of the parameters."""
+    """Rename a parameter without changing the order of parameters, which optimizers and saved states rely on."""
     renamed = [(new if name == old else name, parameter) for name, parameter in module._parameters.items()]
     module._parameters.clear()
     module._parameters.update(renamed)
 
 
 def is_pruning_hook(hook: object) -> TypeGuard[torch_prune.BasePruningMethod]:
-    """Say whether `hook` is a pruning method, of this package or of torch (which accepts ours as its own)."""
+    """Return whether `hook` is a pruning method of this package or of torch (ours are registered with torch's)."""
     return isinstance(hook, torch_prune.BasePruningMethod)
 
 
 def pruned_names(module: nn.Module) -> set[str]:
-    """Return the names of the parameters of `module` itself that this package or torch's holds pruned."""
+    """Return the names of `module`'s own parameters that are pruned by this package or by torch."""
     return {str(hook._tensor_name) for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model that `torch.compile`, `nn.DataParallel` or `DistributedDataParallel` has wrapped, if one has."""
+    """Return the model without the wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel`."""
     while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) or (
         list(model._modules) == ["_orig_mod"]
     ):
@@ -160,7 +160,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def plain_modules(
     model: nn.Module, path: str = "", seen: set[nn.Module] | None = None
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield what `named_modules` does, without wrappers and their part in the names."""
+    """Yield (name, module) like `named_modules`, without wrappers and their parts of the names."""
     seen, module = set() if seen is None else seen, unwrapped(model)
     if module not in seen:
         seen.add(module)
@@ -170,9 +170,9 @@ def plain_modules(
 
 
 def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module, str]:
-    """Return the module and the name in it of a parameter that has this name in `model`, and must have this shape.
+    """Find a parameter by its name in `model`, check its shape, and return its module and its name in that module.
 
-    Wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel` are no part of a name.
+    Wrappers of `torch.compile`, `nn.DataParallel` and `DistributedDataParallel` are not part of a name.
     """
     *path, leaf = name.split(".")
     try:
@@ -183,20 +183,22 @@ def place(model: nn.Module, name: str, shape: Sequence[int]) -> tuple[nn.Module,
     except AttributeError:
         parameter = None
     if parameter is None:
-        raise ValueError(f"`{name}` is in the masks, but {type(model).__name__} has no such parameter.")
+        raise ValueError(
+            f"`{name}` is in the masks, but {type(model).__name__} has no such parameter; use masks of this model."
+        )
     if parameter.shape != torch.Size(shape):
         raise ValueError(
-            f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; "
-            "they belong to another model."
+            f"`{name}` has the shape {tuple(parameter.shape)} in the model but {tuple(shape)} in the masks; use masks "
+            "of this model."
         )
     return module, leaf
 
 
 def check_has_values(name: str, tensor: Tensor) -> None:
-    """Raise `ValueError` if a tensor is on the meta device, where it has a shape alone."""
+    """Raise `ValueError` if a tensor is on the meta device, where tensors have no values."""
     if tensor.is_meta:
         raise ValueError(
-            f"`{name}` is on the meta device and has no values; load them first, as by "
+            f"`{name}` is on the meta device and has no values; load values first, for example with "
             "`model.load_state_dict(state, assign=True)`."
         )
 
@@ -210,13 +212,15 @@ def check_all_have_values(model: nn.Module) -> None:
 def check_tensor(value: object, name: str) -> None:
     """Raise `TypeError` unless the argument `name` is a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it by `torch.as_tensor`.")
+        raise TypeError(f"`{name}` must be a tensor, not {type(value).__name__}; convert it with `torch.as_tensor`.")
 
 
 def check_same_shape(scores: Tensor, tensor: Tensor, name: str) -> None:
-    """Raise `TypeError` unless `scores` are a tensor, `ValueError` unless they are dense, as `tensor` is, and there.
+    """Check that `scores` are a dense tensor with the shape and the device of `tensor`.
 
-    They are there when they have its shape and its device.
+    Raises:
+        TypeError: `scores` are no tensor.
+        ValueError: `scores` are sparse, or have another device or another shape.
     """
     check_tensor(scores, "importance_scores")
     if scores.layout != torch.strided:

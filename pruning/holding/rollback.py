@@ -1,4 +1,4 @@
-"""All or nothing: modules that a failed change leaves as they were."""
+"""Rollback: restore modules after a change that failed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from pruning.holding.parameter import is_pruning_hook
 
 _CHANGED_IN_PLACE = ("_parameters", "_buffers", "_forward_pre_hooks", "_flat_weights")
-"""Attributes of a module that holding a pruned parameter changes; the last is the list that an RNN keeps."""
+"""Attributes of a module that change when a parameter is pruned; `_flat_weights` is an RNN's own list."""
 
 
 @contextmanager
 def restored_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore names, masks and hooks of `modules`, and what their hooks remember, when the body raises."""
+    """Restore names, masks and hooks of `modules`, and the attributes of their hooks, if the body raises."""
     kept = list(dict.fromkeys(modules))
     classes = [type(module) for module in kept]
     hooks = [hook for module in kept for hook in module._forward_pre_hooks.values() if is_pruning_hook(hook)]
@@ -27,7 +27,7 @@ def restored_on_error(modules: Iterable[nn.Module]) -> Iterator[None]:
         for owner, attributes, contents in before:
             vars(owner).clear()
             vars(owner).update(attributes)
-            for container, items in contents:  # others may refer to it
+            for container, items in contents:  # restored in place: other objects may hold the container
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(items)
         for module, kind in zip(kept, classes, strict=True):

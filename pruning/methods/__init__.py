@@ -1,1 +1,1 @@
-"""What to prune: the methods, one parameter at a time or across modules, and the functions that apply them."""
+"""Pruning methods for one parameter or across modules, and the functions that apply them."""

@@ -1,7 +1,7 @@
-"""Prune the parameters of many modules at once, ranked as one: single entries, or whole channels.
+"""Global pruning: rank entries or channels of many modules together, and prune them at once.
 
-Everything is checked and computed before the first module is changed. A parameter named twice counts once; a parameter
-that several modules share (tied weights) counts once too, and they share one mask.
+All arguments are checked and all masks computed before the first module is changed. A parameter that is named twice
+counts once. A parameter that several modules share (tied weights) counts once too, and the modules share one mask.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ def global_unstructured(
 
     Args:
         parameters: pairs (module, name of its parameter).
-        pruning_method: a class with `PRUNING_TYPE = 'unstructured'`. One with its own `compute_mask` gets the 1-D
-            tensor of all unpruned scores.
-        importance_scores: (module, name) -> scores of the parameter's shape; a parameter left out is scored by itself.
-        generator: source of random draws; None is torch's default generator.
-        kwargs: of `pruning_method`; `amount` is a fraction of all unpruned entries (float), or their number (int).
+        pruning_method: a class with `PRUNING_TYPE = 'unstructured'`. A class with its own `compute_mask` gets the
+            scores of all unpruned entries as one 1-D tensor.
+        importance_scores: (module, name) -> scores of the parameter's shape; other parameters are scored by their own
+            values.
+        generator: source of random draws; None: torch's default generator.
+        kwargs: arguments of `pruning_method`; `amount` is a fraction of all unpruned entries (float), or their number
+            (int).
 
     Raises:
         TypeError: `parameters` is no iterable, `importance_scores` no mapping, or the method not 'unstructured'.
         AttributeError: a module has no such parameter.
-        ValueError: scores of another shape, with NaN, or for a parameter that is not pruned; an amount that is too big;
-            a parameter without values (on the meta device).
+        ValueError: scores have another shape, are NaN, or belong to a parameter not in `parameters`; the amount is too
+            large; or a parameter has no values (on the meta device).
     """
     if not isinstance(cast(object, pruning_method), type):
-        raise TypeError(f"`pruning_method` (={pruning_method!r}) must be a class, say `L1Unstructured`.")
+        raise TypeError(f"`pruning_method` (={pruning_method!r}) must be a class, for example `L1Unstructured`.")
     method = pruning_method(**kwargs)
     if method.PRUNING_TYPE != "unstructured":
         raise TypeError(
@@ -86,32 +88,32 @@ def global_structured(
     dim: int = 0,
     generator: torch.Generator | None = None,
 ) -> None:
-    """Prune whole channels of all `parameters` by one ranking of norms, each normalised by the channel's size.
+    """Prune whole channels of all `parameters` by one ranking of norms that are normalised by the channel's size.
 
         score_c = (mean_i |w_ci|^n)^(1/n)        max and min of |w_ci| for n = inf and -inf
 
-    so that a channel of many small weights does not outrank one of few large ones. Nothing keeps a module from losing
-    all its channels.
+    Without normalisation, a channel of many small weights would outrank a channel of few large weights. A module may
+    lose all of its channels.
 
     Args:
-        parameters: pairs (module, name of its parameter), each of 2 dimensions or more.
+        parameters: pairs (module, name of its parameter), each parameter with 2 dimensions or more.
         pruning_method: `LnStructured`, or `RandomStructured` to draw the channels uniformly.
-        importance_scores: (module, name) -> scores of the parameter's shape to take the norms of.
-        amount: fraction of all channels that are not all pruned (float), or their number (int).
-        n: the order of the norm: a number, inf, -inf or 'fro'.
-        dim: the dimension whose slices are the channels.
-        generator: source of random draws; None is torch's default generator.
+        importance_scores: (module, name) -> scores of the parameter's shape, whose norms are ranked.
+        amount: fraction of the channels that are not entirely pruned (float), or their number (int).
+        n: order of the norm: a number, inf, -inf or 'fro'.
+        dim: dimension whose slices are the channels.
+        generator: source of random draws; None: torch's default generator.
 
     Raises:
-        TypeError: `pruning_method` is another class; and as `global_unstructured`.
+        TypeError: `pruning_method` is another class; also as in `global_unstructured`.
         IndexError: a parameter has no dimension `dim`.
-        ValueError: a parameter has fewer than 2 dimensions; `n` is 'nuc'; and as `global_unstructured`.
+        ValueError: a parameter has fewer than 2 dimensions, or `n` is 'nuc'; also as in `global_unstructured`.
     """
     if not (isinstance(pruning_method, type) and issubclass(pruning_method, LnStructured | RandomStructured)):
         raise TypeError(f"`pruning_method` (={pruning_method!r}) must be LnStructured or RandomStructured.")
     if n == "nuc":
-        raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; use n=2.")
-    LnStructured(amount, n, dim)  # refuses what it cannot use
+        raise ValueError("`n` (='nuc') cannot be normalised by the size of a channel; pass n=2.")
+    LnStructured(amount, n, dim)  # validates `amount` and `n`
     tied_parameters = _gather(parameters, importance_scores)
     _check_have_values(tied_parameters)
     for tied in tied_parameters:
@@ -132,9 +134,9 @@ def global_structured(
 
 
 def prune_by_masks(masks: Mapping[tuple[nn.Module, str], Tensor], *, replace: bool = False) -> None:
-    """Prune each parameter (module, name) where its mask is 0; a tied one where any of its masks is.
+    """Prune each parameter (module, name) where its mask is 0; a tied parameter where any of its masks is 0.
 
-    What is pruned already stays so, unless these masks `replace` those before.
+    Entries pruned before stay pruned, unless these masks `replace` the earlier ones.
     """
     tied_parameters = _gather(masks, None)
     pruned = [torch.ones_like(t.first.orig.detach()) if replace else t.copied_mask() for t in tied_parameters]
@@ -154,7 +156,7 @@ def normalised_norms(t: Tensor, n: Norm, dim: int) -> Tensor:
 
 @dataclass
 class _TiedParameter:
-    """One parameter, wherever it stands: the modules that have it, and the scores given for it."""
+    """Parameter with all modules that share it, and its given scores."""
 
     places: list[ModuleParameter]
     given: Tensor | None
@@ -168,7 +170,7 @@ class _TiedParameter:
         return self.first.label
 
     def copied_mask(self) -> Tensor:
-        """Return a mask to prune further in place: what every module that holds the parameter still keeps."""
+        """Return a mask to change in place; it keeps the entries that all modules of the parameter keep."""
         if all(place.mask is self.first.mask for place in self.places):
             return self.first.copied_mask()
         combined = torch.ones_like(self.first.orig.detach())
@@ -195,7 +197,7 @@ def _commit_all(parameters: Sequence[_TiedParameter], masks: Sequence[Tensor]) -
 
 
 def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scores | None) -> list[_TiedParameter]:
-    """Look at all parameters and scores, and check them, before anything is changed."""
+    """Find all parameters, join tied ones, and check them and their scores before anything is changed."""
     if not isinstance(parameters, Iterable):
         raise TypeError(f"`parameters` (={parameters!r}) must be an iterable of pairs (module, name).")
     given = {} if importance_scores is None else importance_scores
@@ -203,7 +205,7 @@ def _gather(parameters: Iterable[tuple[nn.Module, str]], importance_scores: Scor
         raise TypeError("`importance_scores` must map (module, name) to a tensor of scores.")
     pairs = list(dict.fromkeys(map(_pair, parameters)))
     if unknown := [f"{type(module).__name__}.{name}" for module, name in given if (module, name) not in pairs]:
-        raise ValueError(f"`importance_scores` has {', '.join(unknown)}, not among `parameters`; leave it out.")
+        raise ValueError(f"`importance_scores` has {', '.join(unknown)}, which is not in `parameters`; leave it out.")
     tied_parameters: dict[int, _TiedParameter] = {}
     for module, name in pairs:
         place = ModuleParameter.of(module, name)
@@ -223,7 +225,7 @@ def _check_have_values(parameters: Iterable[_TiedParameter]) -> None:
 
 def _pair(item: object) -> tuple[nn.Module, str]:
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise TypeError(f"`parameters` must hold pairs (module, name of its parameter), not {item!r}.")
+        raise TypeError(f"`parameters` must contain pairs (module, name of its parameter), not {item!r}.")
     return item[0], item[1]
 
 
@@ -234,14 +236,17 @@ def next_masks(
     labels: Sequence[str],
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """Return the masks after an 'unstructured' method has ranked the entries of all tensors as one.
+    """Return the masks after an 'unstructured' method ranked the entries of all tensors together.
 
     Args:
-        method: ranks; a builtin one writes into `masks`.
-        masks: nonzero where an entry is still unpruned; to be changed in place.
-        scores: of their shapes.
-        labels: the tensors' names in errors.
-        generator: source of random draws; None is torch's default generator.
+        method: pruning method; a built-in method changes `masks` in place.
+        masks: nonzero where an entry is unpruned.
+        scores: scores with the shapes of the masks.
+        labels: names of the tensors in error messages.
+        generator: source of random draws; None: torch's default generator.
+
+    Raises:
+        ValueError: the method fails; if scores of unpruned entries are NaN, the message names their tensors.
     """
     try:
         with drawing_from(method, generator):
@@ -259,7 +264,7 @@ def next_masks(
 
 
 def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> list[Tensor]:
-    """Let `method` see all unpruned scores as one 1-D tensor, and cut its mask up again."""
+    """Pass the scores of all unpruned entries to `method` as one 1-D tensor, and split its mask."""
     alive = [mask != 0 for mask in masks]
     ranked = torch.cat([score[kept] for score, kept in zip(scores, alive, strict=True)])
     computed = method.compute_mask(ranked, default_mask=torch.ones_like(ranked)).detach()
@@ -268,7 +273,7 @@ def _custom_masks(method: BasePruningMethod, masks: Sequence[Tensor], scores: Se
             f"{type(method).__name__} must compute a mask of zeros and ones of shape {tuple(ranked.shape)}."
         )
     parts = torch.split(computed, [int(torch.count_nonzero(kept)) for kept in alive])
-    # New tensors, not slices of `computed`, which would keep it whole.
+    # New tensors, because slices of `computed` would keep its whole memory.
     return [
         torch.zeros_like(mask).masked_scatter_(kept, part.to(mask))
         for mask, kept, part in zip(masks, alive, parts, strict=True)

@@ -1,4 +1,4 @@
-"""The base of all pruning methods: how one is applied and removed; and the container of successive ones."""
+"""Base class of pruning methods, with `apply` and `remove`, and the container of successive methods."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from pruning.methods.next_masks import drawing_from, next_mask, prune_survivors
 
 
 class BasePruningMethod(ABC):
-    """A rule that says which entries of a tensor to prune.
+    """Base class of methods that choose which entries of a tensor to prune.
 
-    A subclass defines `compute_mask` and `PRUNING_TYPE`:
+    A subclass defines `compute_mask` and `PRUNING_TYPE`. The type decides which scores `compute_mask` gets in later
+    rounds:
 
-    - 'unstructured': in later rounds `compute_mask` sees the 1-D tensor of the entries that are still unpruned;
-    - 'structured': it sees the channels along `self.dim` that are not all pruned;
-    - 'global': it sees the whole tensor.
+    - 'unstructured': a 1-D tensor of the unpruned entries;
+    - 'structured': the channels along `self.dim` that are not entirely pruned;
+    - 'global': the whole tensor.
 
-    In the first round it always sees the whole tensor. `self.generator` is the generator given to `apply` (None for
-    torch's default one), for methods that draw.
+    In the first round `compute_mask` always gets the whole tensor. For random methods, `self.generator` is the
+    generator passed to `apply` (None: torch's default generator).
     """
 
     PRUNING_TYPE: ClassVar[str]
@@ -36,11 +37,11 @@ class BasePruningMethod(ABC):
     _reparam: Reparam | None = None
 
     def __call__(self, module: nn.Module, _inputs: object) -> None:
-        """Bring `module.name` up to date before a forward."""
-        # A forward that was under way when a later round began still calls the hook of the round before.
+        """Update `module.name` before a forward."""
+        # A forward that was running when a later round began still calls the hook of the earlier round.
         reparam = self._reparam or next((own for _, own in held(module) if own.name == self._tensor_name), None)
         if reparam is None:
-            raise RuntimeError(f"{type(self).__name__} is called as a hook but has not been applied to a module.")
+            raise RuntimeError(f"{type(self).__name__} was called as a hook before it was applied; call `apply` first.")
         reparam.refresh(module)
 
     @abstractmethod
@@ -48,8 +49,8 @@ class BasePruningMethod(ABC):
         """Return the mask of `t`: 1 keeps an entry, 0 prunes it.
 
         Args:
-            t: importance scores; the parameter itself unless scores were given.
-            default_mask: the mask so far, of the shape of `t`; must not be changed.
+            t: importance scores; the parameter itself if no scores were passed.
+            default_mask: mask so far, with the shape of `t`; do not change it.
         """
 
     @classmethod
@@ -62,25 +63,24 @@ class BasePruningMethod(ABC):
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> BasePruningMethod:
-        """Prune the parameter `name` of `module`, on top of what is pruned already.
+        """Prune the parameter `name` of `module`, in addition to its earlier pruning.
 
-        The parameter moves to `name_orig` (the same object), the mask becomes the buffer `name_mask`, `name` a plain
-        tensor that a forward pre-hook keeps up to date. A call that raises leaves the module as it was.
+        The parameter is renamed to `name_orig` (the same object), the mask becomes the buffer `name_mask`, and `name`
+        becomes a plain tensor that a forward pre-hook updates. A call that raises an error does not change the module.
 
         Args:
-            module: holds the parameter.
-            name: of the parameter, say "weight".
-            args, kwargs: of the constructor of the method.
-            importance_scores: scores of the parameter's shape to prune by; None takes the current values of the
-                parameter, masked.
-            generator: source of random draws; None is torch's default generator.
+            module: module of the parameter.
+            name: name of the parameter, for example "weight".
+            args, kwargs: arguments of the method's constructor.
+            importance_scores: scores of the parameter's shape; None: the current values of the parameter, masked.
+            generator: source of random draws; None: torch's default generator.
 
         Returns:
-            The hook: the method itself, from the second application on a `PruningContainer`.
+            the hook: the method itself, or a `PruningContainer` if the parameter was pruned before.
 
         Raises:
             AttributeError: `module` has no parameter `name`.
-            ValueError: scores of another shape or with NaN, an int amount above what is left.
+            ValueError: scores have another shape or are NaN, or an int amount is larger than the number of survivors.
         """
         parameter = ModuleParameter.of(module, name)
         method = cls(*args, **kwargs)
@@ -89,7 +89,7 @@ class BasePruningMethod(ABC):
         return hook
 
     def apply_mask(self, module: nn.Module) -> Tensor:
-        """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0; a subclass may return another."""
+        """Return the pruned tensor: `name_orig` where `name_mask` is 1, else 0; subclasses may override this."""
         name = self._name_of(module)
         return masked(getattr(module, orig_name(name)), getattr(module, mask_name(name)))
 
@@ -101,13 +101,13 @@ class BasePruningMethod(ABC):
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Return `t` with the entries set to zero that this method prunes; no module is involved.
+        """Prune a plain tensor without a module: return `t` with zeros in place of pruned entries.
 
         Args:
-            t: the tensor to prune.
-            default_mask: the mask so far, of the shape of `t`; None is all ones.
-            importance_scores: scores of the shape of `t`; None takes `t`.
-            generator: source of random draws; None is torch's default generator.
+            t: tensor to prune.
+            default_mask: mask so far, with the shape of `t`; None: all ones.
+            importance_scores: scores with the shape of `t`; None: `t` itself.
+            generator: source of random draws; None: torch's default generator.
 
         Raises:
             ValueError: `importance_scores` have another shape than `t`.
@@ -119,29 +119,30 @@ class BasePruningMethod(ABC):
             return masked(t, self.compute_mask(scores, default_mask=mask))
 
     def remove(self, module: nn.Module) -> None:
-        """Make the pruning of `module` permanent: `name` is a parameter again (the same object), with its zeros.
+        """Make the pruning of `module` permanent: `name` is a parameter again (the same object), with zeros in it.
 
         Raises:
-            RuntimeError: the method has not been applied.
+            RuntimeError: the method was not applied.
         """
         ModuleParameter.of(module, self._name_of(module)).release()
 
-    def forget(self) -> None:  # noqa: B027 - most methods have nothing to let go of
-        """Let go of what only computing the mask has needed: called once the mask is in force."""
+    def forget(self) -> None:  # noqa: B027 - most methods have nothing to release
+        """Release data that only `compute_mask` needed; called after the mask was applied."""
 
     def _name_of(self, module: nn.Module) -> str:
         if self._tensor_name is None:
-            raise RuntimeError(f"{module} has not been pruned by this {type(self).__name__}; call `apply` first.")
+            raise RuntimeError(f"{module} was not pruned by this {type(self).__name__}; call `apply` first.")
         return self._tensor_name
 
 
 class PruningContainer(BasePruningMethod):
-    """The methods applied to one parameter, oldest first; `compute_mask` is that of the newest, on what survives.
+    """Container of the methods applied to one parameter, oldest first.
 
-    Amounts are relative to the survivors: k rounds of amount p leave (1 - p)^k.
+    `compute_mask` applies the newest method to the survivors. Amounts are relative to the survivors: k rounds of amount
+    p leave a density of (1 - p)^k.
 
     Args:
-        methods: methods, or one iterable of them.
+        methods: methods, or iterables of methods.
     """
 
     def __init__(self, *methods: BasePruningMethod | Iterable[BasePruningMethod]) -> None:
@@ -157,8 +158,8 @@ class PruningContainer(BasePruningMethod):
         """Append `method`.
 
         Raises:
-            TypeError: it is no pruning method.
-            ValueError: it acts on a parameter of another name.
+            TypeError: `method` is no pruning method.
+            ValueError: `method` prunes a parameter with another name.
         """
         if not is_pruning_hook(cast(object, method)):
             raise TypeError(f"`method` (={method!r}) must be a BasePruningMethod, not {type(method).__name__}.")
@@ -167,8 +168,8 @@ class PruningContainer(BasePruningMethod):
             self._tensor_name = name
         elif name != self._tensor_name:
             raise ValueError(
-                f"`method` acts on the parameter {name!r}, this container on {self._tensor_name!r}; "
-                "use one container for each parameter."
+                f"`method` prunes the parameter {name!r}, but this container prunes {self._tensor_name!r}; use one "
+                "container for each parameter."
             )
         self._pruning_methods += (method,)
 
@@ -182,7 +183,7 @@ class PruningContainer(BasePruningMethod):
         return self._pruning_methods[index]
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """Return `default_mask` without what the newest method prunes of the rest, in the dtype of `t`.
+        """Return `default_mask` after the newest method pruned survivors, in the dtype of `t`.
 
         Raises:
             ValueError: the container is empty, or the method's `PRUNING_TYPE` is unknown.
@@ -193,7 +194,7 @@ class PruningContainer(BasePruningMethod):
 
 
 def commit(plan: Sequence[tuple[BasePruningMethod, ModuleParameter, Tensor]]) -> list[BasePruningMethod]:
-    """Put every mask in force and remember its method, or change nothing; return the hooks that hold them."""
+    """Apply every mask with its method, or change nothing if one fails; return the hooks."""
     hooks = []
     with restored_on_error(parameter.module for _, parameter, _ in plan):
         for method, parameter, mask in plan:
@@ -207,15 +208,15 @@ def commit(plan: Sequence[tuple[BasePruningMethod, ModuleParameter, Tensor]]) ->
 
 
 def appended(hook: BasePruningMethod | None, method: BasePruningMethod) -> BasePruningMethod:
-    """Return the hook that holds `method` after those of `hook`, which may be one of torch's."""
+    """Return a hook with the methods of `hook`, which may be a hook of torch, followed by `method`."""
     if hook is None:
         return method
     if isinstance(hook, PruningContainer):
         hook.add_pruning_method(method)
         return hook
-    return PruningContainer(hook, method)  # of one method, or of all in a container of torch's
+    return PruningContainer(hook, method)  # `hook` is one method, or torch's container, which is iterated
 
 
-# torch's isinstance checks, its `is_pruned` and its `remove` then accept these methods.
+# Registration makes torch's isinstance checks, `is_pruned` and `remove` accept these methods.
 torch_prune.BasePruningMethod.register(BasePruningMethod)  # type: ignore[type-abstract]
 torch_prune.PruningContainer.register(PruningContainer)

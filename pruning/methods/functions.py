@@ -1,7 +1,8 @@
-"""Functions that apply, remove and detect pruning; those of one parameter return the module that they were given.
+"""Functions that apply, remove and detect pruning; functions for one parameter return their module.
 
-All take the keywords of `BasePruningMethod.apply`: `importance_scores` (the parameter's shape; None takes the
-parameter) and `generator` (None is torch's default), and raise what it raises: the module is then as it was.
+All functions that prune take the keywords of `BasePruningMethod.apply`: `importance_scores` (of the parameter's shape;
+None: the parameter) and `generator` (None: torch's default generator). They raise the errors of `apply`, and do not
+change the module then.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def custom_from_mask(
     importance_scores: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> ModuleT:
-    """Prune `module.name` where `mask` (its shape, zeros and ones) is 0, on top of what is pruned already."""
+    """Prune `module.name` where `mask` (zeros and ones, of its shape) is 0, in addition to its earlier pruning."""
     CustomFromMask.apply(module, name, mask, importance_scores=importance_scores, generator=generator)
     return module
 
@@ -99,8 +100,8 @@ def custom_from_mask(
 def remove(module: ModuleT, name: str) -> ModuleT:
     """Make the pruning of `module.name` permanent.
 
-    `name` is a parameter again, the same object as `name_orig` was, with zeros where the mask was 0; the mask and the
-    hook are gone. The pruning itself is not undone. Hooks of `torch.nn.utils.prune` are removed as well.
+    `name` is a parameter again, the same object as `name_orig`, with zeros where the mask was 0. The mask and the hook
+    are removed; pruned entries stay 0. Hooks of `torch.nn.utils.prune` are removed as well.
 
     Raises:
         ValueError: `module.name` is not pruned.
@@ -115,14 +116,14 @@ def remove(module: ModuleT, name: str) -> ModuleT:
 
 
 def remove_all(model: nn.Module) -> None:
-    """Make the pruning of a network permanent: plain parameters with zeros, the same objects, and no hooks."""
+    """Make the pruning of a network permanent: parameters become plain, the same objects with zeros, without hooks."""
     for _, module in plain_modules(model):
         for name in pruned_names(module):
             remove(module, name)
 
 
 def is_pruned(module: nn.Module) -> bool:
-    """Say whether `module` or a module in it has a parameter that is held pruned, by this package or by torch."""
+    """Return whether this package or torch pruned a parameter of `module` or of a module in it."""
     return any(
         is_pruning_hook(hook) for submodule in module.modules() for hook in submodule._forward_pre_hooks.values()
     )

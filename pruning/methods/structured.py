@@ -28,17 +28,17 @@ from pruning.selection.smallest import prune_smallest_
 
 
 class _Structured(BuiltinMethod, BasePruningMethod):
-    """A method that chooses among channels along `dim`."""
+    """Base class of methods that prune channels along `dim`."""
 
     PRUNING_TYPE: ClassVar[str] = "structured"
     dim: int
 
     @abstractmethod
     def prune_channels_(self, kept: Tensor, scores: Tensor, dim: int) -> None:
-        """Set to False what is pruned next of the channels for which the bools `kept` are True."""
+        """Set further entries of the bools `kept`, one per channel, to False."""
 
     def prune_(self, mask: Tensor, scores: Tensor) -> None:
-        """Set to 0 what is pruned next of the channels of `mask` that are not all 0."""
+        """Set further channels of `mask`, among those that are not all 0, to 0."""
         check_structured(mask)
         dim = check_dim(mask, self.dim)
         alive = alive_channels(mask, dim)
@@ -47,7 +47,7 @@ class _Structured(BuiltinMethod, BasePruningMethod):
         drop_channels(mask, alive & ~kept, dim)
 
     def first_mask(self, scores: Tensor, like: Tensor) -> Tensor:
-        """Return the mask of a tensor that was never pruned, written once."""
+        """Return the first mask of an unpruned tensor, written in one pass."""
         check_structured(like)
         dim = check_dim(like, self.dim)
         kept = torch.ones(like.shape[dim], dtype=torch.bool, device=like.device)
@@ -56,18 +56,18 @@ class _Structured(BuiltinMethod, BasePruningMethod):
 
 
 class RandomStructured(_Structured):
-    """Prune channels at random: every subset of exactly `count` channels that are not yet pruned is equally likely.
+    """Prune channels at random: every subset of exactly `count` unpruned channels is equally likely.
 
-        count = round(amount * alive channels)        or `amount` itself, if it is an int
+        count = round(amount * unpruned channels)        or `amount` itself, if it is an int
 
     Args:
-        amount: fraction of the channels along `dim` that are not all pruned (float), or their number (int).
-        dim: the dimension whose slices are the channels.
+        amount: fraction of the channels along `dim` that are not entirely pruned (float), or their number (int).
+        dim: dimension whose slices are the channels.
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for a tensor of fewer than 2
-            dimensions and an int above what is left.
-        IndexError: on use, where the tensor has no dimension `dim`.
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if the tensor has fewer than 2
+            dimensions, or an int amount is larger than the number of unpruned channels.
+        IndexError: on use, if the tensor has no dimension `dim`.
     """
 
     def __init__(self, amount: Amount, dim: int = -1) -> None:
@@ -83,19 +83,21 @@ class RandomStructured(_Structured):
 class LnStructured(_Structured):
     """Prune the channels of smallest norm.
 
-        norm_c = (sum_i |w_ci|^n)^(1/n);    count = round(amount * alive channels)
+        norm_c = (sum_i |w_ci|^n)^(1/n);    count = round(amount * unpruned channels)
 
-    Ties go by lowest index. With n = 1 on the filters of a convolution this is Li et al., arXiv 1608.08710.
+    Among equal norms, the channel with the lowest index is pruned first. With n = 1 on the filters of a convolution
+    this is the method of Li et al., arXiv 1608.08710.
 
     Args:
-        amount: fraction of the channels along `dim` that are not all pruned (float), or their number (int).
-        n: the order of the norm: a number, inf, -inf, 'fro', or 'nuc' (3-D tensors only).
-        dim: the dimension whose slices are the channels.
+        amount: fraction of the channels along `dim` that are not entirely pruned (float), or their number (int).
+        n: order of the norm: a number, inf, -inf, 'fro', or 'nuc' (3-D tensors only).
+        dim: dimension whose slices are the channels.
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for a tensor of fewer than 2
-            dimensions, an int above what is left, a norm that is NaN, and an `n` that is not defined.
-        IndexError: on use, where the tensor has no dimension `dim`.
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if the tensor has fewer than 2
+            dimensions, an int amount is larger than the number of unpruned channels, a norm is NaN, or `n` is not
+            defined.
+        IndexError: on use, if the tensor has no dimension `dim`.
     """
 
     READS_PRUNED: ClassVar[bool] = True
@@ -123,7 +125,7 @@ class LnStructured(_Structured):
         *,
         generator: torch.Generator | None = None,
     ) -> BasePruningMethod:
-        """As `BasePruningMethod.apply`, by the norms of `importance_scores` (by default the parameter's)."""
+        """Apply as `BasePruningMethod.apply`, by the norms of `importance_scores` (default: of the parameter)."""
         return super().apply(module, name, amount, n, dim, importance_scores=importance_scores, generator=generator)
 
 

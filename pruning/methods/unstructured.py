@@ -19,12 +19,12 @@ from pruning.selection.smallest import prune_smallest_across_
 
 
 class Identity(BuiltinMethod, BasePruningMethod):
-    """Prune nothing: the mask stays as it is (ones, in the first round)."""
+    """Prune nothing: the mask does not change (all ones in the first round)."""
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
 
     def prune_across_(self, masks: Sequence[Tensor], scores: Sequence[Tensor]) -> None:
-        """Leave `masks` alone."""
+        """Do not change `masks`."""
 
 
 class RandomUnstructured(BuiltinMethod, BasePruningMethod):
@@ -36,7 +36,8 @@ class RandomUnstructured(BuiltinMethod, BasePruningMethod):
         amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for an int above what is left.
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if an int amount is larger than
+            the number of unpruned entries.
     """
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
@@ -55,15 +56,15 @@ class L1Unstructured(BuiltinMethod, BasePruningMethod):
 
         keep w_i where |w_i| ranks above the `count` smallest;    count = round(amount * unpruned)
 
-    Ties go by lowest index: the first of several equal entries is pruned first. Magnitude pruning: Han et al.,
+    Among equal entries, the entry with the lowest index is pruned first. Magnitude pruning: Han et al.,
     arXiv 1506.02626.
 
     Args:
         amount: fraction of the currently unpruned entries in [0, 1] (float), or their number (int).
 
     Raises:
-        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, for an int above what is left
-            and for scores that are NaN where an entry is unpruned.
+        TypeError, ValueError: as `pruning.amount.validate_amount`; ValueError on use, if an int amount is larger than
+            the number of unpruned entries, or scores of unpruned entries are NaN.
     """
 
     PRUNING_TYPE: ClassVar[str] = "unstructured"
@@ -86,20 +87,20 @@ class L1Unstructured(BuiltinMethod, BasePruningMethod):
         *,
         generator: torch.Generator | None = None,
     ) -> BasePruningMethod:
-        """As `BasePruningMethod.apply`, by the magnitude of `importance_scores` (by default the parameter's)."""
+        """Apply as `BasePruningMethod.apply`, by the magnitude of `importance_scores` (default: the parameter)."""
         return super().apply(module, name, amount, importance_scores=importance_scores, generator=generator)
 
 
 class CustomFromMask(BuiltinMethod, BasePruningMethod):
-    """Prune the entries where a given mask is 0, whatever their values.
+    """Prune the entries where a given mask is 0.
 
     Args:
-        mask: zeros and ones, of the parameter's shape, any dtype. Once applied it is not kept: it is part of the
-            module's own mask.
+        mask: zeros and ones, of the parameter's shape, any dtype. The method releases it after `apply`, because the
+            module's own mask contains it.
 
     Raises:
         TypeError: `mask` is no tensor.
-        ValueError: on use, for a mask of another shape or with other values than 0 and 1.
+        ValueError: on use, if `mask` has another shape, or values other than 0 and 1.
     """
 
     PRUNING_TYPE: ClassVar[str] = "global"
@@ -111,18 +112,18 @@ class CustomFromMask(BuiltinMethod, BasePruningMethod):
     def prune_(self, mask: Tensor, scores: Tensor) -> None:  # noqa: ARG002
         """Set `mask` to 0 where the given mask is 0."""
         if self.mask is None:
-            raise ValueError("this CustomFromMask was applied and has given its mask away; make a new one.")
+            raise ValueError("this CustomFromMask was applied and has released its mask; make a new one.")
         if self.mask.shape != mask.shape:
             raise ValueError(
                 f"`mask` (of shape {tuple(self.mask.shape)}) must have the parameter's shape, {tuple(mask.shape)}."
             )
         given = self.mask.detach().to(device=mask.device)
         if given.dtype != torch.bool and not torch.logical_or(given == 0, given == 1).all():
-            raise ValueError("`mask` must hold only zeros and ones; pass `mask != 0` to keep all nonzero entries.")
+            raise ValueError("`mask` must contain only zeros and ones; pass `mask != 0` to keep all nonzero entries.")
         mask.mul_(given if given.dtype == torch.bool else given.to(mask.dtype))
 
     def forget(self) -> None:
-        """Let go of the mask: the module's own contains it."""
+        """Release the mask, which is now part of the module's own mask."""
         self.mask = None
 
 

@@ -1,4 +1,4 @@
-"""What the tests of mended defects share: run a test against both libraries, make a layer, note a module's state."""
+"""Helpers for tests against both libraries, ours and torch's: parameters, a layer, a snapshot of a module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARIES = [
     pytest.param(pruning, id="pruning"),
     pytest.param(torch_prune, id="torch", marks=pytest.mark.xfail(strict=True)),
 ]
-"""Runs the test against both: it must pass with ours and fail with torch's."""
+"""Parameters that run a test with both libraries: it must pass with ours and fail with torch's."""
 
 
 def linear(weight: list[list[float]]) -> nn.Linear:
@@ -25,7 +25,7 @@ def linear(weight: list[list[float]]) -> nn.Linear:
 
 
 def snapshot(module: nn.Module) -> tuple[object, ...]:
-    """All that a failed call might have changed."""
+    """Return everything in a module that a failed call might change."""
     return (
         [(name, id(p), p._version) for name, p in module.named_parameters()],
         [(name, id(b), b.clone().tolist()) for name, b in module.named_buffers()],

@@ -1,6 +1,6 @@
-"""The fifteen defects of `torch.nn.utils.prune` that this package mends: 1 to 5, of scores and state.
+"""Defects of `torch.nn.utils.prune` that this package corrects: numbers 1 to 5 of 15, on scores and state.
 
-Where it is cheap, the same body runs against torch and must fail there: a change of torch that mends one shows here.
+Where it is cheap, a test also runs against torch and must fail there, so that a fix in torch is noticed.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def held_bytes() -> int:
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()
-        if type(tensor) in (torch.Tensor, nn.Parameter)  # not the fake ones that compiling has left
-        and tensor.layout is torch.strided  # a sparse one, which another test has left, has no storage
+        if type(tensor) in (torch.Tensor, nn.Parameter)  # no fake tensors left by compilation
+        and tensor.layout is torch.strided  # sparse tensors, left by another test, have no storage
     }
     return sum(storages.values())
 

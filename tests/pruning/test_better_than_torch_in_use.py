@@ -1,6 +1,6 @@
-"""The fifteen defects of `torch.nn.utils.prune` that this package mends: 6 to 15, of use.
+"""Defects of `torch.nn.utils.prune` that this package corrects: numbers 6 to 15 of 15, on its use.
 
-Where it is cheap, the same body runs against torch and must fail there: a change of torch that mends one shows here.
+Where it is cheap, a test also runs against torch and must fail there, so that a fix in torch is noticed.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_11_pruned_entries_stay_put_under_optimizers(name: str) -> None:
-    """In torch `weight_orig` moves: the momentum from before the pruning goes on, and weight decay shrinks it."""
+    """In torch, `weight_orig` changes: momentum from before the pruning continues, and weight decay shrinks it."""
     moved: dict[str, float] = {}
     mask = torch.eye(6)
     for library in ("pruning", "torch"):

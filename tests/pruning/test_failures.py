@@ -1,4 +1,4 @@
-"""A call that fails leaves every module as it was; what a method is shown is never the mask in force."""
+"""Failed calls change no module, and methods get a copy of the active mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pruning
 
 
 class FailingMask(pruning.L1Unstructured):
-    """Says what to prune, and fails when it is to apply that."""
+    """A method that computes a mask, and fails when it applies the mask."""
 
     def apply_mask(self, module: nn.Module) -> Tensor:
         raise ArithmeticError("on the way")
@@ -60,7 +60,7 @@ def test_a_commit_that_fails_at_the_last_module_changes_no_other(call: Callable[
     first, pruned, bad = (linear([[1.0, 2.0], [3.0, 4.0]]) for _ in range(3))
     pruning.l1_unstructured(pruned, "weight", 1)
     pruning.identity(bad, "weight")
-    bad.weight = nn.Parameter(torch.ones(2, 2))  # hides what is held pruned, which only the commit notices
+    bad.weight = nn.Parameter(torch.ones(2, 2))  # hides the pruned weight, which only the commit notices
     before = [snapshot(module) for module in (first, pruned)]
     pairs: Pairs = [(module, "weight") for module in (first, pruned, bad)]
     with pytest.raises(TypeError, match="was assigned a parameter"):
@@ -72,7 +72,7 @@ def test_a_commit_that_fails_at_the_last_module_changes_no_other(call: Callable[
 
 
 class Vandal(pruning.BasePruningMethod):
-    """Writes into the mask that it is shown."""
+    """A method that writes into the mask that it gets."""
 
     PRUNING_TYPE = "global"
 

@@ -563,7 +563,7 @@ def test_a_network_on_meta_is_told_to_load_its_values_and_nothing_is_changed(cal
     model = on_meta()
 
     with pytest.raises(
-        ValueError, match=r"weight` is on the meta device and has no values; load them first, as by `mod"
+        ValueError, match=r"weight` is on the meta device and has no values; load values first, for example with `mod"
     ):
         call(model)
 

@@ -1,4 +1,4 @@
-"""A pruned network, what it must compute, and its training."""
+"""A pruned network, a plain network with equal outputs, and training for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pruned() -> nn.Sequential:
 
 
 def dense(model: nn.Module, empty: nn.Module) -> nn.Module:
-    """Load into `empty` what `model` must compute: plain parameters, masked by hand."""
+    """Load into `empty` the parameters of the pruned `model`, masked by hand."""
     state = model.state_dict()
     for name in [name for name in state if name.endswith("_orig")]:
         mask = state.pop(name.replace("_orig", "_mask"))

@@ -1,4 +1,4 @@
-"""Pruned attention, whose output projection fires no hook, and recurrence, which keeps a list of its own."""
+"""Pruned attention, whose output projection runs no hooks, and recurrent layers, which keep a list of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of networks are what `copy.deepcopy` makes."""
+"""Fast copies of networks equal the copies of `copy.deepcopy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pruning.holding.copies import copied
 
 
 class Odd(nn.Module):
-    """Has all that a module may have: tied modules, lists, a hook of its own, a reference to itself."""
+    """A module with tied modules, lists, a hook bound to itself, and a reference to itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Odd(nn.Module):
 
 
 class Own(nn.Linear):
-    """Says itself how it is copied."""
+    """A layer that defines its own copying."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Own:
         made = type(self)(3, 3)
@@ -93,7 +93,7 @@ def test_a_layer_that_is_held_pruned_computes_the_same_and_prunes_itself_alone()
 
 
 class Adding(nn.Linear):
-    """Adds what it computes to a list that it shares with other modules."""
+    """A layer that appends a term to a list that it shares with other modules."""
 
     def __init__(self, terms: list[Tensor]) -> None:
         super().__init__(3, 3)
@@ -106,7 +106,7 @@ class Adding(nn.Linear):
 
 
 class Regularised(nn.Module):
-    """Sums what its layers have added to an empty list."""
+    """A network that sums the terms that its layers append to an empty list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_an_empty_list_that_modules_share_is_one_in_the_copy() -> None:
 
 
 class Caching(nn.Module):
-    """Reads by a view what it writes to a buffer."""
+    """A network that writes to a buffer and reads it through a view."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A keeper holds a plain model under masks exactly as hooks do, and leaves it plain."""
+"""A mask keeper trains a plain model to the same weights as hooks do, and leaves it plain."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_sparse_gradients_are_masked_as_they_are_accumulated() -> None:
     keeper = MaskKeeper(table, MaskSet({"weight": mask}))
     optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
     keeper.attach(optimizer)
-    for _ in range(2):  # accumulated
+    for _ in range(2):  # gradients accumulate
         table(torch.tensor([1, 1, 3])).sum().backward()
     gradient = table.weight.grad
     assert gradient is not None
@@ -121,7 +121,7 @@ def test_dense_gradients_are_left_to_who_asks_for_them() -> None:
     keeper = MaskKeeper(model, masks, "dense")
     model(torch.ones(1, 6)).sum().backward()
     assert model[0].weight.grad[~masks["0.weight"]].any()
-    with pytest.raises(ValueError, match=r"`gradients` \(='none'\) must be one of 'masked' and 'dense'"):
+    with pytest.raises(ValueError, match=r"`gradients` \(='none'\) must be 'masked' or 'dense'"):
         MaskKeeper(model, masks_of(model), "none")  # type: ignore[arg-type]
     keeper.release()
 
@@ -129,7 +129,7 @@ def test_dense_gradients_are_left_to_who_asks_for_them() -> None:
 def test_a_gradient_that_can_be_differentiated_again_is_masked() -> None:
     layer = nn.Linear(3, 1, bias=False)
     MaskKeeper(layer, MaskSet({"weight": torch.tensor([[1, 0, 1]])}))
-    with warnings.catch_warnings(action="ignore"):  # torch's, of cycles of memory
+    with warnings.catch_warnings(action="ignore"):  # torch warns of reference cycles with create_graph=True
         layer(torch.ones(1, 3)).pow(3).sum().backward(create_graph=True)
     gradient = layer.weight.grad
     assert gradient is not None
@@ -177,7 +177,7 @@ def test_every_dtype_and_layout_and_what_is_not_finite(dtype: torch.dtype) -> No
 
 
 def test_a_step_that_nobody_masks_is_seen_in_no_later_one() -> None:
-    attention = nn.MultiheadAttention(4, 1)  # its out_proj fires no hook
+    attention = nn.MultiheadAttention(4, 1)  # its out_proj runs no hooks
     mask = torch.eye(4) == 1
     keeper = MaskKeeper(attention, MaskSet({"out_proj.weight": mask}))
     inputs = torch.ones(3, 1, 4)
@@ -211,7 +211,7 @@ def test_a_parameter_of_two_modules_is_kept_in_both() -> None:
 
 
 def replaced(model: nn.Sequential, how: str) -> None:
-    """Give `model` other parameters (or the same ones, converted) with values where they are masked."""
+    """Replace the parameters of `model`, or convert them, so that masked entries have values."""
     ones = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
     if how == "assign":
         model.load_state_dict(ones, assign=True)
@@ -243,7 +243,7 @@ def test_parameters_that_replace_others_are_kept(how: str, attached_before: bool
         model(torch.ones(1, 6, dtype=model[0].weight.dtype)).sum().backward()
         optimizer.step()
         assert not model[0].weight[~masks["0.weight"]].any()
-        if step or attached_before or how == "convert":  # else the first gradient is masked before the step alone
+        if step or attached_before or how == "convert":  # else the first gradient came before the new hook
             assert not model[0].weight.grad[~masks["0.weight"]].any()
     assert model[0].weight[masks["0.weight"]].all()
     keeper.release()
@@ -287,10 +287,10 @@ def test_a_parameter_that_is_gone_or_of_another_shape_is_named() -> None:
     layer = nn.Linear(3, 2)
     keeper = MaskKeeper(layer, MaskSet({"weight": torch.zeros(2, 3)}))
     layer.weight = nn.Parameter(torch.ones(3, 3))
-    with pytest.raises(ValueError, match=r"`weight` of Linear has the shape \(3, 3\) now.*mask of shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"`weight` of Linear now has shape \(3, 3\).*shape of its mask, \(2, 3\)"):
         keeper.enforce()
     del layer.weight
-    with pytest.raises(ValueError, match="`weight` of Linear is gone"):
+    with pytest.raises(ValueError, match="`weight` of Linear is missing"):
         keeper.enforce()
 
 

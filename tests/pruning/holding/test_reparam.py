@@ -1,4 +1,4 @@
-"""How a module holds a pruned parameter: names, identities, and zeros whenever it is used."""
+"""Reparametrization of pruned parameters: names, identities, and zeros in every use."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def test_a_parameter_assigned_over_the_pruned_one_is_refused() -> None:
     layer = pruned()
     layer.weight = nn.Parameter(torch.ones(4, 6))
     for _ in range(2):
-        with pytest.raises(TypeError, match="assign that one, or call `remove` before"):
+        with pytest.raises(TypeError, match="assign to `weight_orig`, or call `remove` first"):
             layer(torch.ones(1, 6))
     conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
     pruning.l1_unstructured(conv[0], "weight", 0.5)
-    with pytest.raises(TypeError):  # as torch's; before, the fused layer would have used the old weight
+    with pytest.raises(TypeError):  # as in torch; without the error, the fused layer would use the old weight
         nn.utils.fusion.fuse_conv_bn_eval(*conv)(torch.ones(1, 3, 5, 5))
 
 

@@ -1,4 +1,4 @@
-"""Ranking many modules as one: values by hand, tied and masked parameters, errors, and the structured sibling."""
+"""Global pruning of entries and of channels: values by hand, tied and masked parameters, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Successive prunings: what each method sees, and what the container keeps."""
+"""Successive prunings: the scores that each method gets, and the methods that the container keeps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_masks_are_nested_whatever_comes_next() -> None:
         pruning.Identity,
     ]
     assert isinstance(hook[0], torch_prune.L1Unstructured)
-    assert all(method._reparam is None for method in hook)  # only the hook holds the parameter
+    assert all(method._reparam is None for method in hook)  # only the container's hook has a `Reparam`
 
 
 def test_a_fully_pruned_tensor_takes_fractions_but_no_counts() -> None:
@@ -84,7 +84,7 @@ def test_structured_amounts_count_the_channels_still_alive() -> None:
 
 
 class Recorder(pruning.BasePruningMethod):
-    """Prunes the first entry it sees, and notes what it was shown."""
+    """A method that prunes the first entry it gets, and records the shapes of its arguments."""
 
     PRUNING_TYPE = "unstructured"
     seen: list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -170,7 +170,7 @@ def test_a_subclass_of_a_builtin_that_is_global_counts_what_is_pruned(library: A
         PRUNING_TYPE = "global"
 
     layer = nn.Linear(4, 5)
-    for left in (10, 10, 10):  # half of all entries: the smallest, which are those pruned already
+    for left in (10, 10, 10):  # half of all entries: the smallest, which were pruned before
         Whole.apply(layer, "weight", 0.5)
         assert int(layer.weight_mask.sum()) == left
     Whole.apply(layer, "weight", 15)

@@ -1,4 +1,4 @@
-"""A later round goes by the parameter and the mask as they are now, and changes nothing that somebody still holds."""
+"""Later rounds use the current parameter and mask, and do not change tensors that other code still holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each pruning method: values by hand, exact counts, and dispatch through the class."""
+"""Pruning methods: values by hand, exact counts, and equal results of class and function."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_every_method_takes_the_common_keywords(name: str) -> None:
 
 @pytest.mark.parametrize("library", [pruning, torch_prune])
 def test_a_subclass_may_apply_its_mask_in_its_own_way(library: Any) -> None:
-    """Straight through: pruned in the forward, trained as if it were not."""
+    """Straight-through estimator: pruned in the forward, trained as if it were dense."""
 
     class StraightThrough(library.L1Unstructured):  # type: ignore[misc]
         def apply_mask(self, module: nn.Module) -> Tensor:

@@ -1,4 +1,4 @@
-"""Wrong arguments: each is named, and nothing is changed."""
+"""Wrong arguments: the error names them, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def test_a_mask_of_another_shape_is_refused_in_every_round(kind: str) -> None:
     for first in (True, False):
         if not first:
             pruning.random_unstructured(layer, "weight", 1)
-        with pytest.raises(ValueError, match=r"`compute_mask` of Odd must return a mask of the shape .*, got \(7,\)"):
+        with pytest.raises(ValueError, match=r"`compute_mask` of Odd returned a mask of shape \(7,\); it must have"):
             Odd.apply(layer, "weight")
 
 
 def test_errors_about_the_parameter() -> None:
     layer = nn.Linear(2, 2, bias=False)
     for name in ("nope", "bias", "training"):
-        with pytest.raises(AttributeError, match=rf"`name` \(='{name}'\).*it has 'weight'"):
+        with pytest.raises(AttributeError, match=rf"`name` \(='{name}'\).*its parameters are: 'weight'"):
             pruning.identity(layer, name)
-    with pytest.raises(ValueError, match="has not been pruned"):
+    with pytest.raises(ValueError, match="is not pruned"):
         pruning.remove(layer, "weight")
     with pytest.raises(ValueError, match="must be a parameter"):
         pruning.remove(layer, "nope")
     with pytest.raises(RuntimeError, match="call `apply` first"):
         pruning.Identity().remove(layer)
-    with pytest.raises(RuntimeError, match="has not been applied"):
+    with pytest.raises(RuntimeError, match="before it was applied"):
         pruning.Identity()(layer, None)
 
 
@@ -118,11 +118,11 @@ WRONG: dict[str, tuple[type[Exception], str, Any]] = {
     ),
     "module": (TypeError, "`module`", lambda _: pruning.l1_unstructured(None, "weight", 0.5)),
     "modules": (
-        *(TypeError, "`parameters` must hold pairs"),
+        *(TypeError, "`parameters` must contain pairs"),
         lambda m: pruning.global_unstructured([m], pruning.L1Unstructured, amount=1),
     ),
     "names": (
-        *(TypeError, "`parameters` must hold pairs"),
+        *(TypeError, "`parameters` must contain pairs"),
         lambda _: pruning.global_unstructured(["ab"], pruning.L1Unstructured, amount=1),
     ),
     "method": (
