@@ -1,1 +1,1 @@
-"""The masks of a model as one value: collect, compare, pack, store, and apply again."""
+"""Masks of a model as one value: collect, compare, pack, save, load and apply them."""

@@ -1,8 +1,8 @@
-"""The files that masks are stored in: npz or safetensors, read without pickle (or torch), equal for equal masks.
+"""Mask files: npz or safetensors, read without pickle or torch; equal masks give equal bytes.
 
-A file has one member a tensor that holds the packed mask (`packing`) as uint8, and the member `HEADER`: JSON with the
-format's name and version, each tensor's shape and the CRC-32 of its member, and the digest of the whole. A member is
-named as the parameter; where the formats cannot hold that name, the header says which member it is.
+A file has one member per tensor with its packed mask (`packing`) as uint8, and the member `HEADER`. The header is JSON
+with the format's name and version, the shape of each tensor, the CRC-32 of each member, and the digest of all masks. A
+member has the name of its parameter; if the formats cannot store that name, the header maps it to another member name.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ FORMAT = "pruning-masks"
 VERSION = 1
 HEADER = "__header__"
 RESERVED = (HEADER, "__metadata__")
-"""Beginnings of members' names that are this format's own, or that of safetensors."""
+"""Prefixes of member names that this format or safetensors reserves."""
 LONGEST = 60_000
-"""Bytes of a member's name: zip has room for 65,535."""
+"""Maximum length of a member's name in bytes; the limit of zip is 65,535."""
 
 DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError),
     *(OSError, EOFError, struct.error, zlib.error, zipfile.BadZipFile),
 )
-"""What reading a truncated or altered file raises, somewhere below."""
+"""Errors that libraries raise when they read a truncated or altered file."""
 
 Writer = Callable[[Mapping[str, Bytes]], bytes]
 Members = Callable[[str], Bytes]
-"""Reads a member of a file by its name; raises one of `DAMAGE`."""
+"""Function that reads a member of a file by its name; raises one of `DAMAGE`."""
 Reader = Callable[[bytes], Members]
 
 
 def encode(masks: Mapping[str, NDArray[np.bool_]], digest: str) -> dict[str, Bytes]:
-    """Return the members of a file: the header first, then the packed masks.
+    """Encode masks as the members of a file: the header first, then the packed masks.
 
     Raises:
-        ValueError: a name is not text that UTF-8 can hold.
+        ValueError: UTF-8 cannot encode a name.
     """
     packed, tensors = dict[str, bytes](), dict[str, dict[str, Any]]()
     for index, (name, mask) in enumerate(masks.items()):
@@ -61,12 +61,12 @@ def encode(masks: Mapping[str, NDArray[np.bool_]], digest: str) -> dict[str, Byt
 
 
 def _is_member_name(name: str) -> bool:
-    """Say whether a member of a file may be named as a tensor; zip ends names at NUL and may replace backslashes."""
+    """Return whether a member can have a tensor's name; zip ends names at NUL and may replace backslashes."""
     try:
         size = len(name.encode())
     except (AttributeError, UnicodeEncodeError) as error:
         raise ValueError(
-            f"`{name!r}` cannot name a mask in a file ({error}); rename it to text that UTF-8 can hold."
+            f"`{name!r}` cannot be the name of a mask in a file ({error}); rename it to text that UTF-8 can encode."
         ) from error
     return size <= LONGEST and not name.startswith(RESERVED) and not set(name) & {"\0", "\\"}
 
@@ -74,15 +74,15 @@ def _is_member_name(name: str) -> bool:
 def decode(
     members: Members, check: Callable[[str, Sequence[int]], object] | None = None
 ) -> tuple[dict[str, NDArray[np.bool_]], str]:
-    """Return the masks and the digest that `encode` was given.
+    """Decode the members of a file; return the masks and their stored digest.
 
     Args:
-        members: of a file.
-        check: is called with the name and the shape of every mask before memory is taken for any, and raises
-            `ValueError` if it is not the one expected.
+        members: function that reads a member by its name.
+        check: called with the name and shape of every mask before memory for any mask is allocated; raises
+            `ValueError` if a mask is not expected.
 
     Raises:
-        ValueError: a member is missing or damaged, and then it is named; or the header is not one of ours.
+        ValueError: a member is missing or damaged (the message names it), or the header has another format.
     """
     tensors, digest = _header(members)
     for name, (_, shape, _) in tensors.items():
@@ -93,7 +93,7 @@ def decode(
         try:
             packed = members(member).tobytes()
             if zlib.crc32(packed) != crc:
-                raise ValueError("its checksum is wrong")
+                raise ValueError("its checksum differs")
             masks[name] = unpack(packed, math.prod(shape)).reshape(shape)
         except DAMAGE as error:
             raise ValueError(f"The mask of `{name}` is damaged: {error}.") from error
@@ -101,48 +101,56 @@ def decode(
 
 
 def write_npz(members: Mapping[str, Bytes]) -> bytes:
-    """Return an npz file that `numpy.load` reads, without the time of writing."""
+    """Return an npz file that `numpy.load` reads; it holds no time stamp."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in members.items():
             member = io.BytesIO()
             np.lib.format.write_array(member, array, allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.create_system = 3  # else the bytes would tell on which system they were written
+            info.create_system = 3  # else the bytes would depend on the operating system
             archive.writestr(info, member.getvalue())
     return file.getvalue()
 
 
 def read_npz(data: bytes) -> Members:
-    """Open what `write_npz` wrote; members are read when they are asked for."""
+    """Open an npz file of `write_npz`; a member is read on demand.
+
+    Raises:
+        ValueError: the file is damaged, compressed, or no npz file.
+    """
     try:
         archive = np.load(io.BytesIO(data), allow_pickle=False)
     except DAMAGE as error:
-        raise ValueError(f"These masks are no npz file, or a damaged one: {error}.") from error
+        raise ValueError(f"The mask file is no npz file, or it is damaged: {error}.") from error
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError("These masks are no npz file but a single array.")
+        raise ValueError("The mask file is no npz file but a single array.")
     zipped: Any = archive.zip
     if sum(member.file_size for member in zipped.infolist()) > len(data):
-        raise ValueError("These masks are no npz file of ours, which is never compressed.")
-    return lambda name: archive[f"{name}.npy"]  # as it stands: without .npy, `a` is found for `a.npy`
+        raise ValueError("The mask file is a compressed npz file; mask files are never compressed.")
+    return lambda name: archive[f"{name}.npy"]  # the full name: without .npy, NumPy would take `a` for `a.npy`
 
 
 def write_safetensors(members: Mapping[str, Bytes]) -> bytes:
-    """Return a safetensors file of the members."""
+    """Return a safetensors file with these members."""
     from safetensors.numpy import save
 
     return bytes(save(dict(members)))
 
 
 def read_safetensors(data: bytes) -> Members:
-    """Read what `write_safetensors` wrote."""
+    """Open a safetensors file of `write_safetensors`.
+
+    Raises:
+        ValueError: the file is damaged, or no safetensors file.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
     try:
         members: dict[str, Bytes] = load(data)
-    except (SafetensorError, *DAMAGE) as error:  # a dtype that NumPy lacks, among others
-        raise ValueError(f"These masks are no safetensors file, or a damaged one: {error}.") from error
+    except (SafetensorError, *DAMAGE) as error:  # for example a dtype that NumPy lacks
+        raise ValueError(f"The mask file is no safetensors file, or it is damaged: {error}.") from error
     return members.__getitem__
 
 
@@ -150,11 +158,11 @@ FORMATS: Mapping[str, tuple[Writer, Reader]] = {
     ".npz": (write_npz, read_npz),
     ".safetensors": (write_safetensors, read_safetensors),
 }
-"""Suffix -> how to write and how to read such a file."""
+"""Suffix of a file -> its writer and its reader."""
 
 
 def format_of(path: str | Path) -> tuple[Writer, Reader]:
-    """Return how to write and how to read the file at `path`, by its suffix."""
+    """Return the writer and the reader for the suffix of `path`."""
     suffix = Path(path).suffix
     if suffix not in FORMATS:
         raise ValueError(f"`path` (={str(path)!r}) must end in {' or '.join(FORMATS)}.")
@@ -168,7 +176,7 @@ def _header(members: Members) -> tuple[dict[str, tuple[str, list[int], int]], st
         if header["format"] != FORMAT:
             raise ValueError(f"the format {header['format']!r} is not {FORMAT!r}")
         if header["version"] != VERSION:
-            raise ValueError(f"version {header['version']!r} is not {VERSION}; use the release that wrote them")
+            raise ValueError(f"version {header['version']!r} is not {VERSION}; use the release that wrote the file")
         tensors = {
             str(name): (str(t.get("member", name)), [int(n) for n in t["shape"]], int(t["crc"]))
             for name, t in header["tensors"].items()
@@ -177,4 +185,4 @@ def _header(members: Members) -> tuple[dict[str, tuple[str, list[int], int]], st
             raise ValueError("a shape is negative")
         return tensors, str(header["digest"])
     except DAMAGE as error:
-        raise ValueError(f"The header of these masks is damaged, or not of this format: {error}.") from error
+        raise ValueError(f"The header of the mask file is damaged, or has another format: {error}.") from error

@@ -1,4 +1,4 @@
-"""The masks of a model as one value: collect, compare, store, and apply again."""
+"""Mask set: the masks of a model as one value, to collect, compare, save, load and apply."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from pruning.methods.across_modules import prune_by_masks
 
 
 class MaskSet(Mapping[str, Tensor]):
-    """Qualified parameter name -> bool tensor on the CPU, True where the entry is kept; a value, not a view.
+    """Masks of a model: qualified parameter name -> bool tensor on the CPU, True where an entry is kept.
 
-    The order is the model's. Two sets are equal when names, shapes and entries are, whatever their order. No set is
-    hashable, for its tensors can be changed: use `digest`.
+    A mask set is a copy, independent of the model, and `collect` gives it the model's order. Two sets are equal if
+    their names, shapes and entries are equal, in any order. Sets are not hashable, because their tensors can be
+    changed; use `digest`.
 
     Args:
         masks: name -> tensor of any dtype, nonzero where the entry is kept; copied.
@@ -36,10 +37,10 @@ class MaskSet(Mapping[str, Tensor]):
 
     @classmethod
     def collect(cls, model: nn.Module) -> MaskSet:
-        """Return the masks of all parameters in `model` that this package or `torch.nn.utils.prune` holds pruned.
+        """Collect the masks of all parameters in `model` that this package or `torch.nn.utils.prune` pruned.
 
-        Their names are those in a plain model, without what `torch.compile`, `nn.DataParallel` and
-        `DistributedDataParallel` put before them; `apply` finds them in a wrapped model, too.
+        The names are those of a plain model, without the prefixes of `torch.compile`, `nn.DataParallel` and
+        `DistributedDataParallel`; `apply` finds the names in a wrapped model, too.
         """
         masks = {}
         for path, module in plain_modules(model):
@@ -51,16 +52,16 @@ class MaskSet(Mapping[str, Tensor]):
         return cls(masks)
 
     def apply(self, model: nn.Module, *, replace: bool = False) -> None:
-        """Prune the parameters of `model` by these masks, on top of what is pruned already; all of them or none.
+        """Prune the parameters of `model` by these masks, in addition to its earlier pruning; all of them or none.
 
-        A parameter that several modules share is pruned in all of them, whichever of its names the masks have.
+        A parameter that several modules share is pruned in all of them; the masks may use any of its names.
 
         Args:
-            model: has every named parameter, with its mask's shape.
-            replace: these masks stand instead of those before: entries may return, with the values that are held.
+            model: has every named parameter, with the shape of its mask.
+            replace: replace earlier masks, so that entries may return with their stored values.
 
         Raises:
-            ValueError: a parameter is missing or has another shape; it is named, and nothing is changed.
+            ValueError: a parameter is missing or has another shape; the message names it, and nothing is changed.
         """
         masks: dict[tuple[nn.Module, str], Tensor] = {}
         wanted: dict[Tensor, Tensor] = {}
@@ -95,22 +96,22 @@ class MaskSet(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"MaskSet({len(self)} tensors, {sum(self.sizes().values())} entries, sparsity {self.sparsity():.4f})"
 
-    # --- what they say ---
+    # --- sizes and sparsity ---
 
     def sizes(self) -> dict[str, int]:
         """Return name -> number of entries."""
         return {name: mask.numel() for name, mask in self.items()}
 
     def kept(self) -> dict[str, int]:
-        """Return name -> number of entries that are kept."""
+        """Return name -> number of kept entries."""
         return {name: int(np.count_nonzero(mask.numpy())) for name, mask in self.items()}
 
     def sparsity(self) -> float:
-        """Return the fraction of all entries that are masked; 0 where there are none."""
+        """Return the masked fraction of all entries; 0 if there are no entries."""
         return _fraction(sum(self.sizes().values()) - sum(self.kept().values()), sum(self.sizes().values()))
 
     def sparsities(self) -> dict[str, float]:
-        """Return name -> fraction of its entries that are masked."""
+        """Return name -> masked fraction of the tensor's entries."""
         sizes = self.sizes()
         return {name: _fraction(sizes[name] - kept, sizes[name]) for name, kept in self.kept().items()}
 
@@ -122,10 +123,10 @@ class MaskSet(Mapping[str, Tensor]):
             hashed.update(np.packbits(self[name].numpy()).tobytes())
         return hashed.hexdigest()
 
-    # --- how they compare ---
+    # --- comparison ---
 
     def iou(self, other: MaskSet) -> float:
-        """Return |A and B| / |A or B| of the entries that both and that either keep: 1 for equal masks.
+        """Return the intersection over union of the kept entries, |A and B| / |A or B|: 1 for equal masks.
 
         Raises:
             ValueError: names or shapes differ.
@@ -134,82 +135,86 @@ class MaskSet(Mapping[str, Tensor]):
         return _fraction(sum(both for both, _ in pairs), sum(either for _, either in pairs), empty=1.0)
 
     def ious(self, other: MaskSet) -> dict[str, float]:
-        """Return name -> `iou` of that tensor; 1 where neither keeps anything."""
+        """Return name -> `iou` of that tensor; 1 if neither set keeps an entry of it."""
         return {name: _fraction(*pair, empty=1.0) for name, pair in self._overlaps(other).items()}
 
     def nested_in(self, other: MaskSet) -> bool:
-        """Say whether every entry that `other` prunes is pruned here too; what a set does not name is not pruned."""
+        """Return whether every entry that `other` prunes is pruned here too; tensors without a mask are not pruned."""
         return all(self.nestings(other).values())
 
     def nestings(self, other: MaskSet) -> dict[str, bool]:
-        """Return name -> whether `nested_in` holds of that tensor, for all names of both.
+        """Return name -> whether that tensor's mask is nested, for the names of both sets; see `nested_in`.
 
         Raises:
             ValueError: shapes differ.
         """
         return {
             **dict.fromkeys(self, True),
-            **{name: not bool((self._like(name, mask) & ~mask).any()) for name, mask in other.items()},
+            **{name: not bool((self._mask_of_shape(name, mask) & ~mask).any()) for name, mask in other.items()},
         }
 
-    def _like(self, name: str, mask: Tensor) -> Tensor:
+    def _mask_of_shape(self, name: str, mask: Tensor) -> Tensor:
+        """Return the mask `name`, ones if there is none; raise ValueError if its shape differs from that of `mask`."""
         own = self.get(name, torch.ones_like(mask))
         if own.shape != mask.shape:
             raise ValueError(
-                f"`{name}` has the shapes {tuple(own.shape)} and {tuple(mask.shape)}: other models' masks."
+                f"`{name}` has the shapes {tuple(own.shape)} and {tuple(mask.shape)} in the two sets of masks; compare "
+                "masks of one model."
             )
         return own
 
     def _overlaps(self, other: MaskSet) -> dict[str, tuple[int, int]]:
         if different := sorted(self.keys() ^ other.keys()):
-            raise ValueError(f"`{different[0]}` is in one of the two sets of masks only; compare masks of one model.")
+            raise ValueError(f"`{different[0]}` is in only one of the two sets of masks; compare masks of one model.")
         return {
-            name: (int((self._like(name, mask) & mask).sum()), int((self[name] | mask).sum()))
+            name: (int((self._mask_of_shape(name, mask) & mask).sum()), int((self[name] | mask).sum()))
             for name, mask in other.items()
         }
 
-    # --- how they are kept ---
+    # --- files ---
 
     def to_bytes(self) -> bytes:
-        """Return the npz file: the same masks in the same order always give the same bytes.
+        """Return the masks as an npz file; equal masks in equal order always give equal bytes.
 
         Raises:
-            ValueError: a name is not text that UTF-8 can hold.
+            ValueError: UTF-8 cannot encode a name.
         """
         return mask_files.write_npz(mask_files.encode(self._arrays(), self.digest()))
 
     @classmethod
     def from_bytes(cls, data: bytes, model: nn.Module | None = None) -> MaskSet:
-        """Read what `to_bytes` wrote.
+        """Load masks from the bytes that `to_bytes` returned.
 
         Args:
-            data: the file. A few bytes may say that a mask is as large as memory, and be right.
-            model: what the masks must fit, checked before memory is taken: give it where the file is not your own.
+            data: content of the file. A few bytes can encode a mask that fills the memory.
+            model: model that the masks must fit, checked before memory is allocated; pass it if you do not trust the
+                file.
 
         Raises:
-            ValueError: the file is damaged or none of ours, or does not fit; the tensor is named if one is to blame.
+            ValueError: the file is damaged, has another format, or does not fit the model; the message names the
+                tensor if one tensor is wrong.
         """
         return cls._read(mask_files.read_npz(data), model)
 
     def save(self, path: str | Path) -> None:
-        """Write a file in the format of its suffix: .npz, or .safetensors (needs the package safetensors).
+        """Save the masks to a file in the format of its suffix: .npz, or .safetensors (needs the package safetensors).
 
         Raises:
-            ValueError: any other suffix, or a name that is not text that UTF-8 can hold.
+            ValueError: the suffix is another one, or UTF-8 cannot encode a name.
         """
         write, _ = mask_files.format_of(path)
         Path(path).write_bytes(write(mask_files.encode(self._arrays(), self.digest())))
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module | None = None) -> MaskSet:
-        """Read what `save` wrote.
+        """Load masks from a file that `save` wrote.
 
         Args:
-            path: of the file.
-            model: what the masks must fit, see `from_bytes`.
+            path: path of the file.
+            model: model that the masks must fit, see `from_bytes`.
 
         Raises:
-            ValueError: the suffix is another, or the file is damaged or none of ours, or does not fit.
+            ValueError: the suffix is another one, or the file is damaged, has another format or does not fit the model.
         """
         _, read = mask_files.format_of(path)
         return cls._read(read(Path(path).read_bytes()), model)
@@ -221,9 +226,9 @@ class MaskSet(Mapping[str, Tensor]):
     def _read(cls, members: mask_files.Members, model: nn.Module | None) -> MaskSet:
         masks, digest = mask_files.decode(members, None if model is None else partial(place, model))
         loaded = cls({})
-        loaded._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # nobody else's: not copied
+        loaded._masks = {name: torch.from_numpy(mask) for name, mask in masks.items()}  # new arrays need no copy
         if loaded.digest() != digest:
-            raise ValueError("These masks are damaged: they have not the digest that their file says.")
+            raise ValueError("The mask file is damaged: its masks do not have the digest in its header.")
         return loaded
 
 

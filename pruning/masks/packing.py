@@ -1,9 +1,10 @@
-"""A mask as few bytes: packed bits, or the gaps between its rarer entries, whichever is smaller.
+"""Packing of a mask into few bytes: packed bits, or gaps between its rarer entries, whichever is smaller.
 
-A mask of n entries of which a fraction p is kept carries n H(p) bits, H(p) = -p log2 p - (1 - p) log2 (1 - p), if
-nothing is known of it. Gaps between independent entries are geometrically distributed; cut into quotient and
-remainder by a power of two (Golomb and Rice) and with the quotients under a Huffman code they take a percent or two
-more than that. Masks with a pattern (whole channels) are repetitive, which DEFLATE finds in either form.
+A random mask of n entries, of which a fraction p is kept, has n H(p) bits of information, with
+H(p) = -p log2 p - (1 - p) log2 (1 - p). Gaps between independent entries have a geometric distribution. Each gap is
+divided by a power of two into a quotient and a remainder (Golomb and Rice), and the quotients get a Huffman code. The
+result is one or two percent larger than n H(p). Masks with a pattern (whole channels) are repetitive, and DEFLATE
+compresses them in either form.
 
     byte 0      0: bits, row-major, the first entry in a byte's highest bit; DEFLATE follows
                 1: gaps
@@ -21,17 +22,17 @@ from numpy.typing import NDArray
 
 BITS, GAPS = 0, 1
 RARE = 0.4
-"""Gaps are tried where the rarer value takes up to this fraction of the entries."""
+"""Largest fraction of the rarer value for which gaps are tried."""
 
 PIECE = 2**16
-"""Gaps that are read at a time."""
+"""Number of bytes of quotients that are read at a time."""
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
 
 def pack(mask: Bools) -> bytes:
-    """Return the bytes of a flat bool array; `unpack` needs its size as well."""
+    """Pack a flat bool array into bytes; `unpack` also needs the size of the array."""
     packed = bytes([BITS]) + _deflate(np.packbits(mask).tobytes())
     kept = int(np.count_nonzero(mask))
     if min(kept, mask.size - kept) <= RARE * mask.size:
@@ -40,15 +41,15 @@ def pack(mask: Bools) -> bytes:
 
 
 def unpack(packed: bytes, size: int) -> Bools:
-    """Return the flat bool array of `size` entries that `pack` was given.
+    """Unpack bytes of `pack` to a flat bool array of `size` entries.
 
     Raises:
-        ValueError: the bytes are not those of such a mask.
+        ValueError: the bytes do not encode a mask of this size.
     """
     if packed[:1] == bytes([BITS]):
         bits, rest = _inflate(packed[1:], (size + 7) // 8)
         if rest or len(bits) != (size + 7) // 8:
-            raise ValueError(f"its bits are not those of {size} entries")
+            raise ValueError(f"its number of bits is not that of {size} entries")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=size).view(np.bool_)
     if packed[:1] == bytes([GAPS]) and len(packed) > 3 and packed[1] <= 1 and packed[2] < 63:
         return _unpack_gaps(packed, size)
@@ -72,7 +73,7 @@ def _pack_gaps(mask: Bools, rare: bool) -> bytes:
 
 
 def _unpack_gaps(packed: bytes, size: int) -> Bools:
-    """Read gaps piece by piece: however many a forged file claims, memory is a few bytes for each entry."""
+    """Read gaps piece by piece, so that a forged file cannot make it use more than a few bytes per entry."""
     rare, width = bool(packed[1]), packed[2]
     inflated, rest = _inflate(packed[3:], size)
     quotients, bits = np.frombuffer(inflated, np.uint8), np.frombuffer(rest, np.uint8)
@@ -82,7 +83,7 @@ def _unpack_gaps(packed: bytes, size: int) -> Bools:
     if len(rest) != (count * width + 7) // 8:
         raise ValueError("its gaps are cut off")
     mask: Bools = np.full(size, not rare)
-    done, quotient, remainder = 0, 0, 0  # gaps, and the sums of both their parts
+    done, quotient, remainder = 0, 0, 0  # gaps read so far, and the sums of their quotients and remainders
     for start in range(0, quotients.size, PIECE):
         piece = quotients[start : start + PIECE]
         ends = np.flatnonzero(piece != 255)
@@ -107,12 +108,16 @@ def _deflate(data: bytes) -> bytes:
         stream = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, strategy)
         return stream.compress(data) + stream.flush()
 
-    # Searching for repetitions in random bytes only spoils their Huffman code; in a pattern it is everything.
+    # A search for repetitions makes the code of random bytes longer, but the code of a pattern much shorter.
     return min(with_strategy(zlib.Z_HUFFMAN_ONLY), with_strategy(zlib.Z_DEFAULT_STRATEGY), key=len)
 
 
 def _inflate(data: bytes, limit: int) -> tuple[bytes, bytes]:
-    """Return at most `limit` inflated bytes, so that a forged file cannot fill the memory, and what follows them."""
+    """Return the inflated bytes and the bytes after the stream; `limit` keeps a forged file from filling the memory.
+
+    Raises:
+        ValueError: the stream is damaged, or inflates to more than `limit` bytes.
+    """
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     try:
         inflated = stream.decompress(data, limit + 1)

@@ -1,4 +1,4 @@
-"""Masks and models that the tests of this folder share."""
+"""Masks and models for the tests in this folder."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Files of masks: the same bytes for the same masks, refused when damaged, never unpickled."""
+"""Mask files: equal bytes for equal masks, errors for damaged files, no pickle."""
 
 import hashlib
 import io
@@ -40,7 +40,7 @@ def test_a_forged_file_takes_no_memory(tmp_path, suffix):
 def test_a_checkpoint_is_no_file_of_masks(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(3, dtype=torch.bfloat16)}, path)
-    with pytest.raises(ValueError, match="no safetensors file, or a damaged one"):
+    with pytest.raises(ValueError, match="no safetensors file, or it is damaged"):
         MaskSet.load(path)
 
 
@@ -99,8 +99,10 @@ def test_whatever_names_are_written_can_be_read(suffix, tmp_path):
 def test_a_name_that_no_file_can_hold_is_refused_before_the_file_is_touched(tmp_path):
     path = tmp_path / "masks.npz"
     some_masks().save(path)
-    with pytest.raises(ValueError, match=r"cannot name a mask in a file .*; rename it to text that UTF-8 can hold"):
-        MaskSet({"\ud83d\ude00": torch.ones(2)}).save(path)  # two halves, which JSON would read as one character
+    with pytest.raises(
+        ValueError, match=r"cannot be the name of a mask in a file .*; rename it to text that UTF-8 can encode"
+    ):
+        MaskSet({"\ud83d\ude00": torch.ones(2)}).save(path)  # two surrogates, which JSON would join to one character
     assert MaskSet.load(path) == some_masks()
 
 
@@ -118,7 +120,7 @@ def test_scalars_and_empty_tensors_are_masks_too():
 
 
 def test_any_altered_byte_is_noticed():
-    """Flip each byte in turn: refused with a ValueError, or, in zip's own small print, without effect."""
+    """Flip each byte in turn: loading raises ValueError, or zip ignores the byte and the masks are equal."""
     masks = some_masks()
     data = masks.to_bytes()
     refused = 0
@@ -146,7 +148,7 @@ def test_truncated_and_foreign_files_are_refused(suffix, tmp_path):
 
 
 def rewritten(data, change):
-    """Return an npz with its members changed, its own checksums right again."""
+    """Return an npz file with changed members and valid zip checksums."""
     members = dict(np.load(io.BytesIO(data)))
     change(members)
     file = io.BytesIO()
@@ -177,9 +179,9 @@ def test_a_forged_header_is_refused():
 
     data = some_masks().to_bytes()
     for old, new, message in [
-        (b'"version":1', b'"version":2', "version 2 is not 1; use the release that wrote them"),
+        (b'"version":1', b'"version":2', "version 2 is not 1; use the release that wrote the file"),
         (b"pruning-masks", b"prunes", "the format 'prunes' is not 'pruning-masks'"),
-        (b"[5,6]", b"[6,5]", "have not the digest"),
+        (b"[5,6]", b"[6,5]", "do not have the digest"),
         (b"[5,6]", b"[5,7]", r"`1\.0\.weight` is damaged"),
         (b"[5,6]", b"[-5,-6]", "a shape is negative"),
         (b"[5,6]", b"[99999999999,99999999999]", r"`1\.0\.weight` is damaged"),

@@ -1,4 +1,4 @@
-"""MaskSet: collected from any hook, applied whole or not at all, compared by hand."""
+"""Mask sets: collected from all kinds of hooks, applied completely or not at all, compared with values by hand."""
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_nesting_by_hand():
 
 
 def test_sets_of_different_models_do_not_compare():
-    with pytest.raises(ValueError, match="`b` is in one of the two"):
+    with pytest.raises(ValueError, match="`b` is in only one of the two"):
         MaskSet({"a": tensor([1])}).iou(MaskSet({"a": tensor([1]), "b": tensor([1])}))
     with pytest.raises(ValueError, match=r"`a` has the shapes \(1, 1\) and \(1, 2\)"):
         MaskSet({"a": tensor([1])}).nested_in(MaskSet({"a": tensor([1, 1])}))
@@ -184,4 +184,4 @@ def test_masks_of_bools_cost_a_copy_of_them():
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         MaskSet({"weight": mask})
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profiler.events())
-    assert mask.numel() <= allocated < 1.1 * mask.numel()  # a copy that the profiler does not see is none of torch's
+    assert mask.numel() <= allocated < 1.1 * mask.numel()  # the profiler sees only memory of torch

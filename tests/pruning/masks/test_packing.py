@@ -1,4 +1,4 @@
-"""Packing: near the entropy, and damaged bytes are refused."""
+"""Packing of masks: sizes near the entropy, and errors for damaged bytes."""
 
 import math
 import tracemalloc
