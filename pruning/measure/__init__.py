@@ -1,1 +1,1 @@
-"""What pruning has bought: sparsity, bytes, multiply-accumulates, latency."""
+"""Measures of a pruned network: sparsity, bytes, multiply-accumulates, latency, memory."""

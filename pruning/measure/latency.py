@@ -1,8 +1,8 @@
-"""How many times as fast one thing is as another, measured side by side in one process.
+"""Latency comparison: ratio of the times of two functions, measured side by side in one process.
 
-Where the weights and buffers of a network lie in memory is worth half a percent of its time, for as long as it lives.
-So a measurement is made of blocks, each of which makes both things anew, in alternating order, and times them in turns.
-The blocks are independent samples: a t interval over their log ratios says what the ratio is worth.
+The addresses of a network's weights and buffers change its time by half a percent for as long as the network exists.
+So a measurement consists of blocks. Each block builds both functions again, in alternating order, and times them in
+turns. The blocks are independent samples: a t interval over their log ratios gives the uncertainty of the ratio.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pruning.holding.copies import values_with_history
 from pruning.measure.macs import arguments_of
 
 Call = Callable[[], object]
-"""What is timed; one on a GPU waits for it."""
+"""Function to time; on a GPU it must wait for the result."""
 Make = Callable[[], Call]
-"""Makes it anew, with all that it holds."""
+"""Function that builds a new `Call` with all its memory."""
 Clock = Callable[[], float]
 
 LEAST_PAIRS = 4
-"""Of a block, however long they take: a median of fewer is no more than a mean."""
+"""Minimum number of timed pairs in a block, however long they take: a median of fewer is hardly robust."""
 
 
 @dataclass(frozen=True)
 class LatencyRatio:
-    """What `compare_latency` has measured, as plain data.
+    """Result of `compare_latency`, as plain data.
 
     Args:
-        log_ratios: of each block, the median over its pairs of log(time of a / time of b).
+        log_ratios: for each block, the median over its pairs of log(time of a / time of b).
         a, b: median seconds of a call, over all pairs.
-        pairs: timed pairs of all blocks.
-        threads: of torch, meanwhile.
+        pairs: number of timed pairs in all blocks.
+        threads: number of torch threads during the measurement.
     """
 
     log_ratios: tuple[float, ...]
@@ -52,7 +52,7 @@ class LatencyRatio:
 
     @property
     def ratio(self) -> float:
-        """How many times as long a takes as b: the speed-up of b. exp(mean of the blocks' log ratios)."""
+        """Speed-up of b over a: exp(mean of the blocks' log ratios)."""
         return math.exp(statistics.fmean(self.log_ratios))
 
 
@@ -66,31 +66,36 @@ def compare_latency(
     threads: int | None = None,
     clock: Clock = time.perf_counter,
 ) -> LatencyRatio:
-    """Time two things in turns, in blocks that make both anew.
+    """Time two functions in turns, in blocks that build both again.
 
     Args:
-        make_a: makes the first, such as the dense network: `calling(dense, example)`.
-        make_b: makes the second, such as the pruned one.
-        blocks: independent samples, at least 2; of an even number each is made first as often as the other.
-        seconds: of the whole measurement, less where making and 4 pairs a block take longer than that.
-        warmup: untimed calls of each in every block.
-        threads: of torch during the measurement; by default as many as it has.
-        clock: seconds, monotonic.
+        make_a: builds the first function, for example the dense network: `calling(dense, example)`.
+        make_b: builds the second function, for example the pruned network.
+        blocks: number of independent samples, at least 2; with an even number each function is built first equally
+            often.
+        seconds: length of the whole measurement; it takes longer if building and 4 pairs per block need more time.
+        warmup: untimed calls of each function in every block.
+        threads: number of torch threads during the measurement; None: torch's current number.
+        clock: monotonic clock in seconds.
+
+    Raises:
+        ValueError: `blocks`, `seconds` or `threads` is too small.
+        TypeError: `make_a` or `make_b` is a module.
 
     Example:
         >>> found = compare_latency(calling(dense, images), calling(pruning.shrink(dense, images), images))
-        >>> found.ratio  # how many times as fast the shrunk network is
+        >>> found.ratio  # speed-up of the shrunk network
     """
     if blocks < 2:
-        raise ValueError(f"`blocks` (={blocks}) must be at least 2: one block has no spread.")
+        raise ValueError(f"`blocks` (={blocks}) must be at least 2, because one block has no spread.")
     if seconds <= 0:
-        raise ValueError(f"`seconds` (={seconds}) must be above 0, the length of the measurement.")
+        raise ValueError(f"`seconds` (={seconds}) must be above 0, because it is the length of the measurement.")
     if threads is not None and threads < 1:
-        raise ValueError(f"`threads` (={threads}) must be at least 1; pass None for as many as torch has.")
+        raise ValueError(f"`threads` (={threads}) must be at least 1; pass None for torch's current number.")
     for name, make in (("make_a", make_a), ("make_b", make_b)):
         if isinstance(make, nn.Module):
             raise TypeError(
-                f"`{name}` (a {type(make).__name__}) must be a function that makes what is timed; pass "
+                f"`{name}` (a {type(make).__name__}) must be a function that builds the function to time; pass "
                 "calling(network, example)."
             )
     ratios, of_a, of_b = [], list[float](), list[float]()
@@ -105,11 +110,13 @@ def compare_latency(
 
 
 def calling(model: nn.Module, example: Any) -> Make:
-    """Return what makes a copy of `model` and of `example`, to be called in evaluation mode without gradients.
+    """Return a function that copies `model` and `example`, and returns a call of the copies for `compare_latency`.
+
+    The copy runs in evaluation mode, without gradients.
 
     Args:
-        model: any module; it stays as it is.
-        example: what to call the model with: a tensor, a plain tuple of arguments, or a mapping of them by name.
+        model: any module; it is not changed.
+        example: input of the model: a tensor, a plain tuple of positional arguments, or a mapping of keyword arguments.
     """
 
     def make() -> Call:
@@ -132,7 +139,7 @@ def calling(model: nn.Module, example: Any) -> Make:
 def _block(
     make_a: Make, make_b: Make, b_first: bool, seconds: float, warmup: int, clock: Clock
 ) -> list[tuple[float, float]]:
-    """Return the seconds of each pair of calls of a block."""
+    """Time one block; return the seconds of each pair of calls (a, b)."""
     end = clock() + seconds
     made = {b: (make_b if b else make_a)() for b in (b_first, not b_first)}
     a, b = made[False], made[True]
@@ -151,7 +158,7 @@ def _block(
 def _timed(call: Call, clock: Clock) -> float:
     start = clock()
     call()
-    return max(clock() - start, 1e-9)  # of a clock that did not move
+    return max(clock() - start, 1e-9)  # a coarse clock may not have advanced
 
 
 @contextmanager
@@ -167,7 +174,7 @@ def _threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Have Python collect no cycles meanwhile, which takes longer than a small network does."""
+    """Disable Python's garbage collection, which takes longer than a call of a small network."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How often a layer applies its weights in one call, by kinds of layers."""
+"""Layer rules: how often a layer applies its weights in one call, by type of layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 class Use(NamedTuple):
-    """How often every entry of a weight, or of some rows of it, is applied in one call."""
+    """Use of a weight, or of some of its rows: how often each entry is applied in one call."""
 
     weight: str
     times: int
@@ -21,7 +21,7 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer: its arguments by position and by name, and what it returned."""
+    """Call of a layer: positional arguments, keyword arguments, and output."""
 
     inputs: tuple[Any, ...]
     keywords: Mapping[str, Any]

@@ -1,18 +1,19 @@
-"""Multiply-accumulates of one forward pass, layer by layer, and how many of them unmasked weights take part in.
+"""Multiply-accumulates (MACs) of one forward pass, layer by layer, for all weights and for unmasked weights.
 
-A weight takes part in one multiplication for each position it is applied at, so a layer's count is
+A weight takes part in one multiplication for each position where it is applied, so the count of a layer is
 
-    MACs = sum over its weights of (applications of the weight),      remaining = the same over unmasked weights
+    MACs = sum over its weights of (applications of the weight),      remaining = the same sum over unmasked weights
 
-Counted are Linear, Bilinear, convolutions (transposed ones too), transformers' Conv1D, RNN, LSTM, GRU and their cells,
-and MultiheadAttention; and under the module that computes them the matrix products and convolutions of other forwards,
-above all the two of attention: queries by keys, and what that gives by values, each query by each key whether a mask
-hides it or not. A product of two activations has no weights: it remains unless masks have left one of its factors 0 as
-a whole, as all queries or all values of a head are once nothing of it is left. Biases, normalisation, activations and
-embeddings are not counted.
+The count includes Linear, Bilinear, convolutions (also transposed), transformers' Conv1D, RNN, LSTM, GRU and their
+cells, and MultiheadAttention. It also includes matrix products and convolutions in other forwards, counted for the
+module that computes them. The most important are the two products of attention: queries by keys, and attention weights
+by values, for every pair of query and key, even if an attention mask hides the pair. A product of two activations has
+no weights: it remains, unless pruning made one factor all 0, for example the queries or values of a removed head.
+Biases, normalisation, activations and embeddings are not counted.
 
-A masked weight is known in such a product by its storage: one that is multiplied by a copy, as under autocast, counts
-as a whole. Of a class derived from one of the layers above the layer's product is counted, and no other of its forward.
+A masked weight in such a product is recognised by its storage. If a forward multiplies by a copy of the weight, as
+under autocast, the product counts as unmasked. For a subclass of one of the layers above, only the layer's own product
+is counted, and no other product in its forward.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from pruning.measure.layers import Call, rule_of
 from pruning.measure.matrix_products import Product, Products
 
 COMPILING = {"torch._dynamo", "torch.nn.attention.flex_attention"}
-"""Modules, one of which is there where a forward is compiled, or compiles; the first takes a second to import."""
+"""Modules of which one is imported if a forward is compiled, or compiles; importing the first takes a second."""
 
 
 @dataclass(frozen=True)
 class LayerMacs:
-    """Multiply-accumulates of one layer: of all its weights, and of the unmasked ones."""
+    """Multiply-accumulates of one layer: for all its weights, and for its unmasked weights."""
 
     total: int
     remaining: int
@@ -55,28 +56,28 @@ class Macs:
 
     @property
     def total(self) -> int:
-        """Of the dense model."""
+        """Multiply-accumulates of the dense model."""
         return sum(layer.total for layer in self.layers.values())
 
     @property
     def remaining(self) -> int:
-        """Of unmasked weights alone: what a kernel that skips every zero would compute."""
+        """Multiply-accumulates of unmasked weights: the work of a kernel that skips every zero."""
         return sum(layer.remaining for layer in self.layers.values())
 
 
 def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
     """Count the multiply-accumulates of `model(example)`.
 
-    The model runs once, in evaluation mode and without gradients, and is left as it was. Masked weights that a
-    forward itself multiplies by a copy of count as a whole; of a class derived from a layer that layer's product alone
-    is counted.
+    The model runs once, in evaluation mode and without gradients, and is not changed. If a forward multiplies by a copy
+    of a masked weight, the weight counts as unmasked. For a subclass of a layer, only the layer's own product is
+    counted.
 
     Args:
         model: any module.
-        example: what to call the model with; a plain tuple is unpacked into arguments, a dict into named ones. Give a
-            batch of one example for the count of one example.
-        masks: the masks to count unmasked weights by; None collects those that the model holds. Weights that they mask
-            have to be 0 in the model for the products of activations that have become 0.
+        example: input of the model; a plain tuple is unpacked to positional arguments, a dict to keyword arguments.
+            Pass a batch of one example for the count of one example.
+        masks: masks that say which weights are unmasked; None: the masks of the model. Masked weights must be 0 in the
+            model, so that products of activations that became 0 are recognised.
     """
     counter = _Counter(model, MaskSet.collect(model) if masks is None else masks)
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -86,9 +87,9 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path calls no layers
         stack.enter_context(sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]))  # others pad features
-        if COMPILING & sys.modules.keys():  # what is compiled computes its products out of sight
+        if COMPILING & sys.modules.keys():  # a dispatch mode does not see the products of compiled code
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(in_mode(model, training=False))
         with torch.no_grad(), Products(counter.product):
@@ -98,13 +99,13 @@ def macs(model: nn.Module, example: Any, masks: MaskSet | None = None) -> Macs:
 
 
 def arguments_of(example: Any) -> tuple[Any, ...]:
-    """Return the arguments that `example` stands for: several for a plain tuple, one for anything else."""
+    """Return an example as positional arguments: the items of a plain tuple, or one argument of any other type."""
     return example if type(example) is tuple else (example,)
 
 
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put every module into training or evaluation mode, and back as it was."""
+    """Set every module to training or evaluation mode, and restore the modes afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -113,11 +114,11 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         for module, reparam in held(model):
-            reparam.refresh(module)  # what ran without gradients has left tensors without a history
+            reparam.refresh(module)  # a run without gradients leaves pruned tensors without a history
 
 
 class _Counter:
-    """Counts what modules do between their `enter` and `leave`."""
+    """Counter of multiply-accumulates; hooks call `enter` and `leave` around each module's forward."""
 
     def __init__(self, model: nn.Module, masks: MaskSet) -> None:
         self.layers: dict[str, LayerMacs] = {}
@@ -125,14 +126,14 @@ class _Counter:
         self._running: list[tuple[str, nn.Module]] = []
 
     def enter(self, path: str, module: nn.Module, _inputs: object) -> None:
-        """Note a module whose forward begins."""
+        """Record a module whose forward begins."""
         self._running.append((path, module))
 
     def leave(
         self, path: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
-        """Count the weights of a layer whose forward ends."""
-        while self._running.pop()[1] is not module:  # what failed inside, and was caught
+        """Count the multiply-accumulates of a layer whose forward ends."""
+        while self._running.pop()[1] is not module:  # modules inside whose error was caught never call `leave`
             pass
         rule = rule_of(module)
         for use in rule(module, Call(inputs, keywords, output)) if rule else []:
@@ -142,7 +143,7 @@ class _Counter:
             self._add(path, use.times * size, use.times * kept)
 
     def product(self, product: Product) -> None:
-        """Count a product that no rule of a layer counts."""
+        """Count a product that no layer rule counts."""
         layer = next((each for each in self._running if rule_of(each[1])), None)
         if layer is None:
             self._add(self._running[-1][0], product.macs, self._remaining(product))
@@ -154,7 +155,7 @@ class _Counter:
         self.layers[path] = LayerMacs(earlier.total + total, earlier.remaining + remaining)
 
     def _remaining(self, product: Product) -> int:
-        """Return how many of a product's multiply-accumulates unmasked weights, or heads that are not empty, have."""
+        """Return the multiply-accumulates of a product that belong to unmasked weights, or to heads that are not 0."""
         one, other, total = product
         if not self._masked or one.is_meta:
             return total
@@ -168,7 +169,7 @@ class _Counter:
         return total // max(1, len(one)) * int(alive.sum())
 
     def _kept(self, factor: Tensor) -> int | None:
-        """Return how many entries of a factor are unmasked where it is a masked weight, or a view of one."""
+        """Count the unmasked entries of a factor that is a masked weight or a view of one; None for other factors."""
         place = factor.untyped_storage().data_ptr()
         for name, mask in self._masks.items():
             path, _, leaf = name.rpartition(".")
@@ -185,5 +186,5 @@ def _joined(path: str, name: str) -> str:
 
 
 def _is_of_heads(product: Product) -> bool:
-    """Say whether a product is one of activations: a weight is no batch, or the same for all of it."""
+    """Return whether both factors are activations: a weight has no batch dimension, or is expanded over it."""
     return all(factor.ndim == 3 and factor.stride(0) > 0 for factor in product[:2])

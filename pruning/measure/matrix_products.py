@@ -1,4 +1,4 @@
-"""Matrix products and convolutions as they are computed, whatever function of torch a forward calls for them."""
+"""Observation of all matrix products and convolutions that a forward computes, whichever torch function it calls."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FIRST = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "addmv": 1, "baddbmm": 1, "addbmm": 1}
-"""Operation -> which of its arguments is the first of the two factors."""
+"""Operation -> index of its first factor among the arguments; the second factor comes next."""
 ATTENTION = ("_scaled_dot_product_", "flex_attention")
-"""How the kernels are called that take queries, keys and values, (..., heads, tokens, features), at once."""
+"""Name prefixes of attention kernels, which take queries, keys and values, each (..., heads, tokens, features)."""
 
 
 class Product(NamedTuple):
-    """Two factors, and the multiply-accumulates of their product, in which each entry of either is as often as others.
+    """Two factors, and the multiply-accumulates of their product; every entry of a factor is used equally often.
 
-    Of a convolution these are its input and weight, and its border counts as its inside. What attention multiplies
-    values by is known to its kernel alone: there the values stand for it, too.
+    The factors of a convolution are its input and weight; its border counts like its inside. Only the kernel of
+    attention knows the attention weights, so for their product with the values both factors are the values.
     """
 
     one: Tensor
@@ -28,18 +28,18 @@ class Product(NamedTuple):
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What sees each operation of torch while it is entered, without importing torch's compiler for that."""
+    """Dispatch mode that sees each operation of torch without importing torch's compiler."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Say no: with a yes torch imports its compiler at the first operation, two seconds and 80 MB of a process."""
+        """Return False: with True, torch imports its compiler at the first operation, which costs 2 s and 80 MB."""
         return False
 
 
 class Products(Watching):
-    """While it is entered, `seen` is called with each product that is computed."""
+    """Dispatch mode that calls `seen` with each product that is computed."""
 
     def __init__(self, seen: Callable[[Product], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,10 +48,10 @@ class Products(Watching):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute what is asked for, in its parts where it has some, and tell of a product."""
+        """Run an operation, decomposed if it is composite, and report its products."""
         named = dict(kwargs or {})
         if isinstance(func, OpOverload):
-            with self:  # as under inference_mode
+            with self:  # under inference_mode composite operations arrive whole
                 result = func.decompose(*args, **named)
             if result is not NotImplemented:
                 return result

@@ -1,4 +1,4 @@
-"""How much memory a network takes, with its weights, while it runs."""
+"""Peak memory of a network with its weights while it runs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 import torch
 
 PEAK = "5"
-"""What is written to `clear_refs` to have the kernel begin its peak of a process's memory anew."""
+"""Value for /proc/self/clear_refs that resets the kernel's peak of a process's resident memory."""
 CALLS = 3
 
 
 def peak_memory(
     make: Callable[[], Callable[[], object]], device: torch.device | None = None, *, proc: Path = Path("/proc/self")
 ) -> int | None:
-    """Return the bytes by which this process's memory grows at most while something is made and called.
+    """Return the peak growth of this process's memory, in bytes, while a function is built and called.
 
-        peak_memory(calling(network, images))           # weights, and what lives at once of what it computes
+        peak_memory(calling(network, images))           # weights, and activations that exist at the same time
 
-    On the CPU it is resident memory, as Linux counts it, of all threads: nothing else may run in the process meanwhile.
-    Memory that the process has freed is given back to the system before.
+    On the CPU the measure is resident memory of all threads, as Linux counts it: nothing else may run in the process
+    meanwhile. Memory that the process freed earlier is returned to the system first.
 
     Args:
-        make: makes it, with all that it holds, as `compare_latency` takes it.
-        device: a GPU counts what torch holds there.
-        proc: what the kernel says of this process.
+        make: builds the function with all its memory, as for `compare_latency`.
+        device: for a GPU, memory that torch allocates there is measured instead.
+        proc: folder where the kernel describes this process.
 
     Returns:
-        bytes; None where the system does not say them.
+        bytes; None if the system does not report its memory.
     """
     gc.collect()
     if device is not None and device.type == "cuda":

@@ -1,8 +1,8 @@
-"""What pruning has bought: sparsity, parameters, bytes, multiply-accumulates, latency.
+"""Report on a pruned model: sparsity, parameters, bytes, multiply-accumulates, latency.
 
-Masked weights that are stored densely are no smaller and no faster: the zeros are kept in memory and multiplied like
-any other number. Bytes and multiply-accumulates here say what a format or a kernel that skips zeros could save;
-`latency` says what the model takes as it is.
+Masked weights that are stored densely are no smaller and no faster: their zeros are stored and multiplied like other
+numbers. Packed bytes, CSR bytes and remaining multiply-accumulates are those of a format and a kernel that skip zeros;
+`latency` is the time of the model itself, which multiplies the zeros.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from pruning.measure.macs import arguments_of, in_mode
 from pruning.measure.macs import macs as macs
 
 CAVEAT = (
-    "Masked weights are stored and multiplied densely: they save no memory and no time as they are. "
-    "Smaller bytes and fewer MACs need a format and kernels that skip zeros."
+    "Masked weights are stored and multiplied densely, so they save no memory and no time. "
+    "Fewer bytes and MACs need a format and kernels that skip zeros."
 )
 
 
 @dataclass(frozen=True)
 class TensorSize:
-    """Bytes of one tensor, values included, in three formats."""
+    """Bytes of one tensor in three formats, including its values."""
 
     entries: int
     kept: int
     dense: int
     packed: int
-    """Kept values, and one bit an entry that says which they are."""
+    """Bytes of the kept values, and one bit per entry that marks them."""
     csr: int
-    """Compressed sparse rows: kept values, a 4-byte column each, a 4-byte start a row; dimension 0 are the rows."""
+    """Bytes as compressed sparse rows: kept values, a 4-byte column per value, a 4-byte start per row (dimension 0)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Report:
-    """All measures of one model; `str` makes it a table."""
+    """Measures of one model; `str` formats them as a table."""
 
     parameters: int
     remaining_parameters: int
@@ -88,19 +88,19 @@ class Report:
 
 
 def parameters(model: nn.Module) -> int:
-    """Return the number of entries of all parameters, masked or not; tied ones count once."""
+    """Return the number of entries of all parameters, masked or not; tied parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def remaining_parameters(model: nn.Module, masks: MaskSet | None = None) -> int:
-    """Return the number of entries of all parameters that are not masked; a tied one counts as its first name does."""
+    """Return the number of unmasked entries of all parameters; a tied parameter counts once, by its first name."""
     masks = MaskSet.collect(model) if masks is None else masks
     kept = masks.kept()
     return sum(kept.get(name, parameter.numel()) for name, parameter in _named(model))
 
 
 def sizes(model: nn.Module, masks: MaskSet | None = None) -> dict[str, TensorSize]:
-    """Return name -> bytes of every masked parameter, dense, bit-packed and as CSR."""
+    """Return name -> bytes of every masked parameter: dense, bit-packed and CSR."""
     masks = MaskSet.collect(model) if masks is None else masks
     kept = masks.kept()
     by_name = {}
@@ -114,7 +114,7 @@ def sizes(model: nn.Module, masks: MaskSet | None = None) -> dict[str, TensorSiz
 
 
 def dead(model: nn.Module | MaskSet) -> tuple[str, ...]:
-    """Return the names of the tensors that are entirely masked: nothing passes through such a layer but its bias."""
+    """Return the names of tensors that are entirely masked: only the bias passes through such a layer."""
     return tuple(name for name, mask in _masks_of(model).items() if mask.numel() and not mask.any())
 
 
@@ -123,12 +123,15 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
 
     Args:
         model: any module.
-        example: what to call the model with; a plain tuple is unpacked into arguments.
-        samples: timed calls, at least 2; on a GPU each is waited for.
-        warmup: calls before those.
+        example: input of the model; a plain tuple is unpacked to positional arguments.
+        samples: number of timed calls, at least 2; on a GPU each call waits for its result.
+        warmup: number of untimed calls before the timed ones.
+
+    Raises:
+        ValueError: `samples` is below 2.
     """
     if samples < 2:
-        raise ValueError(f"`samples` (={samples}) must be at least 2: one call has no spread.")
+        raise ValueError(f"`samples` (={samples}) must be at least 2, because one call has no spread.")
     arguments = arguments_of(example)
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     seconds = []
@@ -146,7 +149,7 @@ def latency(model: nn.Module, example: Any, *, samples: int = 30, warmup: int = 
 
 
 def report(model: nn.Module, example: Any, masks: MaskSet | None = None, *, samples: int = 30) -> Report:
-    """Measure everything in this module, on `model(example)`."""
+    """Compute all measures of `model(example)`: sizes, sparsity, multiply-accumulates, latency and dead tensors."""
     masks = MaskSet.collect(model) if masks is None else masks
     return Report(
         parameters=parameters(model),
@@ -165,7 +168,7 @@ def _masks_of(model: nn.Module | MaskSet) -> MaskSet:
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield every parameter, once, under the name that it has in a plain model."""
+    """Yield (name in a plain model, parameter), each parameter once."""
     seen = set()
     for path, module in plain_modules(model):
         names = {orig_name(name): name for name in pruned_names(module)}

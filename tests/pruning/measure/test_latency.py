@@ -1,4 +1,4 @@
-"""Measured ratios, on a clock that the calls themselves move: what is found is what was planted."""
+"""Latency ratios on a simulated clock that calls advance: the measured ratio is the simulated one."""
 
 import gc
 import math
@@ -13,7 +13,7 @@ from pruning.measure.latency import calling, compare_latency
 
 
 class World:
-    """A clock, and things that take their time on it: a mean, where they lie in memory, and noise."""
+    """Simulated clock, and functions that advance it: by a mean, a random factor per build, and noise per call."""
 
     def __init__(self, seed: int = 0, *, places: float = 0.0, noise: float = 0.0) -> None:
         self.now, self.made, self.called = 0.0, [], []
@@ -76,7 +76,7 @@ def test_the_t_interval_over_blocks_covers_the_truth_where_one_over_pairs_does_n
         )
         half = quantile * stats.sem(blocks.log_ratios)
         covered += abs(math.log(blocks.ratio) - math.log(1.3)) <= half
-        once = World(seed, places=0.004, noise=0.02)  # both made but once: all blocks share their places
+        once = World(seed, places=0.004, noise=0.02)  # built only once: all blocks share the factor
         a, b = once.thing("a", 0.001)(), once.thing("b", 0.001 / 1.3)()
         fixed = compare_latency(lambda a=a: a, lambda b=b: b, seconds=0.08, warmup=0, clock=once.clock)
         narrow += abs(math.log(fixed.ratio) - math.log(1.3)) <= quantile * stats.sem(fixed.log_ratios)

@@ -1,4 +1,4 @@
-"""Products that forwards compute themselves: by hand, by torch's own counter, and what is left once heads are empty."""
+"""Products in forwards, such as attention, against counts by hand and torch's counter, also with empty heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = HEADS * FEATURES
 PRODUCTS = 2 * BATCH * HEADS * TOKENS * TOKENS * FEATURES
 LINEAR = BATCH * TOKENS * 4 * WIDTH * WIDTH
 Mix = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Takes queries, keys and values (batch, heads, tokens, features) and returns as much."""
+"""Function of queries, keys and values, each (batch, heads, tokens, features), to a tensor of the same shape."""
 
 
 def by_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_products_of_heads_that_are_masked_in_part_stay() -> None:
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_of_torch_s_own_attention_an_empty_head_s_products_go(weights: bool, first: bool, bias: bool) -> None:
-    model = nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=first)  # drawn with biases of 0
+    model = nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=first)  # torch initialises its biases to 0
     example = {**dict.fromkeys(("query", "key", "value"), tokens()), "need_weights": weights}
     examples, attended = (BATCH, TOKENS) if first else (TOKENS, BATCH)
     products = 2 * examples * attended**2 * WIDTH
@@ -141,7 +141,7 @@ def test_of_torch_s_own_attention_an_empty_head_s_products_go(weights: bool, fir
 
 
 class Own(nn.Module):
-    """Weights that no layer holds, from either side, as a part, and of a convolution."""
+    """A forward with weights outside layers: as either factor, as a slice, and in a convolution."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What pruning has bought, by hand and against torch's own counter of floating-point operations."""
+"""Measures of pruned models against values by hand and torch's own counter of floating-point operations."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from pruning.measure.report import CAVEAT, LayerMacs, Macs, TensorSize
 
 
 class Conv1D(nn.Module):
-    """Stands for transformers' layer of that name: y = x W + b with W of shape (in, out)."""
+    """A copy of transformers' layer with this name: y = x W + b with W of shape (in, out)."""
 
     def __init__(self, outputs, inputs):
         super().__init__()

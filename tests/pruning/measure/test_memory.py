@@ -1,4 +1,4 @@
-"""How much memory something takes while it runs."""
+"""Peak memory of a function while it is built and called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEGABYTE = 2**20
 
 
 def making(held: int, passing: int) -> Callable[[], Callable[[], object]]:
-    """What holds so many megabytes, and takes others at every call."""
+    """Return a builder of a function that keeps `held` megabytes and allocates `passing` more in each call."""
 
     def make() -> Callable[[], object]:
         weights = torch.ones(held * MEGABYTE // 4)
@@ -25,7 +25,7 @@ def making(held: int, passing: int) -> Callable[[], Callable[[], object]]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel is not Linux")
 def test_what_is_held_and_what_passes_count_at_their_peak() -> None:
-    peak_memory(making(1, 1))  # what torch takes once
+    peak_memory(making(1, 1))  # warm-up: torch allocates some memory once
 
     peaks = [peak_memory(making(64, passing)) for passing in (1, 128, 1)]
 
