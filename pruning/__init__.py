@@ -1,18 +1,18 @@
-"""Pruning of PyTorch modules: what `torch.nn.utils.prune` has, under the same names, and what it lacks.
+"""Pruning of PyTorch modules: the functions of `torch.nn.utils.prune` under the same names, and further ones.
 
 Differences visible to code written for `torch.nn.utils.prune`:
 
 - importance scores default to the current values, `name_orig` masked, not to the product that the last forward cached;
-- of equal scores the lowest index is pruned first;
-- the order of a module's parameters stays as it was, through pruning and `remove`;
-- a pruned entry is exactly 0, even if it was NaN or inf; masks hold only zeros and ones, in the parameter's dtype, and
-  one that holds averages, as after `AveragedModel(model, use_buffers=True)`, is refused when it is used;
-- scores that are NaN, or of another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
-- a call that raises leaves every module as it was, in later rounds too;
-- `CustomFromMask` does not keep its mask after `apply`; tied parameters are counted once in a global pruning;
-- random methods draw other numbers from the same seed; they and all others take `generator`.
+- among equal scores, the lowest index is pruned first;
+- the order of a module's parameters does not change in pruning and `remove`;
+- a pruned entry is exactly 0, even if it was NaN or inf; masks contain only zeros and ones, in the parameter's dtype; a
+  mask of averages, as after `AveragedModel(model, use_buffers=True)`, raises an error when it is used;
+- scores that are NaN, or have another shape than the parameter, raise `ValueError` (torch: none, or `AssertionError`);
+- a call that raises an error changes no module, in later rounds too;
+- `CustomFromMask` does not keep its mask after `apply`; tied parameters count once in global pruning;
+- random methods draw other numbers from the same seed; all methods take `generator`.
 
-Nothing is imported before it is used, so that `pruning.amount` and `pruning.schedule` need no torch.
+A submodule is imported when it is first used, so `pruning.amount` and `pruning.schedule` need no torch.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _HOMES = {
     }.items()
     for name in names.split()
 }
-"""Name -> the module that it is imported from, once it is asked for."""
+"""Public name -> module that defines it, imported when the name is first used."""
 
 _TORCH_NAMES = {
     "_compute_norm": ("selection.channel_masks", "channel_norms"),
@@ -117,7 +117,7 @@ _TORCH_NAMES = {
 """Private names of `torch.nn.utils.prune` that PyTorch's own tests use."""
 
 _ROOMS = ("scores",)
-"""Packages that are used by their own name, as in `pruning.scores.snip`."""
+"""Subpackages that are used by their own names, as in `pruning.scores.snip`."""
 
 __all__ = sorted([*_HOMES, *_ROOMS])
 

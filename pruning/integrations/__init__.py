@@ -1,1 +1,1 @@
-"""Masks kept in force by the trainers of other libraries; each file needs the library that it is named after."""
+"""Masked training with the trainers of other libraries; each file needs the library that it is named after."""

@@ -1,4 +1,4 @@
-"""Masks kept in force in a loop that Accelerate prepares."""
+"""Masked training in a loop that Accelerate prepares."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pruning.integrations.masked_training import Kept
 def keep_masks(
     accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, masks: Mapping[str, Tensor]
 ) -> MaskKeeper:
-    """Keep `model` under `masks` after each step of `optimizer`, until the keeper that is returned is released.
+    """Enforce `masks` on `model` after each step of `optimizer`, until the returned keeper is released.
 
-    What `accelerator.save_state` writes holds the masks; `load_state` refuses other ones.
+    `accelerator.save_state` saves the masks too; `load_state` refuses a state with other masks.
 
         model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
         keeper = keep_masks(accelerator, model, optimizer, MaskSet.load("masks.npz"))
@@ -25,13 +25,16 @@ def keep_masks(
         keeper.release()
 
     Args:
-        accelerator: what has prepared the model and the optimizer.
-        model: has every parameter that `masks` name; prepared, or what it was before.
-        optimizer: prepared.
-        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
+        accelerator: accelerator that prepared the model and the optimizer.
+        model: has every parameter that `masks` name; the prepared model, or the model before `prepare`.
+        optimizer: the prepared optimizer.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
+
+    Returns:
+        the keeper that enforces the masks.
 
     Raises:
-        ValueError: there are no masks, or one fits no parameter; it is named, and nothing is changed.
+        ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
     kept = Kept(model, masks)
     accelerator.register_for_checkpointing(kept)

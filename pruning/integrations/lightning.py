@@ -1,4 +1,4 @@
-"""Masks kept in force by a Lightning `Trainer`."""
+"""Masked training with a Lightning `Trainer`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ except ModuleNotFoundError:
 
 
 class KeepMasks(Callback):  # type: ignore[misc]
-    """Keeps a model under masks while a Lightning `Trainer` fits it, and leaves it plain after that.
+    """Callback that enforces masks on a model while a Lightning `Trainer` fits it; the model is plain afterwards.
 
-    Pruned entries are exactly 0 after each step of each of its optimizers, under clipping, accumulation and mixed
-    precision too. A checkpoint holds the masks; going on from it under others is refused.
+    Pruned entries are exactly 0 after each step of each of its optimizers, also with clipping, accumulation and mixed
+    precision. A checkpoint contains the masks; resuming from it with other masks raises an error.
 
         masks = MaskSet.load("masks.npz")
         trainer = Trainer(callbacks=[KeepMasks(module.network, masks)])
         trainer.fit(module)
 
     Args:
-        model: the module whose parameters `masks` name: the LightningModule, or the network that it holds.
-        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
+        model: module whose parameters `masks` name: the LightningModule, or a network in it.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
 
     Raises:
-        ValueError: there are no masks, or one fits no parameter; it is named, and nothing is changed.
+        ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What every adaptor does: hold a model under masks while optimizers step, and know masks of a checkpoint again."""
+"""Shared part of the adaptors: enforce masks while optimizers step, and compare them with a checkpoint's masks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from pruning.masks.mask_set import MaskSet
 
 
 class Kept:
-    """A model and the masks that a training by another library keeps it under.
+    """Model and masks that are enforced while another library trains the model.
 
     Args:
-        model: has every parameter that `masks` name; pruned by them at once.
-        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
+        model: has every parameter that `masks` name; the masks are applied at once.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
 
     Raises:
-        ValueError: there are no masks, or one fits no parameter; it is named, and nothing is changed.
+        ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         if not masks:
             raise ValueError(
-                "`masks` (={}) must name a parameter: there is nothing to keep; prune first and pass "
-                "MaskSet.collect(model), or what MaskSet.load reads."
+                "`masks` (={}) must contain at least one mask; prune first and pass MaskSet.collect(model), or pass "
+                "MaskSet.load(path)."
             )
         self.masks = MaskSet(masks)
         self._model = model
         self._keeper = MaskKeeper(model, self.masks)
 
     def begin(self, optimizers: Iterable[Optimizer]) -> MaskKeeper:
-        """Keep the masks from now on, after each step of `optimizers`, those that another library has wrapped too."""
+        """Enforce the masks after each step of `optimizers`, including optimizers wrapped by another library."""
         self.end()
         self._keeper = MaskKeeper(self._model, self.masks)
         for optimizer in optimizers:
@@ -41,25 +41,25 @@ class Kept:
         return self._keeper
 
     def end(self) -> None:
-        """Leave the model plain, with zeros for what is pruned."""
+        """Stop enforcing the masks; the model stays plain, with zeros for pruned entries."""
         self._keeper.release()
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return the masks as a checkpoint holds them."""
+        """Return the masks as saved in a checkpoint."""
         return {"masks": dict(self.masks)}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Make sure that a training goes on under the masks that its checkpoint was written under.
+        """Check that training resumes with the masks of its checkpoint.
 
         Raises:
-            ValueError: the masks of `state` are others.
+            ValueError: the masks of `state` differ.
         """
         self.require_same(MaskSet(state["masks"]))
 
     def require_same(self, saved: MaskSet) -> None:
-        """Raise `ValueError` if `saved`, the masks of a checkpoint, are not these."""
+        """Raise `ValueError` if `saved`, the masks of a checkpoint, differ from these masks."""
         if saved != self.masks:
             raise ValueError(
-                f"`masks` (of sparsity {self.masks.sparsity():.4f}) must be those of the checkpoint (of sparsity "
-                f"{saved.sparsity():.4f}) to go on from it; pass its masks, or start from its weights alone."
+                f"`masks` (of sparsity {self.masks.sparsity():.4f}) must equal those of the checkpoint (of sparsity "
+                f"{saved.sparsity():.4f}) to resume from it; pass the checkpoint's masks, or load only its weights."
             )

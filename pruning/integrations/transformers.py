@@ -1,4 +1,4 @@
-"""Masks kept in force by the `Trainer` of transformers."""
+"""Masked training with the `Trainer` of transformers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pruning.masks.mask_set import MaskSet
 
 
 class KeepMasks(TrainerCallback):  # type: ignore[misc]
-    """Keeps a model under masks while a transformers `Trainer` trains it, and leaves it plain after that.
+    """Callback that enforces masks on a model while a transformers `Trainer` trains it; the model is plain afterwards.
 
-    Pruned entries are exactly 0 after each step of the optimizer, under clipping, accumulation and mixed precision too.
-    Each checkpoint gets a file `masks.npz`; going on under other masks from one in `output_dir` is refused.
+    Pruned entries are exactly 0 after each step of the optimizer, also with clipping, accumulation and mixed precision.
+    Each checkpoint gets a file `masks.npz`; resuming from one in `output_dir` with other masks raises an error.
 
         masks = MaskSet.load("masks.npz")
         trainer = Trainer(model, arguments, train_dataset=examples, callbacks=[KeepMasks(model, masks)])
         trainer.train()
 
     Args:
-        model: the module whose parameters `masks` name: the trained one, or a part of it.
-        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; a `MaskSet`, say.
+        model: module whose parameters `masks` name: the trained model, or a part of it.
+        masks: name of a parameter -> tensor of its shape, nonzero where the entry is kept; for example a `MaskSet`.
 
     Raises:
-        ValueError: there are no masks, or one fits no parameter; it is named, and nothing is changed.
+        ValueError: there are no masks, or one fits no parameter; the message names it, and nothing is changed.
     """
 
     def __init__(self, model: nn.Module, masks: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The engine on a GPU: the CPU's masks, exact counts, training under masks, masks that travel. The CPU runs it too."""
+"""Engine on a GPU and on the CPU: equal masks, exact counts, masked training, masks moved between devices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The laws that PyTorch's own tests of pruning hold `torch.nn.utils.prune` to, in our words: both libraries keep them.
+"""Laws of PyTorch's own tests of `torch.nn.utils.prune`, rewritten: both libraries must keep them.
 
-The numbers count the tests there, of which there are 34; where two state one law for two cases, one test here has both.
+The numbers are those of PyTorch's 34 tests; if two of them test one law in two cases, one test here has both cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The package's surface: names, laziness, the table of methods, and what `torch.nn.utils.prune` calls its own."""
+"""Namespace of the package: names, lazy imports, the table of methods, and the names of `torch.nn.utils.prune`."""
 
 from __future__ import annotations
 

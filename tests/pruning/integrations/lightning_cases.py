@@ -1,4 +1,4 @@
-"""A module and a trainer of Lightning; a file of its own, for importing Lightning takes seconds."""
+"""A Lightning module and trainer, in a separate file because importing Lightning takes seconds."""
 
 from __future__ import annotations
 

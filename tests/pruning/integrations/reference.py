@@ -1,4 +1,4 @@
-"""What the adaptors are held to: a loop written by hand over the same batches, with a keeper."""
+"""Reference for the adaptors: a hand-written training loop over the same batches, with a mask keeper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH, ACCUMULATE, EPOCHS, CLIP = 2, 2, 2, 0.05
 
 
 class Drifting(torch.optim.SGD):
-    """Moves every entry, whatever its gradient is: momentum from a training before the masks does so."""
+    """An optimizer that moves every entry, whatever its gradient, like momentum from training before the masks."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -50,7 +50,7 @@ class Examples(Dataset[dict[str, Tensor]]):
 
 
 class Network(nn.Module):
-    """Two layers; says its loss too, as models of transformers do."""
+    """A network of two layers that returns its loss, like models of transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def masks() -> MaskSet:
 
 
 def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs: int = EPOCHS) -> dict[str, Tensor]:
-    """Return the weights that accumulation over two batches and clipping give."""
+    """Return the weights after training with gradient accumulation over two batches and clipping."""
     model, examples = Network(), Examples()
     optimizer = make_optimizer(model.parameters())
     keeper = MaskKeeper(model, masks())
@@ -87,7 +87,7 @@ def trained_by_hand(make_optimizer: Callable[..., torch.optim.Optimizer], epochs
 
 
 def is_pruned(model: nn.Module) -> bool:
-    """Say whether all of what `masks` prune is exactly 0, and something else is not."""
+    """Return whether all entries that `masks` prune are exactly 0, and all other entries are not."""
     state = model.state_dict()
     return all(not state[name][~mask].any() and state[name][mask].all() for name, mask in masks().items())
 

@@ -1,4 +1,4 @@
-"""A model in a loop that Accelerate prepares stays under its masks, to the bits of a loop without Accelerate."""
+"""Masked training in a loop that Accelerate prepares gives the same bits as a loop without Accelerate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pruning import MaskKeeper, MaskSet
 
 
 class Run:
-    """A loop as Accelerate's documentation writes it."""
+    """Train with the loop of Accelerate's documentation."""
 
     def __init__(self, make: Callable[..., torch.optim.Optimizer], masks: MaskSet) -> None:
         accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -65,10 +65,10 @@ def test_a_resumed_loop_keeps_the_masks_of_its_checkpoint(tmp_path: Path) -> Non
     assert pruned_after == [True] * 6
     assert reference.same(second.model.state_dict(), reference.trained_by_hand(make))
     third = Run(make, MaskSet({name: ~mask for name, mask in masks.items()}))
-    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must equal those of the checkpoint"):
         third.accelerator.load_state(str(tmp_path))
 
 
 def test_a_model_without_masks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must contain at least one mask"):
         Run(reference.OPTIMIZERS["SGD"], MaskSet({}))

@@ -1,4 +1,4 @@
-"""A model that a Lightning Trainer fits stays under its masks, to the bits of a loop written by hand."""
+"""Masked training with a Lightning Trainer gives the same bits as a hand-written loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_resumed_fit_keeps_the_masks_of_its_checkpoint(cases: Any, tmp_path: P
     assert reference.same(second.network.state_dict(), reference.trained_by_hand(make))
     others = MaskSet({name: ~mask for name, mask in reference.masks().items()})
     third = cases.Module(make)
-    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must equal those of the checkpoint"):
         cases.trainer(tmp_path, cases.KeepMasks(third.network, others)).fit(third, cases.batches(), ckpt_path=file)
 
 
@@ -70,7 +70,7 @@ def test_a_model_is_plain_after_a_fit(cases: Any, tmp_path: Path) -> None:
 def test_masks_that_are_missing_or_fit_nothing_are_refused(cases: Any) -> None:
     network = reference.Network()
 
-    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must contain at least one mask"):
         cases.KeepMasks(network, {})
     with pytest.raises(ValueError, match=r"^`other` is in the masks, but Network has no such parameter"):
         cases.KeepMasks(network, {"other": torch.ones(1)})

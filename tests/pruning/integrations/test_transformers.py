@@ -1,4 +1,4 @@
-"""A model that a transformers Trainer trains stays under its masks, to the bits of a loop written by hand."""
+"""Masked training with a transformers Trainer gives the same bits as a hand-written loop."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_a_resumed_training_keeps_the_masks_of_its_checkpoint(cases: Any, tmp_pa
     assert masks == reference.masks()
     assert reference.same(second.state_dict(), reference.trained_by_hand(make))
     others = cases.KeepMasks(third, MaskSet({name: ~mask for name, mask in masks.items()}))
-    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must be those of the checkpoint"):
+    with pytest.raises(ValueError, match=r"`masks` \(of sparsity 0\.\d+\) must equal those of the checkpoint"):
         cases.trainer(tmp_path, make, others, model=third, epochs=3).train(resume_from_checkpoint=True)
 
 
 def test_a_model_without_masks_is_refused(cases: Any) -> None:
-    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must name a parameter"):
+    with pytest.raises(ValueError, match=r"^`masks` \(=\{\}\) must contain at least one mask"):
         cases.KeepMasks(reference.Network(), {})

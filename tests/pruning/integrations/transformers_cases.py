@@ -1,4 +1,4 @@
-"""A trainer of transformers and what watches it; a file of its own, for importing transformers takes a second."""
+"""A transformers trainer and a callback that watches it, in a separate file because the import takes a second."""
 
 from __future__ import annotations
 
