@@ -114,9 +114,9 @@ def shrink(model: nn.Module, example: Example) -> nn.Module:
     `shrink` follows values through the network. A channel is removed if it is 0, if it is a constant that the biases
     of its readers can absorb, or if nothing reads it. The result has the model's own class and names if the model's
     forward takes its sizes from its modules; else it is a `torch.fx.GraphModule` for evaluation. The outputs are
-    compared with the masked network's, on the example and on noise, in float32 and float64: if they differ by more
-    than 1e-5 or 1e-10 of the largest output, an unshrunk copy is returned. A network that runs in only one of these
-    dtypes, for example because its forward makes a constant of that dtype, is compared in that one.
+    compared with the masked network's, on the example and on noise, in float32 and float64. If they differ by more than
+    1e-5 (float32) or 1e-10 (float64) of the largest output, an unshrunk copy is returned. A network that runs in only
+    one of these dtypes, for example because its forward makes a constant of that dtype, is compared in that one.
 
     Args:
         model: pruned or not; it is not changed. Its outputs in evaluation mode are preserved.

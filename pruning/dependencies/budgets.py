@@ -79,7 +79,7 @@ def gone(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
 
 
 def largest_step(groups: DependencyGroups, kept: Mapping[str, Tensor]) -> float:
-    """Return the largest fraction of the budget that one step of a group removes.
+    """Return the largest fraction of the budget that one step of removed channels takes, over all groups.
 
     `gone` exceeds the requested sparsity by less than this fraction.
     """

@@ -200,7 +200,7 @@ class _Run:
         if not row.code:
             return {}
         options: dict[str, Any] = {}
-        if row.takes_fisher_matrix and score.kind == "obs":  # the repair then uses the Fisher matrix of the score
+        if row.takes_fisher_matrix and score.kind == "obs":  # equal options give the Fisher matrix of the score
             options = {name: score.options[name] for name in ("damping", "block") if name in score.options}
         options |= {name: value for name, value in self.choices.repair.options.items() if value is not None}
         if self.matrix is not None:
@@ -259,7 +259,7 @@ def _steps(schedule: Schedule, cut: Cut, before: Masks) -> Iterator[tuple[float 
         if schedule.sparsity is None:
             raise ValueError(
                 f"`sparsity` (=None) must be a fraction in [0, 1) of the {cut.scope.budget}, because dependency groups "
-                "take no `amount`; pass one."
+                "take no `amount`; pass a fraction."
             )
         start = min(gone(cut, cut.alive(before)), schedule.sparsity)
         yield from ((each, cut) for each in targets("geometric", schedule.sparsity, schedule.inner, start))

@@ -35,7 +35,7 @@ ROUNDING = 1e-12
 
 _TRUSTED = {"cat", "constant_pad_nd", "pad", "stack", *MOVES, *REDUCTIONS, *SPATIAL, *SOFTMAXES, *NORMALISATIONS}
 _TRUSTED |= {*CHANNELWISE_NORMALISATIONS}
-"""Operations whose results hold NaN exactly where they depend on an entry that varies."""
+"""Operations that return NaN in every entry of a result that an input with NaN reaches."""
 
 Rule: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
 

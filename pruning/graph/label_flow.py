@@ -91,7 +91,7 @@ class Flow:
             self.labels.pin(field.flatten(), because)
 
     def tie(self, fields: Fields, others: Fields, shape: Sequence[int], other_shape: Sequence[int], why: str) -> Fields:
-        """Return the fields of what two tensors, whose shapes broadcast, give entry by entry."""
+        """Tie the fields of two tensors that are combined entry by entry, with broadcasting; return the result's."""
         ndim = max(len(shape), len(other_shape))
         one, other = ([_raised(field, ndim) for field in each] for each in (fields, others))
         sizes, other_sizes = ([1] * (ndim - len(s)) + list(s) for s in (shape, other_shape))

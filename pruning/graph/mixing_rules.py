@@ -17,13 +17,13 @@ from pruning.graph.operations import CONVOLUTIONS, described
 NAN = float("nan")
 
 
-def _parameter_labels(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
+def _labels_of(flow: Flow, node: Any, dim: int, size: int, why: str) -> Tensor:
     """Return a parameter's labels along a dimension; `FIXED` for all if it has none there."""
     labels = flow.one_dim(flow.of(node), dim, why) if isinstance(node, fx.Node) else None
     return torch.full((size,), FIXED) if labels is None else labels
 
 
-def _shared_labels(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
+def _tied(flow: Flow, labels: Tensor | None, others: Tensor, why: str) -> Tensor:
     """Tie the labels of a tensor to those of a weight along the dimension that they share, and return them.
 
     Without labels of the tensor, those of the weight are pinned and `FIXED` is returned.
@@ -69,12 +69,12 @@ def _dense(flow: Flow, node: fx.Node, source: fx.Node, weight: fx.Node, bias: An
     values = flow.value(weight) if inputs_dim else flow.value(weight).T
     why = f"{described(node)} reads it"
     last = flow.value(source).ndim - 1
-    own = _parameter_labels(flow, weight, inputs_dim, values.shape[1], why)
-    read = _shared_labels(flow, flow.one_dim(flow.of(source), last, why), own, why)
-    written = _parameter_labels(flow, weight, 1 - inputs_dim, len(values), why)
+    own = _labels_of(flow, weight, inputs_dim, values.shape[1], why)
+    read = _tied(flow, flow.one_dim(flow.of(source), last, why), own, why)
+    written = _labels_of(flow, weight, 1 - inputs_dim, len(values), why)
     if isinstance(bias, fx.Node):
-        written = _shared_labels(
-            flow, written, _parameter_labels(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays"
+        written = _tied(
+            flow, written, _labels_of(flow, bias, 0, len(values), why), f"the bias of {described(node)} stays"
         )
     live = values.isnan() | (values != 0)
     constant = _foldable(flow, constant_along(flow.value(source), last), weight, bias)
@@ -95,12 +95,10 @@ def _convolution(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     flow.pin([field for field in flow.of(weight) if max(covered(field)) > 1], why)
     rows, columns = _weight_labels(flow, weight, values.shape, groups, why)
     inputs, outputs = (rows, columns) if transposed else (columns, rows)
-    read = _shared_labels(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
+    read = _tied(flow, flow.one_dim(flow.of(source), 1, why), inputs.flatten(), why).reshape(groups, -1)
     if isinstance(bias, fx.Node):
-        own = _parameter_labels(flow, bias, 0, outputs.numel(), why)
-        outputs = _shared_labels(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(
-            groups, -1
-        )
+        own = _labels_of(flow, bias, 0, outputs.numel(), why)
+        outputs = _tied(flow, outputs.flatten(), own, f"the bias of {described(node)} stays").reshape(groups, -1)
     if groups > 1:
         if read.shape[1] == 1:
             flow.labels.tie(read, outputs, why)
@@ -118,9 +116,7 @@ def _weight_labels(flow: Flow, weight: Any, shape: torch.Size, groups: int, why:
     first, second = shape[:2]
     fields = flow.of(weight)
     if groups == 1:
-        return _parameter_labels(flow, weight, 0, first, why)[None], _parameter_labels(flow, weight, 1, second, why)[
-            None
-        ]
+        return _labels_of(flow, weight, 0, first, why)[None], _labels_of(flow, weight, 1, second, why)[None]
     rows = next((field for field in fields if covered(field) == {0}), None)
     both = next((field for field in fields if covered(field) == {0, 1}), None)
     labels = torch.full((first,), FIXED) if rows is None else rows.flatten()

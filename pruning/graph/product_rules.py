@@ -63,7 +63,7 @@ def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tupl
     """Contract one dimension of each factor, and return the result's labels, shape (batch ...).
 
     Returns:
-        None if one of the dimensions has no labels, or if there is a single product, which is always kept.
+        None if one of the dimensions has no labels, or if the batch has one entry, which is always kept.
     """
     why = f"{described(node)} reads it"
     rows = [_rows(flow, each.fields, each.value.shape, dim, why) for each, dim in zip((one, other), dims, strict=True)]

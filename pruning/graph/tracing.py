@@ -66,7 +66,7 @@ def arguments_of(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Mapping):
         return (), tree_map(_on_cpu, dict(example))
     raise TypeError(
-        f"`example` (a {type(example).__name__}) must be the network's input: type a tensor, a tuple of positional "
+        f"`example` (a {type(example).__name__}) must be the network's input; pass a tensor, a tuple of positional "
         "arguments, or a mapping of keyword arguments."
     )
 
