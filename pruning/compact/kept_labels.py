@@ -64,7 +64,7 @@ class Decision:
         return tensor[mask.expand(tensor.shape).to(tensor.device)].reshape(self.sizes(fields, tensor.shape))
 
 
-def decided(flow: Flow) -> Decision:
+def decide_kept_labels(flow: Flow) -> Decision:
     """Decide which labels of a network are kept: as few as its outputs and its shapes allow."""
     labels = flow.labels
     kept = torch.zeros(len(labels), dtype=torch.bool)
@@ -82,11 +82,13 @@ def decided(flow: Flow) -> Decision:
         keep(pinned, because)
     while True:
         while any(
-            keep(*each) for site in reversed(flow.sites) for each in _asked(site, kept[labels.roots(site.outputs)])
+            keep(*each)
+            for site in reversed(flow.sites)
+            for each in _required_inputs(site, kept[labels.roots(site.outputs)])
         ):
             pass
         decision = Decision(labels, kept, reasons)
-        if not keep(_missing(flow, decision), REGULAR):
+        if not keep(_required_by_shapes(flow, decision), REGULAR):
             break
     for site in flow.sites:
         if site.inputs is site.outputs:  # statistics explain a kept channel better than the reader of its outputs
@@ -94,7 +96,7 @@ def decided(flow: Flow) -> Decision:
     return decision
 
 
-def _asked(site: Site, outputs: Tensor) -> list[tuple[Tensor, str]]:
+def _required_inputs(site: Site, outputs: Tensor) -> list[tuple[Tensor, str]]:
     """Return pairs (labels of inputs, reason): inputs that cannot be removed because of the kept outputs."""
     asked = torch.full(site.inputs.shape, bool(outputs.any())) if site.reads is None else site.reads[outputs].any(0)
     asked = asked & site.constant.isnan()
@@ -104,7 +106,7 @@ def _asked(site: Site, outputs: Tensor) -> list[tuple[Tensor, str]]:
     return [(site.inputs[asked & ~site.bordered], site.because), (site.inputs[asked & site.bordered], border)]
 
 
-def _missing(flow: Flow, decision: Decision) -> Tensor:
+def _required_by_shapes(flow: Flow, decision: Decision) -> Tensor:
     """Return further labels that must be kept, so that the kept entries form tensors."""
     missing = []
     for one, other in flow.shapes.same:

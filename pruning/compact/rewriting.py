@@ -160,7 +160,7 @@ def _pads(flow: Flow, decision: Decision, node: fx.Node, given: dict[str, Any]) 
     return Rewrite(node, node.target, {**given, "pad": pad}, numbers)
 
 
-def rewritten(graph: fx.Graph, changes: list[Rewrite]) -> None:
+def apply_rewrites(graph: fx.Graph, changes: list[Rewrite]) -> None:
     """Write the new arguments into the graph."""
     for change in changes:
         schema = change.target._schema.arguments

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pruning.compact.kept_labels import Decision, decided
+from pruning.compact.kept_labels import Decision, decide_kept_labels
 from pruning.compact.rewriting import Rewrite, rewrites
 from pruning.compact.smaller_network import Fold, fields_of, folds, smaller_graph, smaller_module
 from pruning.graph.label_flow import Flow
@@ -70,7 +70,7 @@ class Analysis:
     def of(cls, trace: Traced) -> Analysis:
         """Decide which parts of a traced network are kept."""
         flow = flow_of(trace)
-        decision = decided(flow)
+        decision = decide_kept_labels(flow)
         return cls(flow, decision, folds(flow, decision), rewrites(flow, decision))
 
     def build(self, form: Form, dtype: torch.dtype | None = None) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from pruning.compact.kept_labels import Decision
-from pruning.compact.rewriting import Rewrite, call_functions, rewritten
+from pruning.compact.rewriting import Rewrite, apply_rewrites, call_functions
 from pruning.graph.label_flow import Flow
 from pruning.graph.labels import Fields, Site, along
 from pruning.graph.operations import CONVOLUTIONS, arguments, in_module, name_of
@@ -109,7 +109,7 @@ def smaller_graph(
                         bias = graph.graph.get_attr(fold.name)
                     (user,) = node.users
                     user.args = (*user.args[:2], bias, *user.args[3:])
-    rewritten(graph.graph, moved)
+    apply_rewrites(graph.graph, moved)
     call_functions(graph.graph)
     graph._tracer_cls = None  # the tracer class of torch.export cannot be pickled
     graph.recompile()

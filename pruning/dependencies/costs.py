@@ -45,7 +45,7 @@ def use_of(flow: Flow, node: fx.Node) -> Use | None:
     return Use(weight, result.numel() // shape[int(by_inputs)], int(by_inputs))
 
 
-def multiplied(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:
+def multiplied_activations(flow: Flow, numbers: Iterable[tuple[str, Tensor]]) -> Iterator[Multiplied]:
     """Yield the factors of products that are not parameters: queries, attention weights, computed weights.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pruning.choices.axes import Scope, Unit
-from pruning.dependencies.costs import multiplied, use_of
+from pruning.dependencies.costs import multiplied_activations, use_of
 from pruning.dependencies.dependency_groups import DependencyGroup, DependencyGroups, Held, Member
 from pruning.graph.label_flow import Flow
 from pruning.graph.labelling import flow_of
@@ -56,7 +56,8 @@ def dependency_groups(
             f"`model` ({type(model).__name__}) has no channels that can be removed: each is an input or output of the "
             "network, or an operation needs it; type unit='entry' or unit='channel'."
         )
-    groups, products = tuple(group for group, _ in found), multiplied(flow, [(g.name, number) for g, number in found])
+    groups = tuple(group for group, _ in found)
+    products = multiplied_activations(flow, [(group.name, number) for group, number in found])
     return DependencyGroups(groups, _tensors(flow, names), unit or Unit("group"), scope or Scope(), tuple(products))
 
 

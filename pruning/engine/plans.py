@@ -20,8 +20,16 @@ from pruning.dependencies.budgets import gone, kept_channels, largest_step
 from pruning.dependencies.dependency_groups import DependencyGroups
 from pruning.engine.classes import masks_of_class, with_unit_of_class
 from pruning.engine.controls import inverted, shuffle
-from pruning.engine.pruning_units import Cut, cut_of, dependent, inputs_first, scored_names
-from pruning.engine.scoring import check_channels, check_options, drawn_from, names_to_score, row_of, scored, share
+from pruning.engine.pruning_units import Cut, cut_of, groups_of_weights, inputs_first, scored_names
+from pruning.engine.scoring import (
+    check_channels,
+    check_options,
+    compute_scores,
+    generator_of,
+    names_to_score,
+    row_of,
+    share,
+)
 from pruning.holding.parameter import check_has_values, pruned_names
 from pruning.holding.reparam import stored
 from pruning.masks.mask_set import MaskSet
@@ -92,7 +100,7 @@ def plan(
     cut, before = _cut(model, choices, masks, names_to_score(model, choices.score, parameters), example)
     if choices.dynamics.kind == "free":
         model = _with_full_masks(model)
-    drawn, listed = drawn_from(choices.score, generator), _listed(batches)
+    drawn, listed = generator_of(choices.score, generator), _listed(batches)
     given = ScoringInput(model, listed, loss, size, dict(masks or {}), drawn, scored_names(cut, model))
     run = _Run(choices, given)
     now: dict[str, Tensor] = before
@@ -111,7 +119,7 @@ def _cut(
     """Return the units, and name -> mask so far of each pruned tensor that has a mask; bool on the CPU."""
     cut: Cut
     if choices.unit.kind == "group":
-        cut = dependent(model, choices, example, parameters)
+        cut = groups_of_weights(model, choices, example, parameters)
         weights = weights_of(model, masks, cut.parameters)
     else:
         weights = weights_of(model, masks, parameters)
@@ -225,7 +233,7 @@ class _Run:
             self.matrix = fisher_matrix(given, **own)
             score = replace(score, options={**score.options, "matrix": self.matrix})
         names = [*(given.parameters or ())]
-        return scored(score, given, names, cut.unit.dim if cut.unit.kind == "channel" else None)
+        return compute_scores(score, given, names, cut.unit.dim if cut.unit.kind == "channel" else None)
 
     def _reduced(self, cut: Cut, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the scores of the units, inverted if the control is "invert"."""

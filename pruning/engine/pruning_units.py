@@ -55,7 +55,9 @@ def inputs_first(weights: Mapping[str, Weight]) -> set[str]:
     }
 
 
-def dependent(model: nn.Module, choices: Choices, example: Any, parameters: Iterable[str] | None) -> DependencyGroups:
+def groups_of_weights(
+    model: nn.Module, choices: Choices, example: Any, parameters: Iterable[str] | None
+) -> DependencyGroups:
     """Return the dependency groups of a network that remove only outputs of the named weights.
 
     Args:

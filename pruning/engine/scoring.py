@@ -18,7 +18,9 @@ from pruning.scores.readings.scoring_data import ScoringInput
 from pruning.selection.selection_groups import Groups
 
 
-def scored(score: Score, given: ScoringInput, names: Sequence[str], dim: int | None = None) -> Mapping[str, Tensor]:
+def compute_scores(
+    score: Score, given: ScoringInput, names: Sequence[str], dim: int | None = None
+) -> Mapping[str, Tensor]:
     """Compute scores: name -> tensor with the shape of the parameter, or one score per unit for scores of units.
 
     Args:
@@ -130,7 +132,7 @@ def check_channels(score: Score, cut: Groups, inputs_first: Container[str]) -> N
             )
 
 
-def drawn_from(score: Score, generator: torch.Generator | None) -> torch.Generator | None:
+def generator_of(score: Score, generator: torch.Generator | None) -> torch.Generator | None:
     """Return the generator of a score; a random score without one gets a new generator, seeded by torch's default one.
 
     Without it, the score would not advance the default generator, and draw the same numbers at the next call.

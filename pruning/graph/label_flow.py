@@ -61,7 +61,7 @@ class Flow:
         name = name_of(node)
         if name in self._rules:
             return self._rules[name]
-        return self._rules["entrywise"] if is_entrywise(node) else unknown
+        return self._rules["entrywise"] if is_entrywise(node) else pin_inputs
 
     def _parameter(self, node: fx.Node) -> Fields:
         tensor = self.traced.tensor(str(node.target))
@@ -128,7 +128,8 @@ def _raised(field: Tensor, ndim: int) -> Tensor:
     return field.reshape(*[1] * (ndim - field.ndim), *field.shape)
 
 
-def unknown(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
+def pin_inputs(flow: Flow, node: fx.Node, _given: dict[str, Any]) -> Fields:
+    """Rule of an unknown operation: keep everything that it reads."""
     for each in node.all_input_nodes:
         flow.pin(flow.of(each), f"{described(node)} is an operation without a rule")
     return []

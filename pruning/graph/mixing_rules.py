@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from pruning.graph.constant_tensors import constant_along
-from pruning.graph.label_flow import Flow, Rule, unknown
+from pruning.graph.label_flow import Flow, Rule, pin_inputs
 from pruning.graph.labels import FIXED, Fields, Site, along, covered, covering
 from pruning.graph.operations import CONVOLUTIONS, described
 
@@ -61,7 +61,7 @@ def _addmm(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     bias, source, weight = given["self"], given["mat1"], given["mat2"]
     plain = given["alpha"] == 1 and given["beta"] == 1 and flow.value(bias).ndim == 1
     if not plain or weight.op != "get_attr":
-        return unknown(flow, node, given)
+        return pin_inputs(flow, node, given)
     return _dense(flow, node, source, weight, bias, 0)
 
 

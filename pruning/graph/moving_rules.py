@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from pruning.graph.label_flow import Flow, Rule, unknown
+from pruning.graph.label_flow import Flow, Rule, pin_inputs
 from pruning.graph.labels import FIXED, Fields, along, covered, covering
 from pruning.graph.operations import (
     CHANNELWISE_NORMALISATIONS,
@@ -37,7 +37,7 @@ def _moved(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Any:
     """Run the operation on the labels, so that each label moves where its entry moves."""
     source = next(each for each in node.all_input_nodes if flow.of(each))
     if node.args[0] is not source or any(each in flow.constants.varying for each in node.all_input_nodes):
-        return unknown(flow, node, given)
+        return pin_inputs(flow, node, given)
     by_index = _by_index(node, given, flow.value(source).ndim)
     flow.pin([each for each in flow.of(source) if covered(each) & by_index], f"{described(node)} reads it by its place")
     shape = flow.value(source).shape

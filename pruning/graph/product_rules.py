@@ -46,7 +46,7 @@ def _rows(flow: Flow, fields: Fields, shape: torch.Size, dim: int, why: str) -> 
     return field.squeeze(other)
 
 
-def derived(flow: Flow, rows: Tensor) -> Tensor:
+def labels_of_rows(flow: Flow, rows: Tensor) -> Tensor:
     """Make a label for each row of (batch ..., positions) that is kept if any label of the row is kept.
 
     Returns:
@@ -59,7 +59,7 @@ def derived(flow: Flow, rows: Tensor) -> Tensor:
     return labels[torch.from_numpy(inverse.reshape(-1))].reshape(rows.shape[:-1])
 
 
-def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
+def contract(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tuple[int, int]) -> Tensor | None:
     """Contract one dimension of each factor, and return the result's labels, shape (batch ...).
 
     Returns:
@@ -81,7 +81,7 @@ def contracted(flow: Flow, node: fx.Node, one: Factor, other: Factor, dims: tupl
         fixed = torch.full((1,), FIXED)
         flow.sites.append(Site(node, both.flatten(), fixed, None, constant.flatten(), why))
         return None
-    labels = derived(flow, both)
+    labels = labels_of_rows(flow, both)
     flat, blocks = labels.flatten(), torch.eye(labels.numel(), dtype=torch.bool).repeat_interleave(both.shape[-1], 1)
     flow.sites.append(Site(node, both.flatten(), flat, blocks, constant.flatten(), why))
     return labels
@@ -104,7 +104,7 @@ def _reduced_to(flags: Tensor, shape: torch.Size) -> Tensor:
     return flags
 
 
-def weighed(flow: Flow, node: fx.Node, weights: Tensor | None, other: Factor) -> Fields:
+def weighted_sum(flow: Flow, node: fx.Node, weights: Tensor | None, other: Factor) -> Fields:
     """Return the labels of a weighted sum over tokens.
 
     Args:
@@ -142,7 +142,7 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
         return []
     ndim = max(map(len, sizes))
     dims = len(sizes[0]) - 1, len(sizes[1]) - 2
-    labels = contracted(flow, node, one, other, dims)
+    labels = contract(flow, node, one, other, dims)
     left = [field for field in one.fields if dims[0] not in covered(field)]
     right = [field for field in other.fields if dims[1] not in covered(field)]
     tokens = [field for field in left if len(sizes[0]) - 2 in covered(field)]
@@ -156,7 +156,7 @@ def _product(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     if not right:
         flow.pin(batch, why)
         return []
-    weighing = weighed(flow, node, heads, other)
+    weighing = weighted_sum(flow, node, heads, other)
     return flow.labels.packed([_leading(field, ndim) for field in weighing], why)
 
 
@@ -169,7 +169,7 @@ def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
     if given.get("enable_gqa"):
         key, value = (each.for_each(query.value.shape[-3]) for each in (key, value))
     last = query.value.ndim - 1
-    heads = contracted(flow, node, query, key, (last, last))
+    heads = contract(flow, node, query, key, (last, last))
     if isinstance(mask, fx.Node) and flow.of(mask):
         shape = flow.value(mask).shape
         if heads is not None:
@@ -177,7 +177,7 @@ def _attention(flow: Flow, node: fx.Node, given: dict[str, Any]) -> Fields:
             flow.tie([wide], flow.of(mask), wide.shape, shape, why)
         else:
             flow.pin(flow.of(mask), why)
-    return flow.labels.packed(weighed(flow, node, heads, value), why)
+    return flow.labels.packed(weighted_sum(flow, node, heads, value), why)
 
 
 RULES: Mapping[str, Rule] = {
