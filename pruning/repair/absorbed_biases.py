@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pruning.repair.passes import is_layer, rows_of, run
 from pruning.scores.readings.network import Network, network, weights_of
-from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighed
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 
 CONSTANT = 1e-5
 """Of the largest value: what rounding may make of a constant."""
@@ -40,7 +40,7 @@ def absorb_bias(
     """
     names = dict.fromkeys([*weights_of(given.model), *kept])
     with network(given.model, {**(given.masks or {}), **kept}, names) as net:
-        batch, _ = next(weighed("absorb_bias", given.batches, given.size))
+        batch, _ = next(weighted_batches("absorb_bias", given.batches, given.size))
         layers = [each for each in _in_order(net, given.loss, batch) if is_layer(net.module_of(each[0]))]
         before = {name: p.detach().clone() for name, p in net.model.named_parameters()}
         for index, (name, follower) in enumerate(layers[:-1]):  # the last one's channels are the outputs

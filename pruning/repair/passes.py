@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from pruning.scores.readings.network import Network
 from pruning.scores.readings.per_example import patches
-from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighed
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 
 
 def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:
@@ -20,7 +20,7 @@ def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:
     Raises:
         ValueError: there is no data, or no loss to run it by.
     """
-    for batch, weight in weighed(repair, given.batches, given.size):
+    for batch, weight in weighted_batches(repair, given.batches, given.size):
         run(repair, net.model, given.loss, batch)
         yield weight
 

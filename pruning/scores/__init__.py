@@ -1,25 +1,27 @@
-"""How important each entry of a weight, or each unit of a layer, is: published scores as pure functions of a model.
+"""Published importance scores of weight entries or layer units, as pure functions of a model.
 
     scores = pruning.scores.snip(model, batches, loss)          # {"conv1.weight": tensor, ...}
 
-The lowest score is pruned first; signed scores rank as they are. A score changes nothing: parameters, buffers,
-gradients, modes and global generators stay the same bytes. Dropout is off. `SCORES` says what each score needs.
+The lowest score is pruned first; signed scores keep their sign. A score changes nothing: parameters, buffers,
+gradients, modes and global generators keep their exact values. Dropout is off. `SCORES` lists what each score needs.
 
-All take `score(model, batches, loss, *, size, generator, masks, parameters)`, and keywords of their own:
+Every score is called as `score(model, batches, loss, *, size, generator, masks, parameters)`, plus its own keywords:
 
-- `model`: computes with v = m w, where it is pruned: held so by this package or by torch, or plain and under `masks`.
-- `batches`: an iterable of whatever `loss` takes; None where a score reads no data.
-- `loss`: (model, batch) -> the batch's mean loss, of the model that it is given; None where it is unused.
+- `model`: a dense or pruned network. Scores use its values v = m w, with m the masks that this package or torch holds
+  in the model, and `masks`.
+- `batches`: an iterable of the batches that `loss` takes; None for a score that reads no data.
+- `loss`: (model, batch) -> mean loss of the batch, computed by the model passed to it; None if the score needs no loss.
 - `size`: (batch) -> its weight in means over all batches; None takes the length of the batch's first tensor.
-- `generator`: what random scores are drawn from.
-- `masks`: name -> tensor, nonzero where an entry is kept, on top of what the model holds pruned; a `MaskSet`, say.
-- `parameters`: the names of what is scored; None takes weights of linear and convolutional layers and of attention's
-  projections, a tied one once.
-- `batch_norm`, where a score has it: "train" normalises by each batch's own statistics, for a network at initialisation
-  (where several batches are refused but by `taylor`, and one of 1 example); "eval" by the running ones, for a
-  trained network.
+- `generator`: the generator of random scores.
+- `masks`: name -> tensor (a `MaskSet`, for example), nonzero where an entry is kept; applied on top of the masks that
+  the model already holds.
+- `parameters`: names of the parameters to score; None takes the weights of linear and convolutional layers and of
+  attention projections, each tied weight once.
+- `batch_norm`, for some scores: "train" normalises by the statistics of each batch, for a network at initialisation;
+  a batch of 1 example is then refused, and so are several batches, except by `taylor`. "eval" normalises by the running
+  statistics, for a trained network.
 
-They return qualified name -> tensor of the parameter's shape, float64 where data or sums are in it, and raise
+Scores return qualified name -> tensor of the parameter's shape, float64 if data or sums enter the score. They raise
 `ValueError` for missing data, for names that are not in the model, for masks of another shape, and for an option that
 breaks its rule in `SCORES`.
 """

@@ -1,4 +1,4 @@
-"""The public call of a score: the arguments that `pruning.scores` documents, for a function of one `ScoringInput`."""
+"""Public signatures of scores: the arguments documented in `pruning.scores`, passed on as one `ScoringInput`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Call(Protocol):
 
 
 def public_call(function: Callable[..., Any], row: Row | None = None) -> Callable[..., Any]:
-    """Return a function of a `ScoringInput` as one that takes the fields of it as its first arguments.
+    """Wrap a function of a `ScoringInput` so that it takes the fields of the `ScoringInput` as arguments.
 
     Args:
         function: (given, **options).
-        row: its rules are held on the options, a `ValueError` names the first that is broken.
+        row: the catalogue row whose rules the options must keep; the call raises `ValueError` for the first one broken.
     """
 
     def call(
@@ -60,7 +60,7 @@ def public_call(function: Callable[..., Any], row: Row | None = None) -> Callabl
     signature = inspect.signature(function)
     own = [*signature.parameters.values()][1:]
     update_wrapper(call, function)
-    del call.__wrapped__  # type: ignore[attr-defined]  # its signature is another
-    call.__doc__ = f"{inspect.getdoc(function)}\n\nArguments and errors that all scores share: see `pruning.scores`."
-    call.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]  # what `help` shows
+    del call.__wrapped__  # type: ignore[attr-defined]  # `inspect` would show its signature, which takes `given`
+    call.__doc__ = f"{inspect.getdoc(function)}\n\nSee `pruning.scores` for the arguments and errors of all scores."
+    call.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]  # shown by `help`
     return call

@@ -1,4 +1,4 @@
-"""Scores of channels: by the scales of BatchNorm, and by distances between filters."""
+"""Channel scores: the scales of BatchNorm layers, and distances between filters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pruning.scores.readings.network import weights_of
 from pruning.scores.readings.scoring_data import ScoringInput
-from pruning.scores.taylor_forms import scales
+from pruning.scores.taylor_forms import batch_norm_scales
 from pruning.selection.channel_masks import check_dim
 
 
@@ -18,12 +18,13 @@ def bn_scale(
 
         score_c = |gamma_c|
 
-    Scales tell channels apart after a training that penalises them. Names are those of the scales, as in "bn1.weight".
+    The scales separate channels only after training with a penalty on them. The names in the result are those of the
+    scales, such as "bn1.weight".
 
     Raises:
         ValueError: the network has no BatchNorm with a scale.
     """
-    names = scales(given.model, given.parameters, "bn_scale")
+    names = batch_norm_scales(given.model, given.parameters, "bn_scale")
     return {name: weight.value.abs() for name, weight in weights_of(given.model, given.masks, names).items()}
 
 
@@ -34,13 +35,13 @@ def fpgm(
 ) -> dict[str, Tensor]:
     """Score each filter by its distances from the others: FPGM (He et al. 2019, arXiv 1811.00250).
 
-        score_i = sum over j of ||W_i - W_j||_2,        i and j the filters of a tensor of which anything is kept
+        score_i = sum over j of ||W_i - W_j||_2,        i and j the filters of a tensor with any nonzero entry
 
-    The filter nearest to the geometric median of all goes first. Scores are 0 for filters that are pruned, and do not
-    compare between tensors. They have one dimension, that of the filters.
+    The filter nearest to the geometric median of all filters is pruned first. Pruned filters score 0. Scores compare
+    only within a tensor. Each tensor of scores has shape (filters,).
 
     Args:
-        dim: along which a tensor is cut into filters.
+        dim: the dimension that counts the filters.
     """
     return {name: _distances(weight.value, dim) for name, weight in given.weights().items()}
 
@@ -50,6 +51,6 @@ def _distances(value: Tensor, dim: int) -> Tensor:
     alive = (filters != 0).any(1)
     scores = filters.new_zeros(len(filters))
     survivors = filters[alive]
-    # Not by way of products, which cancel for filters that are near to each other.
+    # The matrix product form of distances loses precision by cancellation for filters near each other.
     scores[alive] = torch.cdist(survivors, survivors, compute_mode="donot_use_mm_for_euclid_dist").sum(1)
     return scores

@@ -1,4 +1,4 @@
-"""Scores of second order: the diagonal Fisher, OBD, and OBS with the whole Fisher matrix or blocks of it."""
+"""Second-order scores: the diagonal Fisher, OBD, and OBS with the whole Fisher matrix or blocks of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from torch.nn.modules.conv import _ConvTransposeNd
 
 from pruning.scores.readings.fisher_matrix import Blocks, FisherMatrix, fisher_matrix
 from pruning.scores.readings.network import Network, Weight, in_single_precision
-from pruning.scores.readings.per_example import Passed, passed
-from pruning.scores.readings.scoring_data import ScoringInput, loss_of, outputs_through, refuse_nan, uses, weighed
+from pruning.scores.readings.per_example import BatchPass, batch_passes
+from pruning.scores.readings.scoring_data import (
+    ScoringInput,
+    leaf_uses,
+    loss_of,
+    outputs_through,
+    refuse_nan,
+    weighted_batches,
+)
 
 
 def fisher(
@@ -22,9 +29,10 @@ def fisher(
 
         score_i = v_i^2 F_ii / 2,       F_ii = mean over examples n of g_ni^2,      g_n the gradient of example n
 
-    BatchNorm is in evaluation mode; examples are the first dimension of a batch. They weigh what `size` gives for each
-    alone (its tokens, say, where `loss` is a mean over these, and g_n that of its own mean), if that adds up to its
-    batch's; else all of a batch weigh the same.
+    BatchNorm is in evaluation mode; examples lie along the first dimension of a batch. An example weighs
+    `size(example)` if these weights add up to the weight of its batch; otherwise all examples of a batch weigh the
+    same. For a loss that is a mean over tokens, let `size` count tokens; g_n is then the gradient of the example's own
+    mean loss.
     """
     with given.network() as net:
         in_single_precision(net.model)
@@ -33,10 +41,11 @@ def fisher(
             return loss_of("fisher", given.loss, net.model, batch)
 
         means = _Means(net)
-        for batch, weight in weighed("fisher", given.batches, given.size):
-            for done, share in passed(net, batch, weight, forward, given.size):
+        for batch, weight in weighted_batches("fisher", given.batches, given.size):
+            for done, share in batch_passes(net, batch, weight, forward, given.size):
                 signs = None if done.factors is None else done.factors.square()
-                means.add(done.square_sums(None, signs), share, share * done.count)  # of a mean: 1/count of their own
+                # The gradient of a batch's mean loss holds 1 / count of each g_n: count times the sum is their mean.
+                means.add(done.square_sums(None, signs), share, share * done.count)
         return means.scores()
 
 
@@ -47,18 +56,18 @@ def obd(
 
         score_i = v_i^2 H_ii / 2,       H_ii = mean over examples of (J^T A J)_ii
 
-    with J the Jacobian of an example's outputs and A the Hessian of its loss in these: this is the diagonal of the
-    generalised Gauss-Newton matrix, without the terms in the network's own second derivatives. It is the diagonal of
-    the Hessian itself, exactly, where the outputs are piecewise linear in each single weight: networks of linear and
-    convolutional layers, ReLU, pooling and BatchNorm in evaluation mode, in which a weight acts once, under any loss of
-    the outputs that is twice differentiable (cross-entropy, squares). With smooth activations (tanh, GELU), attention,
-    LayerNorm or tied weights the two differ. It takes a backward pass per output.
+    with J the Jacobian of an example's outputs and A the Hessian of its loss with respect to the outputs: the diagonal
+    of the generalised Gauss-Newton matrix, without the terms in the network's own second derivatives. It equals the
+    diagonal of the Hessian exactly where the outputs are piecewise linear in each single weight: in networks of linear
+    and convolutional layers, ReLU, pooling and BatchNorm in evaluation mode that use each weight once, under any loss
+    of the outputs that is twice differentiable (cross-entropy, squares). With smooth activations (tanh, GELU),
+    attention, LayerNorm or tied weights the two differ. The score costs one backward pass per output.
 
-    `loss` calls the model once, and reads nothing else of
-    it but its outputs; these are logits, of which the loss is no linear function.
+    `loss` must call the model once and read only its outputs. The outputs must be logits, and the loss must not be
+    linear in them.
 
     Raises:
-        ValueError: `loss` or the last layer is another.
+        ValueError: `loss` or the last layer breaks these rules.
     """
     with given.network() as net:
         in_single_precision(net.model)
@@ -78,24 +87,24 @@ def obd(
             return leaves[0]
 
         means, curved = _Means(net), False
-        for batch, weight in weighed("obd", given.batches, given.size):
-            for done, share in passed(net, batch, weight, forward, given.size):
+        for batch, weight in weighted_batches("obd", given.batches, given.size):
+            for done, share in batch_passes(net, batch, weight, forward, given.size):
                 means.weight += share
-                for cotangent, signs in _roots(done, losses[0], leaves[1]):
+                for cotangent, signs in _hessian_roots(done, losses[0], leaves[1]):
                     curved = curved or bool(signs.any())
                     means.add(done.square_sums(cotangent, signs), 0.0, share)
         if not curved:
             raise ValueError(
-                "`loss` is linear in what the model returns (or flat), where `obd` sees no curvature; let the network "
-                "return logits, and the loss take them through `log_softmax`, as `cross_entropy` does."
+                "`loss` is linear or constant in the model's outputs, so that `obd` finds no curvature; let the model "
+                "return logits, and apply `log_softmax` in the loss, as `cross_entropy` does."
             )
         return means.scores()
 
 
-def _roots(done: Passed, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Yield (cotangents, signs) whose signed squares make the Hessian of each example's loss in its outputs.
+def _hessian_roots(done: BatchPass, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield (cotangents, signs) whose signed squares add up to the Hessian of each example's loss in its outputs.
 
-    The mean over a batch of J^T A J is the sum of signed squares over examples and over what is yielded.
+    The sum of the signed squares over all examples and all yielded pairs is the batch mean of J^T A J.
     """
     (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
     if not slope.requires_grad:
@@ -114,27 +123,27 @@ def _roots(done: Passed, loss: Tensor, leaf: Tensor) -> Iterable[tuple[Tensor, T
 
 
 def _refuse_other_losses(net: Network, loss: Tensor, leaves: Sequence[Tensor]) -> None:
-    """Refuse losses whose curvature in one call's outputs is not all that they have."""
+    """Refuse losses with curvature beyond that in the outputs of one call of the model."""
     if len(leaves) > 2:
         raise ValueError(
-            f"`loss` (which calls the model {len(leaves) // 2} times) must call it once for `obd`, which takes the "
-            "curvature in one call's outputs; join the inputs in one batch."
+            f"`loss` (which calls the model {len(leaves) // 2} times) must call it once for `obd`, which computes the "
+            "curvature in the outputs of one call; join the inputs in one batch."
         )
-    read = uses(loss)
+    read = leaf_uses(loss)
     if others := [name for name, parameter in net.parameters.items() if id(parameter) in read]:
         raise ValueError(
-            f"`loss` (which reads {others[0]!r} itself) must read the model's outputs alone for `obd`; leave penalties "
-            "of weights out."
+            f"`loss` (which reads {others[0]!r} itself) must read only the model's outputs for `obd`; remove penalties "
+            "on weights from it."
         )
     if type(leaves[0].grad_fn).__name__ in ("SoftmaxBackward0", "SigmoidBackward0"):
         raise ValueError(
-            "`model` must return logits for `obd`, which takes outputs to be linear where no kink is, and it ends in a "
-            "softmax or sigmoid; let the network return logits, and the loss apply that."
+            "`model` (which ends in a softmax or sigmoid) must return logits for `obd`, which assumes piecewise linear "
+            "outputs; let the model return logits, and apply the softmax or sigmoid in the loss."
         )
 
 
 class _Means:
-    """Means of squares over examples, float64, and scores from them."""
+    """Weighted means of squares over examples, in float64, and the scores computed from them."""
 
     def __init__(self, net: Network) -> None:
         self.net = net
@@ -161,24 +170,25 @@ def obs(
     form: Literal["entry", "block"] = "entry",
     matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
-    """Score each entry by what removing it costs when all others make up for it: Optimal Brain Surgeon.
+    """Score each entry by the loss increase when it is removed and all others adapt: Optimal Brain Surgeon.
 
         score_q = v_q^2 / (2 [F^-1]_qq),        F = damping I + mean over examples n of g_n g_n^T
 
-    as WoodFisher (Singh & Alistarh 2020, arXiv 2004.14340) approximates Hassibi & Stork 1993; the inverse is exact, in
-    float64. BatchNorm is in evaluation mode.
+    the approximation of Hassibi & Stork 1993 by WoodFisher (Singh & Alistarh 2020, arXiv 2004.14340); the inverse is
+    exact, in float64. BatchNorm is in evaluation mode.
 
     Args:
         damping: above 0.
-        block: None takes the whole matrix, which holds the gradients of all examples; a number takes blocks of so many
-            consecutive entries, which begin anew at each row (a filter, a unit), as oBERT's (arXiv 2203.07259).
-        form: "block" scores each block by what removing all of it costs, w_Q^T ([F^-1]_QQ)^-1 w_Q / 2, in one dimension
-            for each weight's name; `pruning.prune` asks it of blocks that go at once.
-        matrix: what `fisher_matrix` has made of these arguments before; None makes it.
+        block: None takes the whole matrix and holds the gradients of all examples in memory. An int takes blocks of
+            `block` consecutive entries; the first block of each row (a filter, a unit) starts at the row's first entry,
+            as in oBERT (arXiv 2203.07259).
+        form: "entry", or "block" for the cost of removing each whole block Q, w_Q^T ([F^-1]_QQ)^-1 w_Q / 2, as a tensor
+            of shape (blocks,) for each weight's name; `pruning.prune` uses it where whole blocks are pruned.
+        matrix: the result of `fisher_matrix` for the same arguments; None computes it.
 
     Raises:
-        ValueError: `form` is another word, or "block" is asked of no blocks, or of such as do not divide rows or whose
-            rows are not outputs.
+        ValueError: `form` is neither word; or it is "block" and `block` is None or does not divide the rows, or the
+            rows of a weight are not its outputs.
     """
     if form not in ("entry", "block"):
         raise ValueError(f"`form` (={form!r}) must be 'entry' or 'block'.")
@@ -200,5 +210,5 @@ def _refuse_ragged(weights: Mapping[str, Weight], block: int | None) -> None:
         if block is None or block < 1 or row % block or kind == "Conv1D" or isinstance(weight.module, _ConvTransposeNd):
             raise ValueError(
                 f"`block` (={block!r}) must divide the weights of an output for form='block', but {name!r} of {kind} "
-                f"has shape {tuple(shape)}; choose a divisor, or leave it out, as any tensor whose rows are inputs."
+                f"has shape {tuple(shape)}; choose a divisor. Leave this tensor out if its rows are inputs."
             )

@@ -1,4 +1,4 @@
-"""Scores of the gradient of the mean loss, and of what the Hessian makes of it."""
+"""Gradient scores: gradient magnitude, SNIP and GraSP."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pruning.scores.readings.network import BatchNormMode, in_single_precision
 from pruning.scores.readings.scoring_data import (
     ScoringInput,
+    at_least_float32,
+    checked_batches,
     gradients,
-    joined,
     loss_of,
     mean_gradient,
     mean_over_batches,
     outputs_through,
-    weighed,
-    wide,
+    weighted_batches,
 )
 
 
@@ -27,7 +27,7 @@ def gradient(
     *,
     batch_norm: BatchNormMode = "train",
 ) -> dict[str, Tensor]:
-    """Score each entry by the magnitude of its gradient, of pruned entries too.
+    """Score each entry, pruned or not, by the magnitude of its gradient.
 
     score_i = |g_i|,        g = dL/dv, L the mean loss over all batches, v = m w
     """
@@ -44,13 +44,16 @@ def snip(
 
         score_i = |dL/dm_i| = |w_i g_i|,        g = dL/dv at v = m w, L the mean loss over all batches
 
-    The paper divides by the sum of all scores, which changes no ranking. Of a network that is pruned already, what is
-    pruned is scored by the value that the model still has of it: FORCE (de Jorge et al. 2021, arXiv 2006.09081) lets it
-    return, iterative SNIP does not.
+    The paper divides by the sum of all scores, which changes no ranking. In a pruned network, a pruned entry is scored
+    by the value that the model still stores: FORCE (de Jorge et al. 2021, arXiv 2006.09081) lets such entries return,
+    iterative SNIP does not.
     """
     with given.network(batch_norm) as net:
         means = mean_gradient("snip", net, given)
-        return {name: wide(g).mul_(net.weights[name].stored).abs_().to(torch.float64) for name, g in means.items()}
+        return {
+            name: at_least_float32(g).mul_(net.weights[name].stored).abs_().to(torch.float64)
+            for name, g in means.items()
+        }
 
 
 def grasp(
@@ -59,20 +62,23 @@ def grasp(
     batch_norm: BatchNormMode = "train",
     temperature: float = 200.0,
 ) -> dict[str, Tensor]:
-    """Score each entry by what it gives to the gradient flow: GraSP (Wang et al. 2020, arXiv 2002.07376); signed.
+    """Score each entry by its contribution to the gradient flow: GraSP (Wang et al. 2020, arXiv 2002.07376); signed.
 
-        score_i = w_i (H g)_i,      L the mean loss of outputs / temperature, g and H of the scored weights alone
+        score_i = w_i (H g)_i,      L the mean loss of outputs / temperature, g and H in the scored weights only
 
-    The paper's S is -w (H g) and the highest of it is pruned: removing i changes |g|^2 by about -2 score_i.
+    The paper prunes the highest S = -w (H g), which are the same entries. Removing entry i changes |g|^2 by about
+    -2 score_i.
 
-    The model returns a tensor, or one called `logits`.
+    The model must return a tensor, or an object or mapping with a tensor `logits`.
 
     Args:
         temperature: above 0.
     """
-    with given.network(batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # twice
+    with given.network(batch_norm) as net, sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
         in_single_precision(net.model)
-        held = [batch for batch, _ in weighed("grasp", joined("grasp", net, given.batches), given.size)]
+        held = [
+            batch for batch, _ in weighted_batches("grasp", checked_batches("grasp", net, given.batches), given.size)
+        ]
         weights = list(net.parameters.values())
 
         def slopes(batch: Any, *, create_graph: bool = False) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Wanda: weights by the norms of what they are multiplied with."""
+"""Wanda: weight magnitudes times the norms of the layer's inputs."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.scores.readings.network import Network
 from pruning.scores.readings.per_example import patches, windows
-from pruning.scores.readings.scoring_data import Loss, ScoringInput, tensors, weighed
+from pruning.scores.readings.scoring_data import Loss, ScoringInput, tensors, weighted_batches
 
 
 def wanda(
     given: ScoringInput,
 ) -> dict[str, Tensor]:
-    """Score each entry by its magnitude and the norm of its input (Sun et al. 2023, arXiv 2306.11695).
+    """Score each entry by its magnitude times the norm of its input: Wanda (Sun et al. 2023, arXiv 2306.11695).
 
         score_ij = |v_ij| ||X_j||_2         X_j input j of the layer, over all examples and positions
 
-    Scores compare within a row, the weights of one output. Inputs are those of one pass of the network as it is, with
-    BatchNorm in evaluation mode; those of a convolution are its patches, of which each entry is multiplied with one
-    weight of a filter.
+    Scores compare within a row, the weights of one output. The inputs of all layers come from the same forward passes
+    of the network as it is now, with BatchNorm in evaluation mode. The inputs of a convolution are its patches: each
+    entry of a patch is multiplied by one weight of a filter.
 
-    `loss` says how the network is called; None calls it with a batch's first tensor, or with a dict by name.
+    `loss` calls the network; if None, the network is called with a batch's first tensor, or with the items of a dict as
+    keyword arguments.
 
     Raises:
-        ValueError: a weight is tied, or its layer acts more than once in a pass, or does not show what it reads (as the
-            projections of `nn.MultiheadAttention`).
+        ValueError: a weight is tied; or its layer runs more than once in a pass; or hooks cannot see the layer's inputs
+            (the projections of `nn.MultiheadAttention`).
     """
     with given.network() as net, torch.no_grad():
         _refuse_tied(net)
-        read: dict[str, _Read] = {}
-        with _reading(net, read) as seen:
-            for batch, _ in weighed("wanda", given.batches, given.size):
+        read: dict[str, _InputSquares] = {}
+        with _recorded_inputs(net, read) as seen:
+            for batch, _ in weighted_batches("wanda", given.batches, given.size):
                 seen.clear()
                 _pass(net.model, given.loss, batch)
         if unseen := [name for name in net.parameters if name not in read]:
             raise ValueError(
-                f"`parameters` (of {unseen[0]!r}) must belong to linear and convolutional layers that the network "
-                "calls, for `wanda` to see their inputs; name those alone."
+                f"`parameters` (={unseen[0]!r}) must name weights of linear and convolutional layers that the network "
+                "calls: `wanda` reads the inputs of these calls; leave the others out."
             )
         norms = {name: own.squares().sqrt_() for name, own in read.items()}
         return {n: p.detach().to(torch.float64, copy=True).abs_().mul_(norms[n]) for n, p in net.parameters.items()}
@@ -64,15 +65,15 @@ def _refuse_tied(net: Network) -> None:
     for key, name in names.items():
         if owners[key] > 1:
             raise ValueError(
-                f"`model` (whose {name!r} is tied) must have each weight in one layer alone for `wanda`, which reads "
-                "that layer's inputs; leave it out of `parameters`."
+                f"`model` (whose {name!r} is tied) must have each weight in only one layer for `wanda`, which reads "
+                "that layer's inputs; leave the weight out of `parameters`."
             )
 
 
-class _Read:
-    """What a layer has read, as sums of squares: of each place of its inputs, as long as those are of one size.
+class _InputSquares:
+    """Sums of squares of a layer's inputs, kept for each input position while inputs and outputs keep one size.
 
-    Only then, or when all has been read, are those of a convolution summed by what each weight is multiplied with.
+    The sums of a convolution are reduced to one for each weight of a filter when the size changes, and at the end.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -82,7 +83,7 @@ class _Read:
         self._places = self._weights = torch.zeros(())
 
     def add(self, inputs: Tensor, output: Tensor) -> None:
-        """Add the squares of a batch, in float64."""
+        """Add the squares of one call's inputs, in float64."""
         place = inputs.shape[-1 - self._spatial :]
         size = place, output.shape[output.dim() - self._spatial :]
         own = inputs.reshape(-1, *place).to(torch.float64, copy=True).square_().sum(0)
@@ -92,19 +93,19 @@ class _Read:
             self._weights, self._places, self._size = self.squares(), own, size
 
     def squares(self) -> Tensor:
-        """Return the sum of squares of what each weight is multiplied with, of a shape that broadcasts to it."""
+        """Return the sum of squares of each weight's inputs, in a shape that broadcasts to the weight."""
         if self._size is None:
             return self._weights
         return self._weights.to(self._places) + _by_weight(self._module, self._places, self._size[1])
 
 
-def _by_weight(module: nn.Module, sums: Tensor, put_out: torch.Size) -> Tensor:
-    """Return what `sums` at each place of a layer's input give for each weight, where it puts out that size."""
+def _by_weight(module: nn.Module, sums: Tensor, output_size: torch.Size) -> Tensor:
+    """Reduce sums at each input position to one for each weight; `output_size` is the spatial size of the outputs."""
     if not isinstance(module, _ConvNd):
         return sums[:, None] if type(module).__name__ == "Conv1D" else sums
     kernel, groups = module.kernel_size, module.groups
     if isinstance(module, _ConvTransposeNd):  # a weight acts at each position whose result is not cut off
-        acts = patches(sums.new_ones(1, 1, *put_out), module)[0]
+        acts = patches(sums.new_ones(1, 1, *output_size), module)[0]
         return torch.matmul(sums.flatten(1), acts).view(module.in_channels, 1, *kernel)
     positions = tuple(range(1, 1 + len(kernel)))
     by_group = windows(sums[None], module)[0].sum(positions).view(groups, module.in_channels // groups, *kernel)
@@ -112,10 +113,10 @@ def _by_weight(module: nn.Module, sums: Tensor, put_out: torch.Size) -> Tensor:
 
 
 @contextmanager
-def _reading(net: Network, found: dict[str, _Read]) -> Iterator[set[str]]:
-    """Add what each layer reads to `found`, by the name of its weight.
+def _recorded_inputs(net: Network, found: dict[str, _InputSquares]) -> Iterator[set[str]]:
+    """Add the inputs of each layer to `found`, under the name of its weight.
 
-    Yields the names of the layers that have acted in this pass, to be cleared before the next.
+    Yields the names of the layers that have run in this pass; the caller clears them before the next pass.
     """
     names = {id(parameter): name for name, parameter in net.parameters.items()}
     seen: set[str] = set()
@@ -124,11 +125,11 @@ def _reading(net: Network, found: dict[str, _Read]) -> Iterator[set[str]]:
         name = names[id(module._parameters["weight"])]
         if name in seen:
             raise ValueError(
-                f"`model` (whose {name!r} acts more than once in a pass) must call a layer once for `wanda`, which "
-                "reads its inputs; leave it out of `parameters`."
+                f"`model` (whose {name!r} acts more than once in a pass) must call each layer once for `wanda`, which "
+                "reads its inputs; leave the weight out of `parameters`."
             )
         seen.add(name)
-        found.setdefault(name, _Read(module)).add(given[0] if given else named["input"], output)
+        found.setdefault(name, _InputSquares(module)).add(given[0] if given else named["input"], output)
 
     handles = [
         module.register_forward_hook(read, prepend=True, with_kwargs=True)

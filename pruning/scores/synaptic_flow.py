@@ -1,4 +1,4 @@
-"""SynFlow: what flows through a network of magnitudes."""
+"""SynFlow: synaptic flow through a network of weight magnitudes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_HOMOGENEOUS = frozenset(
         *("scaled_dot_product_attention", "multi_head_attention_forward"),
     }
 )
-"""Functions that do not scale with their input where that is positive."""
+"""Functions that do not scale with a positive input: f(a x) != a f(x)."""
 
 
 def synflow(
@@ -31,29 +31,28 @@ def synflow(
     *,
     bias: bool = False,
 ) -> dict[str, Tensor]:
-    """Score each entry by its part in what flows through a network of magnitudes (Tanaka 2020, arXiv 2006.05467).
+    """Score each entry by its share of the flow through a network of magnitudes (Tanaka 2020, arXiv 2006.05467).
 
         score_i = |v_i| dR/d|v_i|,      R = sum of the outputs for one input of ones, every weight being |v|
 
-    In float64. BatchNorm scales by |gamma| / sqrt(running variance + eps) and shifts nothing. No data is read: the
-    first batch says the shape of an input only.
-
-    `batches` may be None where the first layer is linear.
+    All computation is in float64. BatchNorm scales by |gamma| / sqrt(running variance + eps), without a shift. The
+    values of the data are not used: the first batch only gives the shape of an input, and `batches` may be None if the
+    first layer is linear.
 
     Args:
-        bias: whether biases flow in, as |b| (the authors' code does so); else they are 0, as in the paper.
+        bias: True adds biases as |b|, as the authors' code does; False sets them to 0, as the paper does.
 
     Raises:
         ValueError: the network has activations or normalisations that do not scale with their input (GELU, sigmoid,
-            LayerNorm), for which the laws of SynFlow do not hold; no input shape is known, or inputs are not real.
+            LayerNorm), for which the laws of SynFlow do not hold; the input shape is unknown; or inputs are not real.
     """
     return Flow(given, bias=bias).scores()
 
 
 class Flow:
-    """SynFlow of one network for several re-scorings under shrinking masks: what masks do not change is made once.
+    """SynFlow scores of one network, computed again and again under shrinking masks from one copy of the network.
 
-    Args and errors: see `synflow`. The network's weights are copied: later changes of the model do not reach it.
+    See `synflow` for args and errors. The weights are copied: later changes of the model do not affect the scores.
     """
 
     def __init__(
@@ -82,14 +81,14 @@ class Flow:
         self.factors: dict[str, Tensor] = {}
 
     def scores(self, masks: Masks | None = None) -> dict[str, Tensor]:
-        """Return name -> scores, float64, of the network without what `masks` prune besides; later rounds too."""
+        """Return name -> scores, float64. Entries that `masks` prune become 0, and stay 0 in later calls."""
         for name, mask in (masks or {}).items():
             module, leaf = place(self.net.model, name, mask.shape)
             parameter = module.get_parameter(leaf)
             if name not in self.factors:
                 self.factors[name] = torch.empty_like(parameter, requires_grad=False)
             keeps = mask if mask.dtype == torch.bool else mask != 0
-            # By way of bytes, which torch converts several times as fast as bools.
+            # torch converts bytes several times as fast as bools.
             parameter.detach().mul_(self.factors[name].copy_(keeps.view(torch.uint8)))
         with torch.enable_grad():
             flow = _outputs(self.net, self.ones).sum()
@@ -109,7 +108,7 @@ def _outputs(net: Network, ones: Tensor) -> Tensor:
 
 
 def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
-    """Refuse a network whose outputs, without biases, do not scale with its input: by steps of a power of 2, exact."""
+    """Refuse a network without biases whose outputs do not scale with its input; powers of 2 scale without rounding."""
     biases = [p for name, p in net.model.named_parameters() if name.endswith("bias")]
     kept = [bias.clone() for bias in biases]
     for bias in biases:
@@ -130,14 +129,16 @@ def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
 def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:
     """Return the shape of one input without the batch."""
     if torch.is_inference_mode_enabled():
-        raise ValueError("`synflow` takes gradients, which `torch.inference_mode` rules out; call it outside of that.")
+        raise ValueError(
+            "`synflow` takes gradients, which `torch.inference_mode` rules out; call it outside that mode."
+        )
     first = None if batches is None else next(iter(batches), None)
     example = None if first is None else next(tensors(first), None)
     if example is not None:
         if not example.is_floating_point():
             raise ValueError(
-                f"`batches` (of {example.dtype}) must begin with real-valued inputs for `synflow`, whose input is all "
-                "ones; choose another score for a network of tokens."
+                f"`batches` (of {example.dtype}) must begin with real-valued inputs for `synflow`, which feeds an "
+                "input of ones; choose another score for a network that takes tokens."
             )
         return tuple(example.shape[1:])
     leaves = (module for module in model.modules() if not list(module.children()) and list(module.parameters()))
@@ -145,12 +146,12 @@ def _input_shape(model: nn.Module, batches: Batches) -> tuple[int, ...]:
     if isinstance(layer, nn.Linear):
         return (layer.in_features,)
     raise ValueError(
-        "`batches` (=None) must hold a batch for `synflow` to see the shape of an input; pass one, of any values."
+        "`batches` (=None) must hold a batch, from which `synflow` takes the input shape; pass one batch of any values."
     )
 
 
 def _scale_only(model: nn.Module) -> None:
-    """Let BatchNorm scale by |gamma| / sqrt(var + eps), without a shift."""
+    """Make BatchNorm layers scale by |gamma| / sqrt(var + eps), or by |gamma| without statistics, and add no shift."""
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             if module.running_var is None:
@@ -159,7 +160,7 @@ def _scale_only(model: nn.Module) -> None:
 
 
 class _Homogeneous(TorchFunctionMode):
-    """Refuses functions that do not scale with their input, called by layers or by a forward itself."""
+    """Refuses functions that do not scale with their input, in layers and in `forward` methods."""
 
     def __init__(self, model: str) -> None:
         super().__init__()

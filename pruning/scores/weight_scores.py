@@ -1,4 +1,4 @@
-"""Scores of the weights alone, and random ones."""
+"""Scores that read only the weights (magnitude, LAMP), and random scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def magnitude(
 ) -> dict[str, Tensor]:
     """Score each entry by its magnitude (Han et al. 2015, arXiv 1506.02626).
 
-    score_i = |v_i|         0 for what is pruned
+    score_i = |v_i|         0 for pruned entries
     """
     return {name: weight.value.abs() for name, weight in given.weights().items()}
 
@@ -21,10 +21,10 @@ def magnitude(
 def random(
     given: ScoringInput,
 ) -> dict[str, Tensor]:
-    """Score each entry by a number drawn uniformly from [0, 1), in the order of the model.
+    """Score each entry by a number drawn uniformly from [0, 1), in the order of the model's parameters.
 
-    `generator` must be one of the CPU. None draws as torch's default generator would, and leaves that generator as it
-    is: the next call draws the same numbers.
+    `generator` must be on the CPU. None draws the next numbers of torch's default generator without advancing it, so
+    that the next call draws the same numbers.
     """
     generator = given.generator
     if generator is None:
@@ -39,12 +39,12 @@ def random(
 def lamp(
     given: ScoringInput,
 ) -> dict[str, Tensor]:
-    """Score each entry by its share in the squares of its tensor that are no smaller (Lee 2021, arXiv 2010.07611).
+    """Score each entry by its share of the squares of its tensor that are not smaller (Lee 2021, arXiv 2010.07611).
 
         score_i = v_i^2 / (sum of v_j^2 over all j of the same or a higher rank)        0 for 0 / 0
 
-    Ranked globally it prunes every tensor by magnitude, and allocates by these scores: the largest entry of each scores
-    1. Equal magnitudes rank by their index.
+    Ranking these scores globally prunes each tensor by magnitude and also decides each tensor's density. The largest
+    entry of a tensor scores 1. Entries of equal magnitude rank by index.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -55,7 +55,7 @@ def lamp(
 def _lamp(name: str, value: Tensor) -> Tensor:
     magnitudes = value.abs().to(torch.float64).flatten()
     if magnitudes.numel() and not magnitudes.max().isfinite():
-        raise ValueError(f"`{name}` holds NaN or infinity, of which `lamp` has no shares; mend the tensor.")
+        raise ValueError(f"`{name}` holds NaN or infinity and must be finite for `lamp`; repair the tensor.")
     ordered, order = magnitudes.sort(stable=True)
     squares = ordered.square_()
     above = squares.flip(0).cumsum(0).flip(0)

@@ -1,1 +1,1 @@
-"""Quantities that scores read: the network, its data, gradients of each example, the Fisher matrix."""
+"""Inputs of scores: a copy of the network, scoring data, per-example gradients, the Fisher matrix."""

@@ -1,4 +1,4 @@
-"""The empirical Fisher matrix, whole or in blocks, and what OBS asks of its inverse; float64.
+"""The empirical Fisher matrix, whole or in blocks, and the operations with its inverse that OBS needs; float64.
 
 F = damping I + mean over examples n of g_n g_n^T,       g_n the gradient of example n, 0 where v is 0
 """
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from pruning.scores.readings.network import Network, in_single_precision
-from pruning.scores.readings.per_example import passed
-from pruning.scores.readings.scoring_data import ScoringInput, loss_of, refuse_nan, weighed
+from pruning.scores.readings.per_example import batch_passes
+from pruning.scores.readings.scoring_data import ScoringInput, loss_of, refuse_nan, weighted_batches
 
 COLUMNS = 8192
-"""Columns that are solved for at a time."""
+"""Columns solved at a time."""
 
 
 class FisherMatrix(Protocol):
-    """What OBS asks; a vector is name -> float64 tensor of the parameter's shape."""
+    """Operations of the Fisher matrix that OBS uses; a vector is name -> float64 tensor of the parameter's shape."""
 
     def inverse_diagonal(self) -> dict[str, Tensor]:
         """Return the diagonal of F^-1."""
@@ -30,9 +30,9 @@ class FisherMatrix(Protocol):
         """Return F^-1 u."""
 
     def joint_update(self, values: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the change dw of least dw^T F dw / 2 that takes every entry to 0 that is not kept.
+        """Return the change dw with the least dw^T F dw / 2 that sets every pruned entry to 0.
 
-        dw_Q = -w_Q,    dw_K = [F_KK]^-1 F_KQ w_Q        K what is kept, Q the rest
+        dw_Q = -w_Q,    dw_K = [F_KK]^-1 F_KQ w_Q        K the kept entries, Q the pruned ones
         """
 
 
@@ -42,13 +42,13 @@ def fisher_matrix(
     damping: float = 1e-5,
     block: int | None = None,
 ) -> FisherMatrix:
-    """Return the Fisher matrix of `model` over the examples of all batches, see `pruning.scores.obs`.
+    """Compute the Fisher matrix of `model` over the examples of all batches; see `pruning.scores.obs`.
 
     Raises:
         ValueError: there is no data or no loss, `damping` is not above 0, or `block` below 1.
     """
     if not (isinstance(cast(object, damping), Real) and damping > 0):
-        raise ValueError(f"`damping` (={damping!r}) must be above 0, or the matrix has no inverse; take 1e-5, say.")
+        raise ValueError(f"`damping` (={damping!r}) must be above 0, or the matrix has no inverse; pass 1e-5.")
     if block is not None and block < 1:
         raise ValueError(f"`block` (={block!r}) must be at least 1, or None for the whole matrix.")
     with given.network() as net:
@@ -56,7 +56,7 @@ def fisher_matrix(
         in_single_precision(net.model)
         examples = _examples(net, given)
         if block is None:
-            return _Whole(examples, list(net.parameters), damping)
+            return _WholeMatrix(examples, list(net.parameters), damping)
         return Blocks(examples, list(net.parameters), damping, block)
 
 
@@ -66,17 +66,17 @@ def _examples(net: Network, given: ScoringInput) -> Iterator[tuple[list[Tensor],
     def forward(batch: Any) -> Tensor:
         return loss_of("obs", given.loss, net.model, batch)
 
-    for batch, weight in weighed("obs", given.batches, given.size):
-        for done, share in passed(net, batch, weight, forward, given.size):
+    for batch, weight in weighted_batches("obs", given.batches, given.size):
+        for done, share in batch_passes(net, batch, weight, forward, given.size):
             rows = [row.mul_(done.count) for row in done.rows()]
             for row, parameter in zip(rows, net.parameters.values(), strict=True):
-                row.mul_(parameter.detach() != 0)  # a plain model has zeros for what is pruned
+                row.mul_(parameter.detach() != 0)  # pruned entries are 0 in the copy
             refuse_nan("obs", dict(zip(net.parameters, rows, strict=True)), "gradients")
             yield rows, share / done.count
 
 
-class _Whole:
-    """The whole matrix by its dual: with G the weighted gradients, K = damping I + G G^T has as many rows as examples.
+class _WholeMatrix:
+    """The whole matrix in dual form: with G the weighted gradients, K = damping I + G G^T has one row per example.
 
     F^-1 u = (u - G^T K^-1 G u) / damping,       diag F^-1 = (1 - sum over rows of (C^-1 G)^2) / damping,     K = C C^T
     """
@@ -93,7 +93,7 @@ class _Whole:
         for index, name in enumerate(names):
             joined = torch.cat([rows[index].flatten(1) for rows in parts])
             for rows in parts:
-                rows[index] = rows[index][:0]  # held once
+                rows[index] = rows[index][:0]  # frees the parts, so that gradients are in memory once
             self.rows[name] = joined.mul_(shares.to(joined)[:, None])
         self.factor = torch.linalg.cholesky(self._dual(self.rows))
 
@@ -140,7 +140,7 @@ class _Whole:
 
 
 class Blocks:
-    """Blocks along the rows of each weight: (rows, blocks, width, width), and others for what is left of a row."""
+    """Blocks along the rows of each weight: (rows, blocks, width, width), plus narrower ones for the rest of a row."""
 
     def __init__(
         self, examples: Iterable[tuple[list[Tensor], float]], names: list[str], damping: float, block: int
@@ -162,7 +162,7 @@ class Blocks:
                 product.div_(total).diagonal(dim1=-2, dim2=-1).add_(damping)
 
     def _cut(self, values: Tensor) -> list[Tensor]:
-        """Cut (examples, *shape) into (examples, rows, blocks, width), and what is left of each row likewise."""
+        """Cut (examples, *shape) into (examples, rows, blocks, width), and the rest of each row likewise."""
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(1)
         whole = flat.shape[2] // self.block * self.block
         parts = (flat[..., :whole].reshape(*flat.shape[:2], -1, self.block), flat[..., whole:].unsqueeze(2))
@@ -182,7 +182,7 @@ class Blocks:
         }
 
     def block_costs(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return w_Q^T ([F^-1]_QQ)^-1 w_Q / 2 for every block Q, shape (blocks,): F_QQ stands between."""
+        """Return w_Q^T ([F^-1]_QQ)^-1 w_Q / 2 = w_Q^T F_QQ w_Q / 2 for every block Q, shape (blocks,)."""
         return {
             name: torch.cat(
                 [(u * (f @ u[..., None])[..., 0]).sum(-1).flatten() / 2 for f, u in zip(fs, us, strict=True)]
@@ -207,7 +207,7 @@ class Blocks:
 
 
 def _joint(matrix: Tensor, values: Tensor, kept: Tensor) -> Tensor:
-    """Return the joint update of blocks (..., width, width) for values (..., width), of which `kept` is 1 or 0."""
+    """Return the joint update of blocks (..., width, width) for values (..., width); `kept` holds 1 or 0 for each."""
     pruned = values * (1 - kept)
     among_kept = matrix * kept[..., :, None] * kept[..., None, :] + torch.diag_embed(1 - kept)
     update: Tensor = torch.linalg.solve(among_kept, (matrix @ pruned[..., None])[..., 0] * kept)

@@ -1,7 +1,7 @@
-"""The network that a score reads: a copy that computes with what the masks keep, and that may be changed freely.
+"""Plain copies of a network for scores: a copy computes with v = m w, and a score may change it freely.
 
-Parameters of the copy share the storage of the model's (they are never written to), everything else is its own: so a
-score leaves parameters, buffers, gradients and modes of the model as they are.
+The copy's parameters share storage with the model's and are never written to; everything else belongs to the copy. A
+score therefore leaves the model's parameters, buffers, gradients and modes unchanged.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ATTENTION_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter that is scored: `parameter` of the model, called `leaf` in `module`, and what of it is kept.
+    """A scored parameter: `parameter` of the model, named `leaf` in `module`.
 
-    `kept` is a bool tensor of its shape, or None where nothing is pruned.
+    `kept` is a bool tensor of the parameter's shape, True where an entry is kept; None if nothing is pruned.
     """
 
     module: nn.Module
@@ -50,18 +50,18 @@ class Weight:
 
     @property
     def stored(self) -> Tensor:
-        """The values w, those of pruned entries too where the model still has them."""
+        """The values w, including those that the model still stores for pruned entries."""
         check_has_values(f"{type(self.module).__name__}.{self.leaf}", self.parameter)
         return self.parameter.detach()
 
     @property
     def value(self) -> Tensor:
-        """What the network computes with, v = m w."""
+        """The values v = m w that the network computes with."""
         return self.stored if self.kept is None else masked(self.stored, self.kept)
 
 
 def is_prunable(module: nn.Module, leaf: str) -> bool:
-    """Say whether a parameter is a weight of a linear or convolutional layer, or of an attention's projections."""
+    """Return whether a parameter is the weight of a linear or convolutional layer, or of an attention projection."""
     if isinstance(module, nn.MultiheadAttention):
         return leaf in ATTENTION_PROJECTIONS
     return leaf == "weight" and (isinstance(module, nn.Linear | _ConvNd) or type(module).__name__ == "Conv1D")
@@ -70,17 +70,17 @@ def is_prunable(module: nn.Module, leaf: str) -> bool:
 def weights_of(
     model: nn.Module, masks: Masks | None = None, parameters: Iterable[str] | None = None
 ) -> dict[str, Weight]:
-    """Return qualified name -> weight, in the order of the model, a tied one once.
+    """Return qualified name -> weight, in the order of the model; a tied weight appears once.
 
     Args:
-        model: pruned or not; what this package or torch holds pruned goes by the name that it has in a plain model.
-        masks: what is pruned besides, nonzero where an entry is kept; of any parameters of the model.
-        parameters: names of what is scored; None takes the weights of linear and convolutional layers and of
-            attention's projections.
+        model: dense or pruned; a parameter that this package or torch holds pruned keeps its name in the plain model.
+        masks: name of any parameter -> further mask, nonzero where an entry is kept.
+        parameters: names of the parameters to score; None takes the weights of linear and convolutional layers and of
+            attention projections.
 
     Raises:
-        ValueError: a name is not in the model, a mask has another shape, nothing is left to be scored, or, where no
-            names are given, a layer's weight is computed from other parameters.
+        ValueError: a name is not in the model; a mask has another shape; there is nothing to score; or `parameters` is
+            None and a layer's weight is computed from other parameters.
     """
     return _weights(model, _kept(model, masks or {}), parameters)
 
@@ -105,14 +105,14 @@ def _weights(model: nn.Module, kept: Mapping[int, Tensor], parameters: Iterable[
             found[name] = Weight(module, leaf, parameter, kept.get(id(parameter)))
     if not found:
         raise ValueError(
-            f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score; name other "
-            "parameters by `parameters`."
+            f"`model` ({type(model).__name__}) must have a linear or convolutional layer to score; pass the names of "
+            "other parameters as `parameters`."
         )
     return found
 
 
 def _refuse_computed(path: str, module: nn.Module) -> None:
-    """Refuse a layer whose weight is no parameter but computed from others: it would stay dense without a word."""
+    """Refuse a layer whose weight is computed from other parameters: pruning would silently leave it dense."""
     if is_prunable(module, "weight"):
         held = pruned_names(module)
         older = [name for name in ("weight_v", "weight_orig") if name in module._parameters and "weight" not in held]
@@ -121,12 +121,12 @@ def _refuse_computed(path: str, module: nn.Module) -> None:
             raise ValueError(
                 f"`model` (whose {name!r} is computed from other parameters, as by weight_norm) must have plain "
                 "weights to be pruned; call torch.nn.utils.parametrize.remove_parametrizations or remove_weight_norm "
-                "before, or leave the layer out by `parameters`."
+                "first, or pass `parameters` without this weight."
             )
 
 
 def plain_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield a module's own parameters under the names that they have where nothing is held pruned."""
+    """Yield a module's own parameters under their names in the plain module: "weight", not "weight_orig"."""
     held = {f"{leaf}_orig": leaf for leaf in pruned_names(module)}
     for leaf, parameter in module._parameters.items():
         if parameter is not None:
@@ -139,12 +139,12 @@ def _find(model: nn.Module, name: str) -> tuple[nn.Module, str]:
         if known == path and leaf in dict(plain_parameters(module)):
             return module, leaf
     raise ValueError(
-        f"`parameters` (={name!r}) must name parameters of `model`, and {type(model).__name__} has none so called."
+        f"`parameters` (={name!r}) must name parameters of `model`, and {type(model).__name__} has none of that name."
     )
 
 
 def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
-    """Return id of a parameter -> bool tensor of what both the model and `masks` keep of it."""
+    """Return id of a parameter -> bool tensor, True where the model and `masks` both keep an entry."""
     found: dict[int, Tensor] = {}
 
     def add(parameter: Tensor, mask: Tensor) -> None:
@@ -169,14 +169,14 @@ def _kept(model: nn.Module, masks: Masks) -> dict[int, Tensor]:
 
 @dataclass(frozen=True)
 class Network:
-    """A plain copy of a model, without dropout, that computes with v = m w; `parameters` are its weights by name."""
+    """A plain copy of a model without dropout that computes with v = m w; `parameters` holds its scored weights."""
 
     model: nn.Module
     weights: Mapping[str, Weight]
     parameters: dict[str, nn.Parameter]
 
     def module_of(self, name: str) -> nn.Module:
-        """Return the module of the copy that has the parameter `name`."""
+        """Return the copy's module that owns the parameter `name`."""
         return self.model.get_submodule(name.rpartition(".")[0])
 
 
@@ -189,17 +189,17 @@ def network(
     batch_norm: BatchNormMode = "eval",
     value: Callable[[nn.Module, str, Tensor], Tensor] | None = None,
 ) -> Iterator[Network]:
-    """Copy `model` for a score; within, gradients are on, and what is drawn does not move the global generators.
+    """Copy `model` for a score; inside the context gradients are on, and the global generators are restored at its end.
 
     Args:
-        model: stays as it is.
+        model: left unchanged.
         masks: see `weights_of`.
         parameters: see `weights_of`.
-        batch_norm: "train" takes the statistics of each batch, "eval" the running ones.
-        value: (module, leaf, v) -> what the copy computes with instead, for every parameter; None takes v.
+        batch_norm: "train" normalises by the statistics of each batch, "eval" by the running statistics.
+        value: (module, leaf, v) -> values that replace v in the copy, called for every parameter; None keeps v.
 
     Raises:
-        ValueError: as `weights_of`; `batch_norm` is another word; or a tensor of `model` is on the meta device.
+        ValueError: see `weights_of`; or `batch_norm` is neither word; or a tensor of `model` is on the meta device.
     """
     if batch_norm not in get_args(BatchNormMode):
         raise ValueError(f"`batch_norm` (={batch_norm!r}) must be 'train' or 'eval'.")
@@ -215,7 +215,7 @@ def network(
         for parameter in named.values():
             parameter.requires_grad_()
         try:
-            torch.backends.mha.set_fastpath_enabled(False)  # it calls no layers
+            torch.backends.mha.set_fastpath_enabled(False)  # the fast path skips the layers, and so their hooks
             yield Network(plain, weights, named)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -224,7 +224,7 @@ def network(
 def _plain_copy(
     model: nn.Module, kept: Mapping[int, Tensor], value: Callable[[nn.Module, str, Tensor], Tensor] | None
 ) -> tuple[nn.Module, dict[int, nn.Parameter]]:
-    """Return a plain copy, and id of a parameter -> its copy, frozen."""
+    """Return a plain copy of a model, and id of a parameter -> the frozen parameter of the copy."""
     memo = values_with_history(model)
     parameters: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -247,13 +247,13 @@ def _set_modes(model: nn.Module, batch_norm: BatchNormMode) -> None:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             module.train(batch_norm == "train")
-        elif isinstance(module, nn.RNNBase):  # cuDNN differentiates it in training mode only
+        elif isinstance(module, nn.RNNBase):  # cuDNN computes gradients of RNNs in training mode only
             module.train()
             module.dropout = 0.0
 
 
 def in_single_precision(model: nn.Module) -> None:
-    """Let a copied network of 16 bits compute in float32, from inputs of 16 bits too; leave others as they are."""
+    """Make a copied 16-bit network compute in float32, also on 16-bit inputs; leave other networks unchanged."""
     narrow = (torch.float16, torch.bfloat16)
     if not any(parameter.dtype in narrow for parameter in model.parameters()):
         return
@@ -269,7 +269,7 @@ def in_single_precision(model: nn.Module) -> None:
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Return qualified name -> BatchNorm layer that has a scale, in the order of the model."""
+    """Return qualified name -> BatchNorm layer with a scale, in the order of the model."""
     return {
         path: module
         for path, module in plain_modules(model)

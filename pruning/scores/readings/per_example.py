@@ -1,7 +1,8 @@
-"""Gradients of every example of a batch, from what layers read and the gradients of what they return: no loops.
+"""Per-example gradients of a batch without a loop, from the inputs of layers and the gradients of their outputs.
 
-For a layer y = W x the gradient of example i is d_i^T x_i with d = dL/dy; for a convolution, the same of patches. Where
-that does not hold (other layers hold the weight, examples are not the first dimension), examples pass one by one.
+For a layer y = W x, the gradient of example i is d_i^T x_i with d = dL/dy; for a convolution, x_i holds the patches of
+the input. Examples pass through the network one by one where this does not hold: another kind of layer uses the weight,
+or examples do not lie along the first dimension.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pruning.scores.readings.network import Network
-from pruning.scores.readings.scoring_data import Size, gradients, rows, uses
+from pruning.scores.readings.scoring_data import Size, example_count, gradients, leaf_uses
 
 AT_ONCE = 1 << 22
-"""Entries of gradients that are held at a time."""
+"""Gradient entries held in memory at a time."""
 
 Forward = Callable[[Any], Tensor]
-"""(batch) -> what is differentiated: its loss, or its outputs, of the network."""
+"""(batch) -> the tensor to differentiate: the network's loss or outputs for the batch."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer: what it read, what it returned and where gradients of that arrive."""
+    """One call of a layer: its inputs, its output, and the graph edge that receives the output's gradient."""
 
     module: nn.Module
     inputs: Tensor
@@ -38,11 +39,11 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class Passed:
-    """A batch that has passed through the network: `count` examples, and `result`, what is differentiated.
+class BatchPass:
+    """A forward pass of a batch of `count` examples; `result` is the tensor to differentiate.
 
-    `factors`, of shape (count,), are what gradients of examples that do not weigh the same are multiplied with, so that
-    count times an example's is sqrt(its weight / mean weight) times that of its own mean; None where all weigh as much.
+    `factors`, shape (count,), scale the gradients of examples of unequal weights: `count` times an example's scaled
+    gradient is sqrt(its weight / mean weight) times the gradient of its own mean loss. None if all weights are equal.
     """
 
     net: Network
@@ -52,11 +53,11 @@ class Passed:
     factors: Tensor | None = None
 
     def square_sums(self, cotangent: Tensor | None = None, signs: Tensor | None = None) -> list[Tensor]:
-        """Return, for each weight, the sum over examples of the squares of their gradients of `result`.
+        """Return, for each weight, the sum over examples of the squared gradients of `result`.
 
         Args:
-            cotangent: of the shape of `result`; None where it is one number.
-            signs: a factor for each example's squares, of shape (count,).
+            cotangent: tensor of the shape of `result`; None if `result` is a single number.
+            signs: factors of the examples' squares, shape (count,); None is 1 for each.
         """
         if self.calls is None:
             scale = 1.0 if signs is None else signs[0]
@@ -65,7 +66,7 @@ class Passed:
         return [self._squares_of(name, deltas[name], signs) for name in self.net.parameters]
 
     def rows(self) -> list[Tensor]:
-        """Return, for each weight, the gradients of `result` for each example: (count, *shape)."""
+        """Return, for each weight, the gradients of `result` of all examples, shape (count, *shape)."""
         if self.calls is None:
             return [g.unsqueeze(0) for g in self._gradients(None)]
         deltas = self._deltas(None)
@@ -76,11 +77,11 @@ class Passed:
         return found
 
     def gates(self, name: str) -> Tensor:
-        """Return d result / d z for each example and unit of a weight's layer, z = 1 a factor of what it returns."""
+        """Return d result / d z, shape (examples, units), for gates z = 1 on the outputs of a weight's layer."""
         if self.calls is None:
             raise ValueError(
-                f"`parameters` (of {name!r}) must belong to layers that read examples along their first dimension, for "
-                "the gates of each example; take those of a batch by `per_example=False`."
+                f"`parameters` (={name!r}) must name weights of layers that read examples along their first dimension "
+                "for `per_example=True`; pass `per_example=False`."
             )
         total = self.result.new_zeros(())
         for call, delta in zip(self.calls[name], self._deltas(None)[name], strict=True):
@@ -128,19 +129,19 @@ class Passed:
         return total
 
 
-def passed(
+def batch_passes(
     net: Network, batch: Any, weight: float, forward: Forward, size: Size = None
-) -> Iterator[tuple[Passed, float]]:
-    """Yield (batch that has passed, its weight): the whole of it, or its examples one by one where it must be so.
+) -> Iterator[tuple[BatchPass, float]]:
+    """Run a batch through the network; yield (pass, its weight) for the whole batch, or for each example if it must be.
 
     Args:
-        net: without BatchNorm in training mode, which ties examples to each other.
-        batch: what is passed.
-        weight: of the whole batch.
+        net: without BatchNorm in training mode, which makes examples depend on each other.
+        batch: the examples.
+        weight: weight of the whole batch.
         forward: see `Forward`.
-        size: (batch) -> its weight, of which each example has its own where these add up; else equal parts.
+        size: (batch) -> its weight. An example weighs `size(example)` if these add up to `weight`, else weight / count.
     """
-    count = rows(batch)
+    count = example_count(batch)
     shares = _shares(batch, count, weight, size)
     with _recorded(net) as calls:
         result = forward(batch)
@@ -148,19 +149,19 @@ def passed(
     fit = of_examples and all(_fits(call, count) for of_weight in calls.values() for call in of_weight)
     fit = fit and _are_all_uses(result, net, calls)
     if fit or count == 1:
-        yield Passed(net, count, result, calls if fit else None, _factors(shares, result)), weight
+        yield BatchPass(net, count, result, calls if fit else None, _factors(shares, result)), weight
         return
     for index in range(count):
         if shares[index] > 0:
-            yield from passed(net, _row(batch, index, count), shares[index], forward)
+            yield from batch_passes(net, _example(batch, index, count), shares[index], forward)
 
 
 def _shares(batch: Any, count: int, weight: float, size: Size) -> list[float]:
-    """Return what each example weighs: as `size` has it of that alone, equal parts where that does not add up."""
-    if size is None or float(size(_row(batch, 0, count))) * count == weight:  # the first as much as the mean: all do
+    """Return the examples' weights: `size` of each, or equal parts if these do not add up to the batch's weight."""
+    if size is None or float(size(_example(batch, 0, count))) * count == weight:  # if the first weighs the mean, all do
         return [weight / count] * count
     if count > 1:
-        shares = [float(size(_row(batch, index, count))) for index in range(count)]
+        shares = [float(size(_example(batch, index, count))) for index in range(count)]
         if abs(sum(shares) - weight) <= 1e-9 * weight:
             return shares
     return [weight / count] * count
@@ -176,7 +177,7 @@ def _factors(shares: Sequence[float], like: Tensor) -> Tensor | None:
 
 @contextmanager
 def _recorded(net: Network) -> Iterator[dict[str, list[_Call]]]:
-    """Note what the layers that hold a weight of `net` read and return."""
+    """Record the calls of the layers that own a weight of `net`."""
     calls: dict[str, list[_Call]] = {name: [] for name in net.parameters}
     names = {id(parameter): name for name, parameter in net.parameters.items()}
 
@@ -187,7 +188,7 @@ def _recorded(net: Network) -> Iterator[dict[str, list[_Call]]]:
             calls[names[id(module._parameters["weight"])]].append(call)
 
     handles = [
-        module.register_forward_hook(note, prepend=True, with_kwargs=True)  # before others change what it returns
+        module.register_forward_hook(note, prepend=True, with_kwargs=True)  # runs before hooks that change the output
         for module in net.model.modules()
         if id(module._parameters.get("weight")) in names and _is_known(module)
     ]
@@ -205,7 +206,7 @@ _CONVOLUTIONS: tuple[type[_ConvNd], ...] = (
 
 
 def _unviewed(output: Tensor) -> Tensor:
-    """Return what `output` is a view of, all of it: a change in place would take the view itself out of the graph."""
+    """Return the base of an output that views all of it: a later in-place change takes the view out of the graph."""
     base = output._base
     return output if base is None or base.numel() != output.numel() else base
 
@@ -216,32 +217,32 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Say whether this is transformers' linear layer, whose weight is (in, out)."""
+    """Return whether this is the `Conv1D` of transformers, a linear layer whose weight has shape (in, out)."""
     return type(module).__name__ == "Conv1D"
 
 
 def _fits(call: _Call, count: int) -> bool:
-    """Say whether the first dimension of a call is that of the examples."""
+    """Return whether the examples lie along the first dimension of the call's inputs."""
     least = 2 + len(call.module.kernel_size) if isinstance(call.module, _ConvNd) else 2
     return len(call.inputs) == count and call.inputs.dim() >= least
 
 
 def _are_all_uses(result: Tensor, net: Network, calls: Mapping[str, Sequence[_Call]]) -> bool:
-    """Say whether `result` depends on each weight through these calls alone."""
-    used = uses(result)
+    """Return whether `result` depends on each weight only through these calls."""
+    used = leaf_uses(result)
     return all(used[id(parameter)] <= len(calls[name]) for name, parameter in net.parameters.items())
 
 
-def _row(batch: Any, index: int, count: int) -> Any:
-    """Return a batch of one example."""
+def _example(batch: Any, index: int, count: int) -> Any:
+    """Return the example at `index` as a batch of one."""
     if isinstance(batch, Tensor):
         return batch[index : index + 1] if batch.dim() and len(batch) == count else batch
     if isinstance(batch, Mapping):
-        return {name: _row(value, index, count) for name, value in batch.items()}
+        return {name: _example(value, index, count) for name, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_row(value, index, count) for value in batch))
+        return type(batch)(*(_example(value, index, count) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_row(value, index, count) for value in batch)
+        return type(batch)(_example(value, index, count) for value in batch)
     return batch
 
 
@@ -249,7 +250,7 @@ def _row(batch: Any, index: int, count: int) -> Any:
 
 
 def _rows(call: _Call, delta: Tensor, part: slice) -> Tensor:
-    """Return the gradients of the layer's weight for each example in `part`, in the order of its entries."""
+    """Return the gradients of the layer's weight for each example in `part`, in the order of the weight's entries."""
     inputs, delta = call.inputs[part], delta[part]
     if isinstance(call.module, _ConvTransposeNd):
         return _products(inputs.flatten(2), patches(delta, call.module), call.module.groups)
@@ -260,14 +261,14 @@ def _rows(call: _Call, delta: Tensor, part: slice) -> Tensor:
 
 
 def _products(outer: Tensor, patched: Tensor, groups: int) -> Tensor:
-    """Return the sums over positions of outer (b, rows, positions) times patches (b, positions, columns), by group."""
+    """Multiply outer (b, rows, positions) by patches (b, positions, columns) within each group."""
     count, _, positions = outer.shape
     outer = outer.reshape(count, groups, -1, positions)
     return outer @ patched.view(count, positions, groups, -1).transpose(1, 2)
 
 
 def patches(inputs: Tensor, module: _ConvNd) -> Tensor:
-    """Return what a convolution multiplies its weight with: (examples, positions, channels and then kernel)."""
+    """Return the patches that a convolution multiplies with its weight: (examples, positions, channels * kernel)."""
     views, spatial = windows(inputs, module), len(module.kernel_size)
     positions, kernel = range(2, 2 + spatial), range(2 + spatial, 2 + 2 * spatial)
     entries = views.shape[1] * torch.Size(module.kernel_size).numel()
@@ -275,7 +276,7 @@ def patches(inputs: Tensor, module: _ConvNd) -> Tensor:
 
 
 def windows(inputs: Tensor, module: _ConvNd) -> Tensor:
-    """Return the same as a view of the padded inputs: (examples, channels, *positions, *kernel)."""
+    """Return the patches as a view of the padded inputs: (examples, channels, *positions, *kernel)."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     views = F.pad(inputs, module._reversed_padding_repeated_twice, mode=mode)
     for dim, (size, stride, dilation) in enumerate(
@@ -293,7 +294,7 @@ def _patch_entries(call: _Call) -> int:
 
 
 def _by_unit(products: Tensor, module: nn.Module) -> Tensor:
-    """Return the sums over positions: (examples, units)."""
+    """Sum over positions: return shape (examples, units)."""
     if isinstance(module, nn.Linear) or _is_transposed(module):
         return products.flatten(1, -2).sum(1) if products.dim() > 2 else products
     return products.flatten(2).sum(2)

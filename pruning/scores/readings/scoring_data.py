@@ -1,4 +1,4 @@
-"""Scoring data: batches, what they weigh, and means over them in float64; losses and outputs of a network for them."""
+"""Scoring data: weighted batches and means over them in float64, and a network's losses, gradients and outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Size: TypeAlias = Callable[[Any], float] | None
 
 @dataclass(frozen=True)
 class ScoringInput:
-    """The network and the scoring data that every score and every repair is given; see `pruning.scores`."""
+    """Arguments that all scores and repairs share: the network and the scoring data; see `pruning.scores`."""
 
     model: nn.Module
     batches: Batches = None
@@ -32,7 +32,7 @@ class ScoringInput:
     parameters: Iterable[str] | None = None
 
     def weights(self) -> dict[str, Weight]:
-        """Return name -> weight that is scored; see `weights_of`."""
+        """Return name -> weight to score; see `weights_of`."""
         return weights_of(self.model, self.masks, self.parameters)
 
     def network(self, batch_norm: BatchNormMode = "eval") -> AbstractContextManager[Network]:
@@ -40,20 +40,20 @@ class ScoringInput:
         return network(self.model, self.masks, self.parameters, batch_norm=batch_norm)
 
 
-def weighed(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[Any, float]]:
-    """Yield (batch, its weight) of all batches that hold something.
+def weighted_batches(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[Any, float]]:
+    """Yield (batch, weight) for each batch of a weight above 0.
 
     Args:
-        score: the name of the score, for the error.
+        score: name of the score, for the error.
         batches: any iterable; read once.
-        size: (batch) -> its weight; None takes the length of its first tensor.
+        size: (batch) -> its weight; None takes the length of the batch's first tensor.
 
     Raises:
-        ValueError: there is no batch, or none with a weight.
+        ValueError: there is no batch of a weight above 0.
     """
     empty = True
     for batch in () if batches is None else batches:
-        weight = float(rows(batch) if size is None else size(batch))
+        weight = float(example_count(batch) if size is None else size(batch))
         if weight > 0:
             empty = False
             yield batch, weight
@@ -64,40 +64,39 @@ def weighed(score: str, batches: Batches, size: Size = None) -> Iterator[tuple[A
         )
 
 
-def joined(score: str, net: Network, batches: Batches, *, several: bool = False) -> Batches:
-    """Return `batches`, refused while they are read where BatchNorm takes its statistics from them wrongly.
+def checked_batches(score: str, net: Network, batches: Batches, *, several: bool = False) -> Batches:
+    """Return `batches`, checked as they are read if BatchNorm normalises by the statistics of each batch.
 
     Args:
-        score: the name of the score, for the error.
-        net: where its BatchNorm is in training mode, all examples must come at once, and more than one.
-        batches: what is to be read.
-        several: whether several batches have a meaning for the score.
+        score: name of the score, for the error.
+        net: the network; with BatchNorm in training mode, there must be one batch of two examples or more.
+        batches: the batches to check.
+        several: allow several batches.
     """
     if batches is None or not any(isinstance(m, _BatchNorm) and m.training for m in net.model.modules()):
         return batches
-    return _joined(score, batches, several)
+    return _checked_batches(score, batches, several)
 
 
-def _joined(score: str, batches: Iterable[Any], several: bool) -> Iterator[Any]:
+def _checked_batches(score: str, batches: Iterable[Any], several: bool) -> Iterator[Any]:
     for index, batch in enumerate(batches):
         first = next(tensors(batch), None)
         if first is not None and first.dim() and len(first) == 1:
             raise ValueError(
-                f"`batches` (which hold a batch of 1 example) must hold more in each for `{score}` with "
-                "batch_norm='train', which normalises by a batch's own statistics; pass larger ones, or "
+                f"`batches` (which hold a batch of 1 example) must hold 2 examples or more in each batch for `{score}` "
+                "with batch_norm='train', which normalises by a batch's own statistics; pass larger batches, or "
                 "batch_norm='eval'."
             )
         if index and not several:
             raise ValueError(
-                f"`batches` (of which there are several) must be one of all examples for `{score}` with "
-                "batch_norm='train', which normalises by a batch's own statistics; join them, or pass "
-                "batch_norm='eval'."
+                f"`batches` (more than one) must be one batch of all examples for `{score}` with batch_norm='train', "
+                "which normalises by a batch's own statistics; join the batches, or pass batch_norm='eval'."
             )
         yield batch
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a tensor, tuple, list, dict or object."""
+    """Yield the tensors in a batch: a tensor, or a tuple, list, dict or object that holds tensors."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
@@ -108,42 +107,44 @@ def tensors(batch: Any) -> Iterator[Tensor]:
         yield from tensors(vars(batch))
 
 
-def rows(batch: Any) -> int:
+def example_count(batch: Any) -> int:
     """Return the number of examples in a batch, the length of its first tensor."""
     first = next(tensors(batch), None)
     if first is None or not first.dim():
         raise ValueError(
-            f"`batches` (of {type(batch).__name__}) must hold tensors whose first dimension is the batch; or say by "
-            "`size` what a batch weighs."
+            f"`batches` (of {type(batch).__name__}) must hold tensors whose first dimension counts the examples; "
+            "otherwise pass `size`, a function (batch) -> weight."
         )
     return len(first)
 
 
 def loss_of(score: str, loss: Loss, model: nn.Module, batch: Any, sources: Sequence[Tensor] = ()) -> Tensor:
-    """Return `loss(model, batch)`, a batch's mean; refuse what no gradient in `sources` can be taken of.
+    """Return `loss(model, batch)`, the batch's mean loss; refuse a value without a gradient in any of `sources`.
 
-    `sources` are leaves of the graph, read after the loss; none are the parameters of `model`.
+    `sources` are leaves of the graph, and may be filled during the call of `loss`; if empty, the parameters of `model`.
     """
     if torch.is_inference_mode_enabled():
-        raise ValueError(f"`{score}` takes gradients, which `torch.inference_mode` rules out; call it outside of that.")
+        raise ValueError(
+            f"`{score}` takes gradients, which `torch.inference_mode` rules out; call it outside that mode."
+        )
     if loss is None:
         raise ValueError(
-            f"`loss` (=None) must be a function (model, batch) -> mean loss, of which `{score}` takes gradients."
+            f"`loss` (=None) must be a function (model, batch) -> mean loss, because `{score}` takes its gradients."
         )
     value = loss(model, batch)
     one = isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad
-    reached = uses(value) if one else {}
+    reached = leaf_uses(value) if one else {}
     if not any(id(leaf) in reached for leaf in (sources or model.parameters())):
         what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            f"`loss` (which returned {what}) must return the batch's mean as one number that depends on the model that "
-            "it is given; compute it from that model's outputs, without `detach` or `no_grad`."
+            f"`loss` (which returned {what}) must return the batch's mean loss as one number that depends on the model "
+            "passed to it; compute it from that model's outputs, without `detach` or `no_grad`."
         )
     return value.reshape(())
 
 
-def uses(result: Tensor) -> Counter[int]:
-    """Return id of a leaf of the graph of `result` -> how often it is used in it."""
+def leaf_uses(result: Tensor) -> Counter[int]:
+    """Return id of a leaf -> the number of its uses in the autograd graph of `result`."""
     found: Counter[int] = Counter()
     seen, pending = {result.grad_fn}, [result.grad_fn]
     while pending:
@@ -165,7 +166,7 @@ def gradients(
     create_graph: bool = False,
     retain_graph: bool | None = None,
 ) -> list[Tensor]:
-    """Return the gradients of `result` (times `cotangent`) in all parameters, 0 for one that it does not depend on."""
+    """Return the gradients of `result` (times `cotangent`) in all parameters; 0 for those that it does not use."""
     return list(
         torch.autograd.grad(
             result,
@@ -180,26 +181,26 @@ def gradients(
 
 
 def refuse_nan(score: str, given: Mapping[str, Tensor], what: str) -> None:
-    """Refuse what no matrix can be decomposed of, by name."""
+    """Raise ValueError for the first tensor of `given` with NaN or infinity, which no decomposition accepts."""
     if bad := [name for name, values in given.items() if not values.detach().sum(dtype=torch.float64).isfinite()]:
-        raise ValueError(f"`{bad[0]}` has {what} of NaN or infinity, of which `{score}` has no curvature; mend it.")
+        raise ValueError(f"`{bad[0]}` has {what} of NaN or infinity, which must be finite for `{score}`; repair them.")
 
 
-def wide(values: Tensor) -> Tensor:
-    """Return values in float32 where their dtype is narrower, in which products of small ones would be 0."""
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert narrower dtypes to float32: in 16 bits, products of small values would be 0."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def mean_over_batches(
     score: str, batches: Batches, size: Size, of_batch: Callable[[Any], Sequence[Tensor]]
 ) -> list[Tensor]:
-    """Return the mean of `of_batch` over all batches by their weights, to be changed freely.
+    """Return the weighted means of `of_batch` over all batches, in tensors that the caller may change.
 
-    Of several batches it is accumulated in float64; what one batch gives keeps its dtype.
+    The means over several batches are float64; the values of a single batch keep their dtype.
     """
     means: list[Tensor] = []
     weights = 0.0
-    for batch, weight in weighed(score, batches, size):
+    for batch, weight in weighted_batches(score, batches, size):
         weights += weight
         values = [value.detach() for value in of_batch(batch)]
         if means:
@@ -207,17 +208,17 @@ def mean_over_batches(
             for mean, value in zip(means, values, strict=True):
                 mean.lerp_(value.to(torch.float64), weight / weights)
         else:
-            places = Counter(value.data_ptr() for value in values)  # gradients may be one tensor, or expanded
+            places = Counter(value.data_ptr() for value in values)  # gradients may share memory, or be expanded
             means = [v if v.is_contiguous() and places[v.data_ptr()] == 1 else v.clone() for v in values]
     return means
 
 
 def mean_gradient(score: str, net: Network, given: ScoringInput) -> dict[str, Tensor]:
-    """Return name -> gradient of the mean loss over all batches, of pruned entries too; see `mean_over_batches`."""
+    """Return name -> gradient of the mean loss over all batches, also at pruned entries; see `mean_over_batches`."""
     parameters = list(net.parameters.values())
     means = mean_over_batches(
         score,
-        joined(score, net, given.batches),
+        checked_batches(score, net, given.batches),
         given.size,
         lambda batch: gradients(loss_of(score, given.loss, net.model, batch), parameters),
     )
@@ -226,10 +227,10 @@ def mean_gradient(score: str, net: Network, given: ScoringInput) -> dict[str, Te
 
 @contextmanager
 def outputs_through(score: str, model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let `model` return `change(outputs)`, its outputs a tensor or called `logits` in what it returns.
+    """Make `model` return `change(outputs)`, where the outputs are a tensor, or the tensor `logits` in what it returns.
 
     Raises:
-        ValueError: it returns another thing, or has computed its loss itself; or nothing has called it.
+        ValueError: `model` returns neither, or returns a loss of its own; or `model` was not called in the context.
     """
     called = False
 
@@ -241,8 +242,8 @@ def outputs_through(score: str, model: nn.Module, change: Callable[[Tensor], Ten
         held = answer if isinstance(answer, Mapping) else getattr(answer, "__dict__", {})
         if not isinstance(held.get("logits"), Tensor) or held.get("loss") is not None:
             raise ValueError(
-                f"`model` (which returned {type(answer).__name__}) must return a tensor, or one called `logits` and no "
-                f"loss of its own, for `{score}`; wrap it in a module that does."
+                f"`model` (which returned {type(answer).__name__}) must return a tensor, or an object with a tensor "
+                f"`logits` and no `loss`, for `{score}`; wrap it in a module that does."
             )
         if isinstance(answer, Mapping):
             cast(dict[str, Any], answer)["logits"] = change(held["logits"])
@@ -257,6 +258,6 @@ def outputs_through(score: str, model: nn.Module, change: Callable[[Tensor], Ten
         handle.remove()
     if not called:
         raise ValueError(
-            f"`loss` must call the model that it is given for `{score}` to see its outputs, as in "
-            "`lambda model, batch: cross_entropy(model(batch[0]), batch[1])`."
+            f"`loss` must call the model that is passed to it, because `{score}` reads the model's outputs; write "
+            "`lambda model, batch: cross_entropy(model(batch[0]), batch[1])`, for example."
         )

@@ -1,4 +1,4 @@
-"""Networks that scores are tested on, in float64, with their data; and what slow references need of them."""
+"""Test networks for scores, in float64, with their data and helpers for slow references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 GOLDEN: dict[str, list[float]] = json.loads(Path(__file__).with_name("golden.json").read_text())
-"""Values for `golden_network`, W1 by rows and then W2: computed apart from this package, by formulas written out."""
+"""Values for `golden_network`, W1 by rows and then W2, computed from the written-out formulas without this package."""
 
 Batch = tuple[Tensor, Tensor]
 
@@ -26,7 +26,7 @@ GOLDEN_BATCH: Batch = (torch.tensor(X, dtype=torch.float64), torch.tensor([0, 1,
 
 
 def golden_network() -> nn.Sequential:
-    """Return 4 inputs, 4 hidden units with ReLU, 3 classes."""
+    """Build a network of 4 inputs, 4 hidden units with ReLU and 3 classes."""
     model = nn.Sequential(OrderedDict(fc1=nn.Linear(4, 4), relu=nn.ReLU(), fc2=nn.Linear(4, 3))).double()
     state = {"fc1.weight": W1, "fc1.bias": B1, "fc2.weight": W2, "fc2.bias": B2}
     model.load_state_dict({name: torch.tensor(values, dtype=torch.float64) for name, values in state.items()})
@@ -34,7 +34,7 @@ def golden_network() -> nn.Sequential:
 
 
 def conv_network(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Return two convolutions (strided, padded, grouped) with BatchNorm, and a linear layer; not in training mode."""
+    """Build two convolutions (one padded, one strided and grouped) with BatchNorm and a linear layer, in eval mode."""
     torch.manual_seed(1)
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(2, 4, 3, padding=1, bias=False),
@@ -78,7 +78,7 @@ def assert_close(actual: Tensor, expected: Tensor, rtol: float = 1e-9, atol: flo
 
 
 def flat(scores: Mapping[str, Tensor]) -> Tensor:
-    """Return all scores in the order of the model."""
+    """Concatenate all scores in the order of the model."""
     return torch.cat([score.flatten() for score in scores.values()])
 
 
@@ -88,12 +88,12 @@ def values_of(model: nn.Module, names: list[str]) -> dict[str, Tensor]:
 
 
 def loss_as_function(model: nn.Module, batch: Batch) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """Return the mean loss as a function of weights by name; the model as it is besides."""
+    """Return the mean loss as a function of name -> weight; other parameters keep the model's values."""
     return lambda values: F.cross_entropy(functional_call(model, dict(values), (batch[0],)), batch[1])
 
 
 def finite_differences(function: Callable[[Mapping[str, Tensor]], Tensor], values: dict[str, Tensor]) -> Tensor:
-    """Return the gradient of `function` at `values` by central differences, flat."""
+    """Compute the gradient of `function` at `values` by central differences, as one flat tensor."""
     slopes, step = [], 1e-6
     with torch.no_grad():
         for value in values.values():

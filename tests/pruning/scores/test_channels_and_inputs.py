@@ -1,4 +1,4 @@
-"""Scores of channels and of inputs: golden values, laws, and another network against loops."""
+"""Channel scores and Wanda: golden values, laws, and a second network against loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bn_scale_needs_batch_norm() -> None:
         bn_scale(golden_network())
     with pytest.raises(ValueError, match=r"`model` \(BatchNorm1d\) must have BatchNorm layers with a scale"):
         bn_scale(nn.BatchNorm1d(3, affine=False))
-    with pytest.raises(ValueError, match=r"`parameters` \(='fc.weight'\) must name scales .*: bn1.weight"):
+    with pytest.raises(ValueError, match=r"`parameters` \(='fc.weight'\) must name scales .* choose from bn1.weight"):
         bn_scale(conv_network(), parameters=["fc.weight"])
 
 
@@ -85,7 +85,7 @@ def test_wanda_on_the_golden_network() -> None:
 
 
 def slow_wanda(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Return |w| times the norm of what an entry adds to the output for a weight of 1, without its sum over inputs."""
+    """Return |w| times the norm of the outputs when one entry of the weight is 1 and all others are 0."""
     scores = torch.zeros_like(layer.weight)
     for index in range(layer.weight.numel()):
         one = torch.zeros_like(layer.weight)
@@ -160,7 +160,7 @@ def test_wanda_refuses_weights_without_inputs_of_their_own() -> None:
     with pytest.raises(ValueError, match=r"`model` \(whose '0.weight' acts more than once in a pass\) must"):
         wanda(Twice(nn.Linear(4, 4)), [torch.ones(2, 4)])
     attention = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    with pytest.raises(ValueError, match=r"`parameters` \(of 'self_attn.in_proj_weight'\) must belong to linear"):
+    with pytest.raises(ValueError, match=r"`parameters` \(='self_attn.in_proj_weight'\) must name weights of linear"):
         wanda(attention, [torch.ones(2, 3, 4)])
     names = ["linear1.weight", "linear2.weight"]
     assert list(wanda(attention, [torch.ones(2, 3, 4)], parameters=names)) == names

@@ -1,4 +1,4 @@
-"""What holds of every score in the table."""
+"""Laws that every score in the catalogue keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scored(name: str, model: nn.Module, batches: list[Batch] | None = None, **ow
 
 
 def state(model: nn.Module) -> list[Any]:
-    """Return all that a score must leave: bytes of tensors, gradients, flags, hooks, global generators."""
+    """Return all state that a score must not change: tensors, gradients, flags, hooks and the global generator."""
     tensors = [*model.parameters(), *model.buffers()]
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     flags = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
@@ -147,7 +147,7 @@ def test_a_missing_or_useless_loss_is_told(name: str) -> None:
     ):
         score(conv_network(), [conv_batch()], lambda model, batch: model(batch[0]).detach().mean())
     model = conv_network()
-    with pytest.raises(ValueError, match=r"`loss` .*the model that it is given"):
+    with pytest.raises(ValueError, match=r"`loss` .*the model passed to it"):
         score(model, [conv_batch()], lambda _, batch: cross_entropy(model, batch))
     with torch.inference_mode(), pytest.raises(ValueError, match=r"`torch.inference_mode` rules out"):
         score(conv_network(), [conv_batch()], cross_entropy)
@@ -155,8 +155,8 @@ def test_a_missing_or_useless_loss_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DATA_SCORES if SCORES[name].reads_batch_norm])
 def test_batch_norm_in_training_mode_takes_its_statistics_from_all_examples(name: str) -> None:
-    if name != "taylor":  # whose squares are those of mini-batches
-        with pytest.raises(ValueError, match=rf"one of all examples for `{name}` with batch_norm='train'"):
+    if name != "taylor":  # which averages squares of mini-batch gradients
+        with pytest.raises(ValueError, match=rf"one batch of all examples for `{name}` with batch_norm='train'"):
             scored(name, conv_network(), split(conv_batch(), 3, 3))
     with pytest.raises(ValueError, match=r"batch of 1 example"):
         scored(name, conv_network(), [conv_batch(1)])

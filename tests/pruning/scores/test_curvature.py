@@ -1,4 +1,4 @@
-"""Fisher, OBD and OBS: golden values, laws, and another network against matrices computed in full."""
+"""Fisher, OBD and OBS: golden values, laws, and a second network against full matrices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pruning.scores import fisher, fisher_matrix, obd, obs
 
 
 def example_gradients(model: nn.Module, names: list[str], batch: Batch, loss: Any = cross_entropy) -> Tensor:
-    """Return the gradient of each example, one after another: (examples, entries)."""
+    """Return the gradients of all examples, computed one by one: (examples, entries)."""
     parameters = [model.get_parameter(name) for name in names]
     rows = [
         torch.autograd.grad(loss(model, one), parameters, allow_unused=True, materialize_grads=True)
@@ -79,7 +79,7 @@ def test_fisher_of_every_kind_of_layer(kind: str) -> None:
 
 
 class Tied(nn.Module):
-    """A network of tokens whose output layer is its embedding, and whose hidden layer acts twice."""
+    """A network of tokens whose output layer shares its embedding's weight, and whose hidden layer runs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Tied(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Attention over a sequence in the first dimension."""
+    """Attention over a sequence along the first dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def slow_hessian_diagonal(model: nn.Module, names: list[str], batch: Batch, loss
 
 
 def wave(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return a loss that is not convex: its Hessian has diagonals of both signs."""
+    """Compute a loss that is not convex, so that its Hessian has diagonal entries of both signs."""
     return (4 * outputs.gather(1, labels[:, None])).sin().mean()
 
 
@@ -166,7 +166,7 @@ def test_obd_needs_to_see_outputs() -> None:
         (
             nn.LogSoftmax(1),
             lambda net, batch: F.nll_loss(net(batch[0]), batch[1]),
-            "linear .* let the network return logits",
+            "linear .* let the model return logits",
         ),
         (nn.Softmax(1), lambda net, batch: F.nll_loss(net(batch[0]).log(), batch[1]), "must return logits"),
         (
@@ -192,7 +192,7 @@ def test_obd_is_right_of_log_probabilities_where_the_loss_takes_them_for_logits(
 
 
 class Tokens(nn.Module):
-    """A network of tokens, that shows layers' examples or, under attention, not."""
+    """A network of tokens, with or without attention between the tokens."""
 
     def __init__(self, *, attention: bool) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def test_obs_on_the_golden_network() -> None:
 
 
 def slow_inverse(gradients: Tensor, damping: float) -> Tensor:
-    """Return the inverse by WoodFisher's recursion."""
+    """Compute the inverse by WoodFisher's recursion."""
     inverse, count = torch.eye(gradients.shape[1], dtype=torch.float64) / damping, len(gradients)
     for g in gradients:
         u = inverse @ g

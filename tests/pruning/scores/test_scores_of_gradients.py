@@ -1,4 +1,4 @@
-"""Scores of the mean gradient: golden values, laws, and another network against finite differences."""
+"""Gradient, SNIP, GraSP and Taylor scores: golden values, laws, and a second network against finite differences."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_taylor_of_batch_norm_on_the_golden_network() -> None:
 
 
 class Gate(nn.Module):
-    """Multiplies each channel by a factor of one."""
+    """Multiply each channel by a trainable factor, 1 at first."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def test_taylor_of_filters_counts_outputs_of_transposed_convolutions() -> None:
 
 
 def grouped(entries: Tensor) -> Tensor:
-    """Return sums for each output of a weight (in, out / groups, kernel) of two groups."""
+    """Sum the entries of a weight (in, out / groups, kernel) with two groups for each output."""
     return torch.cat([part.sum((0, 2)) for part in entries.split(2)])
 
 

@@ -1,4 +1,4 @@
-"""Magnitude, random, LAMP and SynFlow: golden values, laws, and another network against a slow reference."""
+"""Magnitude, random, LAMP and SynFlow scores: golden values, laws, and a second network against a slow reference."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_the_network_of_magnitudes_is_made_ready_once_for_many_rounds() -> None:
         return len(calls), decided.masks
 
     (few, _), (many, masks) = pruned(4), pruned(24)
-    by_itself, expected = pruned(24, synflow)  # a function is called anew in each round
+    by_itself, expected = pruned(24, synflow)  # a function is called again in each round
     assert many - few == 20
     assert by_itself > many
     assert all(torch.equal(masks[name], expected[name]) for name in expected)
@@ -244,7 +244,7 @@ def test_lamp_tells_which_tensor_holds_nan() -> None:
 
 
 class Ends(nn.Module):
-    """A linear layer, and then a function."""
+    """A linear layer followed by a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
