@@ -1,1 +1,1 @@
-"""Which entries or channels to prune: channels and their norms, and exact kernels that mark k in a mask."""
+"""Selection of the entries or channels to prune: channel norms, and exact kernels that set k entries of a mask to 0."""

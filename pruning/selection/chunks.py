@@ -1,7 +1,7 @@
-"""Masks and scores on the CPU, read in pieces that fit a core's second-level cache.
+"""Chunks of masks and scores on the CPU that fit a core's second-level cache.
 
-NumPy compares, counts and compresses several times faster than torch does on one core, so a chunk is looked at through
-NumPy views of its memory (half precision is widened chunk by chunk), and written back through torch.
+NumPy compares, counts and compresses several times as fast as torch on one core, so chunks are read through NumPy views
+of their memory (half precision is converted to float32 chunk by chunk) and written through torch.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from torch import Tensor
 CHUNK = 1 << 16
 """Entries read at a time."""
 SPARSE = 1 / 32
-"""Up to this fraction of survivors a chunk keeps their positions and scores, and work on it is theirs alone."""
+"""Fraction of survivors up to which a chunk stores their positions and scores, and skips its other entries."""
 
 Array = NDArray[Any]
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Consecutive entries, in row-major order, of a mask and of its scores."""
+    """Consecutive entries of a mask and of its scores, in row-major order."""
 
     mask: Tensor
     scores: Tensor
     name: str
     index: Array | None = None
-    """Positions of the survivors, where they are few."""
+    """Positions of the survivors if they are few, else None."""
     alive: int = 0
+    """Number of survivors."""
     gathered: Array | None = None
-    """What they are ranked by, once it was asked for."""
+    """Ranking keys of few survivors, cached by `keys`."""
 
     def __post_init__(self) -> None:
-        """Count the survivors, and note their positions where they are few."""
+        """Count the survivors, and store their positions if they are few."""
         alive = array_of(self.mask) != 0
         self.alive = int(np.count_nonzero(alive))
         if self.alive <= SPARSE * alive.size:
             self.index = np.flatnonzero(alive).astype(np.int32)
 
     def keys(self, magnitude: bool) -> tuple[Array, Array | None]:
-        """Return what to rank by, and which of it survives (None: all of it)."""
+        """Return the ranking keys and a bool array of the survivors among them (None: all survive)."""
         if self.index is None:
             keys = array_of(self.scores)
             alive = None if self.alive == keys.size else array_of(self.mask) != 0
@@ -55,7 +56,7 @@ class Chunk:
         return self.gathered, None
 
     def drop_below(self, threshold: Any, ties: int, magnitude: bool) -> int:
-        """Zero what is below `threshold` and the first `ties` entries equal to it; return how many such there were."""
+        """Zero the entries below `threshold` and the first `ties` equal to it; return the number of the latter."""
         keys, alive = self.keys(magnitude)
         keep = keys >= threshold
         equal: Array = np.empty(0, np.intp)
@@ -70,18 +71,18 @@ class Chunk:
         return equal.size
 
     def drop_survivors(self, dropped: Array) -> None:
-        """Zero those survivors for which the bool array `dropped`, one entry a survivor, is True."""
+        """Zero the survivors where the bool array `dropped`, shape (survivors,), is True."""
         if self.index is not None:
             self.drop(dropped)
         elif self.alive == self.mask.numel():
             self.keep(~dropped)
         else:
             keep = np.ones(self.mask.numel(), bool)
-            keep[np.flatnonzero(array_of(self.mask) != 0)] = ~dropped  # five times as fast as under a bool mask
+            keep[np.flatnonzero(array_of(self.mask) != 0)] = ~dropped  # five times as fast as indexing by a bool mask
             self.keep(keep)
 
     def drop(self, dropped: Array) -> None:
-        """Zero those of few survivors for which the bool array `dropped` is True."""
+        """Zero the survivors where the bool array `dropped` is True; `index` must be set."""
         assert self.index is not None
         positions = self.index[dropped].astype(np.int64)
         if self.mask.is_contiguous():
@@ -93,7 +94,7 @@ class Chunk:
 
     def keep(self, keep: Array) -> None:
         """Zero the mask wherever the bool array `keep` is False."""
-        # A product with 0 and 1 in the mask's own dtype: three times as fast as filling under a bool mask.
+        # Multiplying by 0 and 1 in the mask's dtype is three times as fast as filling under a bool mask.
         factor = torch.from_numpy(keep.view(np.uint8)).view(self.mask.shape)
         self.mask.mul_(factor.to(self.mask.dtype))
 

@@ -1,9 +1,9 @@
-"""Exactly k at random of those entries that a mask still keeps.
+"""Random selection of exactly k entries among those that a mask still keeps.
 
-As in `smallest`, a mask is changed in place, once the choice is valid. Each survivor is dropped when a random
-integer of 16 bits is below a threshold that drops a few too many; as many of the dropped as are too many, drawn
-uniformly, are spared. Both steps treat all survivors alike, so every subset of the size asked for is equally likely.
-Survivors are known by their rank alone: strides, dtype and dead entries have no say in the draw.
+As in `smallest`, a mask is changed in place, and only once the choice is valid. A first draw drops each survivor whose
+random 16-bit integer is at most a threshold, set so that a few too many are dropped; the surplus, drawn uniformly from
+the dropped entries, is then spared. Both steps treat all survivors equally, so every subset of size k is equally
+likely. The draw depends only on the rank of each survivor, not on strides, dtype or dead entries.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pruning.selection.chunks import CHUNK, chunks_of
 from pruning.selection.smallest import Count, resolved_count, smallest_on_device
 
 SIGMAS = 5.0
-"""Surplus of a first draw in standard deviations: it falls short once in a million times, and is then repeated."""
+"""Surplus of a first draw in standard deviations: one draw in a million falls short, and is repeated."""
 FEW = 1 / 64
-"""Up to this fraction positions are drawn singly."""
+"""Fraction of survivors to prune up to which their positions are drawn one by one."""
 
 
 def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = None) -> Tensor:
-    """Set to 0 `count` of the surviving (nonzero) entries of `mask`, every subset of that size equally likely.
+    """Set `count` of the surviving (nonzero) entries of `mask` to 0; every subset of that size is equally likely.
 
-    Arguments:
+    Args:
         mask: any bool or floating dtype, any shape and strides; changed in place.
-        count: how many survivors to prune, exactly; or a function of how many there are.
-        generator: where all draws come from; by default torch's own of the mask's device. With a CPU generator a
-            mask on another device is drawn on the host, so that the same seed prunes the same entries everywhere.
+        count: the exact number of survivors to prune, or a function (number of survivors) -> that number.
+        generator: source of all draws; None takes torch's default generator of the mask's device. A CPU generator draws
+            on the host for masks on any device, so that the same seed prunes the same entries everywhere.
 
     Returns:
         `mask`.
@@ -45,7 +45,7 @@ def prune_random_(mask: Tensor, count: Count, *, generator: Generator | None = N
 
 
 def prune_random_across_(masks: Sequence[Tensor], count: Count, *, generator: Generator | None = None) -> None:
-    """As `prune_random_`, with the entries of all tensors drawn from as one."""
+    """Prune `count` entries as `prune_random_` does, drawn from the survivors of all masks together."""
     if any(mask.device.type != "cpu" for mask in masks):
         _random_on_device(masks, count, generator)
         return
@@ -69,7 +69,7 @@ def _draw(count: int, generator: Generator | None) -> NDArray[np.uint64]:
 
 
 def _subset(size: int, count: int, generator: Generator | None) -> NDArray[np.uint8]:
-    """Return `size` bits (the first is a byte's highest) of which `count` are 1, every such set equally likely."""
+    """Return `size` packed bits (highest of a byte first) with `count` ones; every such subset is equally likely."""
     bits = np.zeros((size + 7) // 8, np.uint8)
     if count <= FEW * size:
         chosen = _distinct(size, count, generator)
@@ -79,7 +79,7 @@ def _subset(size: int, count: int, generator: Generator | None) -> NDArray[np.ui
     surplus = SIGMAS * math.sqrt(size * fraction * (1 - fraction))
     highest = min(0xFFFF, math.ceil((count + surplus) / size * 0x10000) - 1)
     ones = 0
-    while ones < count:  # once, but for one time in a million
+    while ones < count:  # one pass, except once in a million draws
         ones = 0
         for start in range(0, size, CHUNK):
             length = min(CHUNK, size - start)
@@ -94,14 +94,14 @@ def _subset(size: int, count: int, generator: Generator | None) -> NDArray[np.ui
 def _distinct(
     limit: int, count: int, generator: Generator | None, within: NDArray[np.uint8] | None = None
 ) -> NDArray[np.int64]:
-    """Return `count` different integers of [0, limit), uniformly; with `within`, of those whose bit in it is 1."""
+    """Draw `count` different integers uniformly from [0, limit); with `within`, from those whose bit in it is 1."""
     distinct = np.empty(0, np.int64)
     while distinct.size < count:
         drawn = (_draw((count - distinct.size) * 5 // 4 + 16, generator) % np.uint64(limit)).astype(np.int64)
         if within is not None:
             drawn = drawn[(within[drawn >> 3] & (128 >> (drawn & 7))) != 0]
         distinct = np.concatenate([distinct, drawn])
-        # The first occurrence of each: what drawing one after the other, without replacement, would give.
+        # Keeping first occurrences in order equals drawing one by one without replacement.
         distinct = distinct[np.sort(np.unique(distinct, return_index=True)[1])][:count]
     return distinct
 
@@ -114,6 +114,7 @@ def _random_on_device(masks: Sequence[Tensor], count: Count, generator: Generato
         for mask, keep in zip(masks, kept, strict=True):
             mask.detach().masked_fill_(~keep.to(device), 0)
         return
-    # 63 random bits an entry: two of 10^8 are equal once in a thousand draws, and then the lower index goes.
+    # 63 random bits for each entry: among 10^8 entries, one draw in a thousand holds two equal keys; the lower index
+    # is then pruned first.
     keys = [torch.empty(mask.shape, dtype=torch.int64, device=device).random_(generator=generator) for mask in masks]
     smallest_on_device(masks, keys, count, False, [""] * len(masks))

@@ -1,4 +1,4 @@
-"""What goes at once, and what is ranked together: entries, blocks, channels; whole tensors, rows, windows."""
+"""Units of pruning (entries, blocks, channels) and the pools that rank them (whole tensors, rows, windows)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "l2": lambda entries: entries.square().sum(1).sqrt(),
     "square_of_sum": lambda entries: entries.sum(1).square(),
 }
-"""A unit's score from those of its entries, a row each."""
+"""Name of a reduction -> function from entry scores (units, entries) to unit scores (units,)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one tensor is cut into units, and these into pools that are ranked by themselves.
+    """Partition of one tensor into units, and of the units into pools that are ranked separately.
 
     Args:
-        name: of the parameter in the network.
-        shape: of the parameter.
-        order: its dimensions in the order in which units are counted.
-        entries: of a unit: consecutive ones, once the dimensions are in `order`.
-        pool: consecutive units that are ranked together; all of them for a whole tensor.
+        name: name of the parameter in the network.
+        shape: shape of the parameter.
+        order: the dimensions in the order in which units are counted.
+        entries: number of entries of a unit; they are consecutive once the dimensions are in `order`.
+        pool: number of consecutive units ranked together; all units for a whole tensor.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Layout:
         return self.shape.numel() // max(1, self.entries)
 
     def by_unit(self, tensor: Tensor) -> Tensor:
-        """Return the entries of `tensor` (the parameter's shape) as (units, entries of each)."""
+        """Reshape `tensor`, of the parameter's shape, to (units, entries)."""
         return tensor.permute(self.order).reshape(self.units, self.entries)
 
     def by_entry(self, units: Tensor) -> Tensor:
-        """Return what holds of each unit, shape (units,), for each entry: the parameter's shape."""
+        """Expand one value for each unit, shape (units,), to the parameter's shape."""
         ordered = [self.shape[dim] for dim in self.order]
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
         return units[:, None].expand(self.units, self.entries).reshape(ordered).permute(inverse).contiguous()
@@ -55,7 +55,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Groups:
-    """The units of all tensors that are pruned, in the network's order; plain data, made by `groups_of`."""
+    """Units of all tensors to prune, in the network's order; plain data, built by `groups_of`."""
 
     layouts: tuple[Layout, ...]
     unit: Unit
@@ -70,39 +70,42 @@ class Groups:
         return {layout.name: layout.units for layout in self.layouts}
 
     def reduce(self, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return name -> the score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.
+        """Return name -> score of each unit, shape (units,), by `unit.reduce` and `scope.normalise`.
 
         Args:
-            scores: name -> scores of the parameter's shape, or of its units already, shape (units,).
+            scores: name -> scores of the parameter's shape, or already one for each unit, shape (units,).
 
         Raises:
-            ValueError: a tensor has no scores, or of another shape.
+            ValueError: a tensor has no scores, or scores of another shape.
         """
         reduced = {}
         for layout in self.layouts:
             given = scores.get(layout.name)
             if given is None:
                 raise ValueError(
-                    f"`scores` lack {layout.name!r}, which is to be pruned; score it, or leave it out of the names."
+                    f"`scores` lack {layout.name!r}, a tensor to prune; add its scores, or leave the tensor out of "
+                    "`parameters`."
                 )
-            given = given.detach() if given.dtype.is_signed else given.to(torch.float64)  # bools and bytes do not add
+            given = (
+                given.detach() if given.dtype.is_signed else given.to(torch.float64)
+            )  # sums of bools and bytes overflow
             by_entry = given.shape == layout.shape
             if not by_entry and given.shape != (layout.units,):
                 raise ValueError(
                     f"`scores[{layout.name!r}]` of shape {tuple(given.shape)} must have the parameter's shape "
-                    f"{tuple(layout.shape)}, or that of its units, ({layout.units},)."
+                    f"{tuple(layout.shape)}, or one value for each unit, shape ({layout.units},)."
                 )
             values = layout.by_unit(given) if by_entry else given[:, None]
             if layout.entries == 1 or not by_entry:
                 reduced[layout.name] = values[:, 0]
                 continue
-            if self.scope.normalise == "size":  # the mean, so that units of any size compare
+            if self.scope.normalise == "size":  # means compare between units of different sizes
                 values = values / (layout.entries ** (0.5 if self.unit.reduce == "l2" else 1.0))
             reduced[layout.name] = _REDUCTIONS[self.unit.reduce](values)
         return reduced
 
     def alive(self, masks: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return name -> bool for each unit, whether any of its entries is unpruned; all are without `masks`."""
+        """Return name -> bool for each unit, whether any of its entries is unpruned; True without a mask."""
         given = masks or {}
         return {
             layout.name: layout.by_unit(given[layout.name] != 0).any(1).cpu()
@@ -112,11 +115,11 @@ class Groups:
         }
 
     def expand(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return name -> bool of the parameter's shape: the entries of the units that `kept`, shape (units,), keeps."""
+        """Return name -> bool mask of the parameter's shape from `kept`, name -> bool for each unit, shape (units,)."""
         return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
 
 
-_WITHOUT = "leave it out by `parameters`, in a sweep by `prune.exclude=[{}]`"
+_WITHOUT = "leave the tensor out of `parameters` (in a sweep: prune.exclude=[{}])"
 
 
 def groups_of(
@@ -125,27 +128,29 @@ def groups_of(
     scope: Scope | None = None,
     inputs_first: Container[str] = (),
 ) -> Groups:
-    """Cut tensors of these shapes into units.
+    """Partition tensors of these shapes into units.
 
     Args:
-        shapes: name -> shape of all that is pruned, in the network's order.
-        unit: what goes at once; None is single entries.
-        scope: among which units is ranked; None is whole tensors.
-        inputs_first: names of tensors whose first dimension are inputs, and whose second are outputs.
+        shapes: name -> shape of every tensor to prune, in the network's order.
+        unit: the units; None is single entries.
+        scope: the pools in which units are ranked; None is whole tensors.
+        inputs_first: names of tensors whose dimension 0 counts inputs and whose dimension 1 counts outputs.
 
     Raises:
-        ValueError: a block or a window does not divide a tensor, or it has no such channels; the tensor is named.
+        ValueError: a tensor, named in the message, is not divisible into blocks or windows, or lacks `unit.dim`.
     """
     unit, scope = unit or Unit(), scope or Scope()
     if unit.kind == "group":
         raise ValueError(
-            "`unit.kind` (='group') spans tensors, by the flow of data; call pruning.dependency_groups(model, example)."
+            "`unit.kind` (='group') needs the data flow of a network, not shapes alone; call "
+            "pruning.dependency_groups(model, example)."
         )
     cut = {name: torch.Size(shape) for name, shape in shapes.items()}
     if unit.kind == "channel" and unit.spare_last:
         if len(cut) < 2:
             raise ValueError(
-                "`unit.spare_last` (=True) leaves nothing to prune of a network with one prunable tensor; set it False."
+                "`unit.spare_last` (=True) leaves nothing to prune in a network with one prunable tensor; pass "
+                "spare_last=False."
             )
         cut.popitem()
     return Groups(
@@ -161,7 +166,7 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
     if unit.kind == "channel":
         if len(shape) < 2 or not -len(shape) <= unit.dim < len(shape):
             raise ValueError(
-                f"`unit.dim` (={unit.dim}) must be a dimension of every tensor that is pruned, but {name!r} has the "
+                f"`unit.dim` (={unit.dim}) must be a channel dimension of every tensor to prune, but {name!r} has the "
                 f"shape {tuple(shape)}; pass 0 for output channels, 1 for input channels, or "
                 f"{_WITHOUT.format(name)}."
             )
@@ -181,7 +186,7 @@ def _layout(name: str, shape: torch.Size, unit: Unit, scope: Scope, inputs_first
 
 
 def _windows(name: str, shape: torch.Size, scope: Scope, by_output: tuple[int, ...]) -> Layout:
-    """Windows of consecutive inputs; of a convolution, input channels at one kernel position."""
+    """Partition a tensor into windows of consecutive inputs; in a convolution, of channels at one kernel position."""
     inputs = shape[by_output[1]] if len(shape) > 1 else shape.numel()
     if inputs % scope.m:
         raise ValueError(

@@ -1,13 +1,14 @@
-"""Exactly the k smallest of those entries that a mask still keeps.
+"""Exact selection of the k smallest entries among those that a mask still keeps.
 
-A mask is changed in place, and only once the choice is complete and valid. On the CPU tensors are read in chunks that
-fit a core's cache, with working memory of well under a byte an entry; chunks without survivors are skipped. Elsewhere
-(CUDA) the choice is made on the device, with one transfer to the host a call.
+A mask is changed in place, and only once the choice is complete and valid. On the CPU, tensors are read in chunks that
+fit a core's cache, with well under one byte of working memory per entry; chunks without survivors are skipped. On other
+devices (CUDA) the choice is made on the device, with one transfer to the host per call.
 
-A strided sample brackets the threshold, one pass counts what lies outside the bracket and collects the few scores
-inside, a partition of those gives the threshold t, and a second pass zeroes what is below t. Scores equal to an end of
-the bracket are only counted; where too many lie inside, a part of them brackets the threshold anew. Of several entries
-equal to t the lowest flat (row-major) indices go first, in the order of the tensors.
+On the CPU, a strided sample gives a bracket around the threshold. A first pass counts the scores outside the bracket
+and collects the few inside; a partition of these gives the threshold t. A second pass zeroes the entries below t.
+Scores equal to an end of the bracket are only counted; if too many lie inside, a part of them gives a narrower bracket
+for another pass. Of several entries equal to t, those with the lowest flat (row-major) index are pruned first, in the
+order of the tensors.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from torch import Tensor
 from pruning.selection.chunks import Chunk, array_of, chunks_of
 
 Count: TypeAlias = int | Callable[[int], int]
-"""How many survivors to prune, or a function that says so of how many survive (which saves counting them first)."""
+"""Number of survivors to prune, or a function (number of survivors) -> that number, which saves counting them first."""
 
 SAMPLE = 1 << 16
-"""Scores sampled to bracket the threshold; up to as many survivors are ranked without a sample."""
+"""Scores sampled to bracket the threshold; up to this many survivors are ranked without a sample."""
 SIGMAS = 5.0
-"""Half the width of a bracket in standard deviations: a miss costs a second pass, never the result."""
+"""Half the width of a bracket in standard deviations; a bracket that misses costs another pass, not exactness."""
 FEW = 1 / 64
-"""Up to this fraction scores are ranked without a sample."""
+"""Fraction of survivors among all entries up to which they are ranked without a sample."""
 PASSES = 8
-"""Brackets to try; then all that lies within the last is collected, whatever memory that takes."""
+"""Number of brackets to try before all scores within the last one are collected, whatever memory that takes."""
 ROOM = 1 / 20
-"""Of all entries that many scores may be collected; a good bracket holds fewer, and of a bad one they are a sample."""
+"""Fraction of all entries whose scores may be collected; of a bracket that holds more, a sample is collected."""
 
 
 def prune_smallest_(mask: Tensor, scores: Tensor, count: Count, *, magnitude: bool = False) -> Tensor:
-    """Set to 0 the `count` surviving (nonzero) entries of `mask` that have the smallest scores.
+    """Set the `count` surviving (nonzero) entries of `mask` with the smallest scores to 0.
 
-    Arguments:
+    Args:
         mask: any bool or floating dtype, any shape and strides; changed in place.
         scores: the shape and device of `mask`, any real dtype and strides.
-        count: how many survivors to prune, exactly, under ties too; or a function of how many there are.
+        count: the number of survivors to prune, exact also under ties; or a function (number of survivors) -> it.
         magnitude: rank by absolute value.
 
     Returns:
@@ -65,7 +66,7 @@ def prune_smallest_across_(
     magnitude: bool = False,
     names: Sequence[str] | None = None,
 ) -> None:
-    """As `prune_smallest_`, with the entries of all tensors ranked as one; `names` of the tensors are for errors."""
+    """Prune `count` entries as `prune_smallest_` does, ranking all tensors together; `names` are for error messages."""
     if names is None:
         names = ["scores"] if len(masks) == 1 else [f"scores[{i}]" for i in range(len(masks))]
     for name, mask, score in zip(names, masks, scores, strict=True):
@@ -86,15 +87,15 @@ def prune_smallest_across_(
 
 
 def resolved_count(count: Count, survivors: int) -> int:
-    """Return how many of `survivors` to prune; raise `ValueError` for a number that is out of range."""
+    """Return how many of `survivors` to prune; raise `ValueError` if that is out of range."""
     number = count(survivors) if callable(count) else count
     if not 0 <= number <= survivors:
-        raise ValueError(f"`count` (={number}) must lie in [0, {survivors}]: so many entries are still unpruned.")
+        raise ValueError(f"`count` (={number}) must lie in [0, {survivors}]; {survivors} entries are still unpruned.")
     return number
 
 
 def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: bool) -> tuple[Any, int]:
-    """Return the `count`-th smallest surviving score, and how many of the entries equal to it are to go."""
+    """Return the `count`-th smallest surviving score, and how many of the entries equal to it to prune."""
     entries = sum(chunk.mask.numel() for chunk in chunks)
     outer = low, high = (-math.inf, math.inf)
     if survivors > max(SAMPLE, FEW * entries):
@@ -102,10 +103,10 @@ def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: b
     passes = 0
     while True:
         limit = max(SAMPLE, int(ROOM * entries)) if passes < PASSES else entries
-        counts = _look(chunks, low, high, magnitude, limit)
+        counts = _count_around(chunks, low, high, magnitude, limit)
         passes += 1
         rank = count - counts.below
-        if rank <= 0:  # the sample was not like the rest
+        if rank <= 0:  # the bracket lies above the threshold
             outer = low, high = outer[0], low
         elif rank <= counts.at_low:
             return low, rank
@@ -123,12 +124,12 @@ def _threshold(chunks: Sequence[Chunk], survivors: int, count: int, magnitude: b
 
 
 def _sample(chunks: Sequence[Chunk], survivors: int, magnitude: bool) -> NDArray[Any]:
-    """Return some `SAMPLE` surviving scores."""
+    """Return a strided sample of about `SAMPLE` surviving scores."""
     stride = max(1, survivors // SAMPLE)
     sampled = []
     for number, chunk in enumerate(chunks):
         if chunk.alive:
-            # The sample starts elsewhere in each chunk, or it would see only some of a matrix's columns.
+            # Each chunk starts at another offset; with one offset, the sample could miss columns of a matrix.
             start = number * 40503 % stride
             if chunk.index is not None:
                 sampled.append(array_of(chunk.scores, chunk.index[start::stride]))
@@ -143,7 +144,7 @@ def _sample(chunks: Sequence[Chunk], survivors: int, magnitude: bool) -> NDArray
 
 
 def _bracket(sample: NDArray[Any], fraction: float, outer: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two scores within `outer` that almost surely enclose the lowest `fraction` of what was sampled."""
+    """Return two scores that almost surely bracket the quantile `fraction`; an end of `outer` where the sample ends."""
     sample = np.sort(sample)
     rank = fraction * sample.size
     margin = SIGMAS * math.sqrt(sample.size * fraction * (1 - fraction)) + 2
@@ -152,7 +153,7 @@ def _bracket(sample: NDArray[Any], fraction: float, outer: tuple[Any, Any]) -> t
 
 
 class _Counts(NamedTuple):
-    """How many surviving scores lie where; and those strictly between, or an evenly spaced part of them."""
+    """Counts of surviving scores relative to a bracket; `scores` are those between, or a spaced part of them."""
 
     below: int
     at_low: int
@@ -161,8 +162,8 @@ class _Counts(NamedTuple):
     scores: NDArray[Any]
 
 
-def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: int) -> _Counts:
-    """Count the survivors below, at and between two scores, and collect at most `limit` of those between."""
+def _count_around(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: int) -> _Counts:
+    """Count the survivors below, at and between two scores, and collect at most `limit` of the scores between."""
     below = at_low = between = at_high = kept = 0
     stride = 1
     collected: list[NDArray[Any]] = []
@@ -170,7 +171,7 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
         if chunk.alive:
             keys, alive = chunk.keys(magnitude)
             under = keys < low
-            # Neither below nor above: what lies inside or at an end, and NaN.
+            # Neither below nor above: scores inside the bracket or at an end, and NaN.
             inside = under == (keys > high)
             if alive is not None:
                 under &= alive
@@ -179,9 +180,9 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
             within = keys[inside]
             if np.isnan(within).any():
                 raise ValueError(
-                    f"`{chunk.name}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries."
+                    f"`{chunk.name}` holds NaN where the mask keeps an entry; repair the tensor or mask those entries."
                 )
-            # Ends are counted, not collected: of many equal scores one is an end.
+            # Scores equal to an end are counted, not collected: a value of many equal scores becomes an end.
             lows, highs = within == low, within == high
             ends = lows | highs
             if ends.any():
@@ -203,7 +204,7 @@ def _look(chunks: Sequence[Chunk], low: Any, high: Any, magnitude: bool, limit: 
 def smallest_on_device(
     masks: Sequence[Tensor], scores: Sequence[Tensor], count: Count, magnitude: bool, names: Sequence[str]
 ) -> None:
-    """Do the same on a device other than the CPU, by sorting."""
+    """Prune the `count` smallest entries of all masks on a device other than the CPU, by sorting."""
     keys = torch.cat([score.reshape(-1) for score in scores])
     keys = keys.abs() if magnitude else keys
     alive = torch.cat([mask.detach().reshape(-1) for mask in masks]) != 0
@@ -213,7 +214,9 @@ def smallest_on_device(
         bad = [
             name for name, mask, score in zip(names, masks, scores, strict=True) if (score.isnan() & (mask != 0)).any()
         ]
-        raise ValueError(f"`{bad[0]}` holds NaN where the mask keeps an entry; mend the tensor or mask those entries.")
+        raise ValueError(
+            f"`{bad[0]}` holds NaN where the mask keeps an entry; repair the tensor or mask those entries."
+        )
     if count == 0:
         return
     drop = ~best_of_pools(keys[None], alive[None], survivors - count)[0]
@@ -222,15 +225,17 @@ def smallest_on_device(
 
 
 def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
-    """Return which entries are among the `count` best survivors of their pool; of equal scores the higher indices are.
+    """Return a bool for each entry: whether it is among the `count` best survivors of its pool.
+
+    Of equal scores, entries with higher indices are better.
 
     Args:
         scores: (pools, entries), without NaN where an entry is alive; on any device.
         alive: (pools, entries), bool.
-        count: of each pool; one in which fewer survive keeps these.
+        count: number of entries that each pool keeps; a pool with fewer survivors keeps them all.
     """
-    # By score, then the dead before the living: both sorts keep the order of the indices. `kthvalue` is refused on CUDA
-    # under deterministic algorithms, a sort never is.
+    # Sort by score, then put dead entries first; both sorts are stable in the indices. On CUDA, deterministic
+    # algorithms refuse `kthvalue` but not a sort.
     order = scores.sort(dim=1, stable=True).indices
     order = order.gather(1, alive.gather(1, order).to(torch.uint8).sort(dim=1, stable=True).indices)
     best = torch.zeros_like(alive).scatter_(1, order[:, alive.shape[1] - count :], True)

@@ -1,4 +1,4 @@
-"""Which units each pool keeps: exactly as many as it is told, of equal scores the higher indices."""
+"""Selection of the units that each pool keeps: an exact count, and of equal scores the higher indices."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def select(
     counts: Mapping[str, int],
     alive: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Return name -> bool for each unit: whether it is kept. `Groups.expand` makes masks of it.
+    """Return name -> bool for each unit, whether it is kept; `Groups.expand` turns the result into masks.
 
-    Arguments:
-        scores: name -> score of each unit, as `Groups.reduce` gives them; signed ones rank as they are.
+    Args:
+        scores: name -> score of each unit, as from `Groups.reduce`; signed scores keep their sign.
         groups: the units.
-        counts: name -> how many each pool keeps, as `allocate` gives them; a pool in which fewer survive keeps these.
-        alive: name -> bool for each unit, whether it may be kept; None is all.
+        counts: name -> units that each pool keeps, as from `allocate`; a pool with fewer survivors keeps them all.
+        alive: name -> bool for each unit, whether it may be kept; None means all.
 
     Raises:
-        ValueError: a survivor's score is NaN; the tensor is named.
+        ValueError: a survivor's score is NaN; the message names the tensor.
     """
     kept = {}
     for layout in groups:
@@ -47,5 +47,5 @@ def select(
 def _by_pool(layout: Layout, scores: Tensor, alive: Tensor, count: int) -> Tensor:
     """Keep the `count` best survivors of each pool, all pools at once."""
     if bool((scores.isnan() & alive).any()):
-        raise ValueError(f"Pruning {layout.name}: its scores hold NaN where an entry is unpruned; mend the tensor.")
+        raise ValueError(f"Pruning {layout.name}: its scores hold NaN where an entry is unpruned; repair the tensor.")
     return best_of_pools(scores.view(-1, layout.pool), alive.view(-1, layout.pool), count).view(-1)

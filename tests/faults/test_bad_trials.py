@@ -63,7 +63,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["data.mean=[0.1,0.2]"], "`data.mean`"),
         (["model=lenet5"], "with at least 16 pixels"),
         (["train.precision=fp16"], "`train.precision` (=fp16) must be fp32 or bf16 on cpu"),
-        (["method=random_structured", "method.dim=5"], "`method.dim` (=5) must be a dimension of every tensor"),
+        (["method=random_structured", "method.dim=5"], "`method.dim` (=5) must be a channel dimension of every tensor"),
         (["schedule.sparsity=null", "schedule.amount=41", "schedule.rounds=2"], "over 2 rounds takes 82 entries"),
         (
             ["method=random_structured", "schedule.sparsity=null", "schedule.amount=6", "schedule.rounds=2"],

@@ -1,4 +1,4 @@
-"""How many each tensor keeps: golden densities, exact sums, and what cannot be reached."""
+"""Allocations: golden densities, exact sums, and targets that cannot be reached."""
 
 from __future__ import annotations
 
@@ -168,17 +168,17 @@ def test_units_are_counted_not_entries():
     ("shapes", "scope", "sparsity", "said"),
     [
         (LENET_5, Scope("layer", "uniform_plus"), 0.999, "uniform_plus"),
-        (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, "`scope.min_kept` asks for 2000 units"),
+        (LENET_5, Scope("layer", "erk", min_kept=500), 0.9999, "`scope.min_kept` keeps 2000 units"),
         (LENET_5, Scope("layer", "given", densities={"conv*": 1.0}), None, "lacks 'fc1.weight'"),
         (
             LENET_5,
             Scope("layer", "given", densities={"*": 0.5, "fc9*": 0.5}),
             None,
-            r"has 'fc9\*', which names nothing of",
+            r"with the key 'fc9\*'\) must name tensors",
         ),
         (LENET_5, Scope("layer", "given", densities={"*": 0.5}), 0.9, "cannot be reached by `scope.densities`"),
         (LENET_5, Scope("layer"), None, r"`sparsity` \(=None\) must be a fraction"),
-        (LENET_5, Scope("global"), 0.5, "`scores` must be given"),
+        (LENET_5, Scope("global"), 0.5, "`scores` \\(=None\\) must be given"),
         ({"a": (2, 8)}, Scope("window"), 0.75, "must be 0.5 where 2 of each 4"),
     ],
 )
@@ -192,7 +192,7 @@ def test_fewer_survivors_than_wanted_are_refused():
 
     assert counts({"a": (4, 1), "b": (4, 1)}, 0.5, "uniform", alive) == {"a": 1, "b": 3}
     alive["b"][1:] = False
-    with pytest.raises(ValueError, match="4 units are to be kept, but only 2 survive"):
+    with pytest.raises(ValueError, match="4 units must be kept, but only 2 survive"):
         counts({"a": (4, 1), "b": (4, 1)}, 0.5, "uniform", alive)
 
 
@@ -202,10 +202,10 @@ FEW = {"a": torch.tensor([True, True, False, False, True, False, False, False])}
 @pytest.mark.parametrize(
     ("scope", "sparsity", "said"),
     [
-        (Scope(), 0.5, r"`sparsity` \(=0.5\) cannot be reached: 'a' is to keep 4 of its 8 units, but only 3 survive"),
+        (Scope(), 0.5, r"`sparsity` \(=0.5\) cannot be reached: 'a' must keep 4 of its 8 units, but only 3 survive"),
         (Scope("layer", "given", densities={"a": 0.5}), None, "`scope.densities` cannot be reached: 'a'"),
-        (Scope("row"), 0.5, "'a' is to keep 2 of each 4 units, but only 1 survive"),
-        (Scope("window"), None, r"`scope.n` \(=2\) cannot be reached: 'a' is to keep 2 of each 4"),
+        (Scope("row"), 0.5, "'a' must keep 2 of each 4 units, but only 1 survive"),
+        (Scope("window"), None, r"`scope.n` \(=2\) cannot be reached: 'a' must keep 2 of each 4"),
     ],
 )
 def test_tensors_that_are_counted_by_themselves_keep_what_is_asked_or_are_refused(scope, sparsity, said):
@@ -223,5 +223,7 @@ def test_min_kept_by_layer_may_be_what_rounding_allows_and_no_more():
         (Scope(min_kept=2), 0.9),
         (Scope("layer", "given", densities={"a": 0.1}, min_kept=2), None),
     ):
-        with pytest.raises(ValueError, match=r"'a' is to keep 0 of its 4 units, but `scope.min_kept` \(=2\) asks for"):
+        with pytest.raises(
+            ValueError, match=r"leaves 0 of the 4 units of 'a', fewer than `scope.min_kept` \(=2\); lower"
+        ):
             allocate(groups_of({"a": (4, 1)}, scope=scope), sparsity)

@@ -473,7 +473,7 @@ def test_inverted_scores_keep_the_lowest():
         ("snap", {"sparsity": 0.5}, "`method` \\(='snap'\\) must be one of magnitude"),
         ("magnitude", {}, r"`sparsity` \(=None\) must be a fraction"),
         ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
-        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by `prune.exclude=.fc1.weight.`"),
+        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep: prune.exclude=.fc1.weight."),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
         ("n_m", {"schedule": {"inner": 2}}, "must be 1 for windows"),
         ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature'\\]` .* is not taken by the score magnitude"),

@@ -1,4 +1,4 @@
-"""Which units are kept: golden masks of magnitude, windows and rows, ties, signs, units, against brute force."""
+"""Selection of units: golden masks for magnitude, windows and rows; ties, signs and units against brute force."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_channels_without_entries_are_no_units():
     [
         (Unit("block", size=3), Scope(), r"`unit.size` \(=3\) must divide .* 'a' of shape \(2, 1, 2, 2\) has 4"),
         (Unit(), Scope("window", m=4), r"`scope.m` \(=4\) must divide the input dimension.* has 1 inputs"),
-        (Unit("channel", dim=4), Scope(), r"`unit.dim` \(=4\) must be a dimension"),
+        (Unit("channel", dim=4), Scope(), r"`unit.dim` \(=4\) must be a channel dimension"),
     ],
 )
 def test_what_does_not_divide_is_refused(unit, scope, said):

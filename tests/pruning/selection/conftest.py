@@ -1,4 +1,4 @@
-"""What all tests of this folder run under."""
+"""Small chunks and samples for all tests of this folder."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from pruning.selection import chunks, smallest
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
-    """Make small tensors take the ways of large ones: several chunks, a bracket from a sample."""
+    """Make small tensors use the code paths of large ones: several chunks, and a bracket from a sample."""
     monkeypatch.setattr(chunks, "CHUNK", 64)
     monkeypatch.setattr(smallest, "SAMPLE", 128)

@@ -1,4 +1,4 @@
-"""Masks and scores to select from, and a sort as the reference."""
+"""Masks and scores as test cases of selection, and a reference that sorts."""
 
 import math
 
@@ -13,7 +13,7 @@ LAYOUTS = ["contiguous", "transposed", "channels_last", "strided"]
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return an equal tensor with other strides."""
+    """Return an equal tensor in another memory layout."""
     match layout:
         case "transposed" if tensor.dim() > 1:
             return tensor.transpose(0, -1).contiguous().transpose(0, -1)
@@ -25,7 +25,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def reference(mask: Tensor, scores: Tensor, count: int, magnitude: bool) -> Tensor:
-    """Sort the survivors, stably: of equal scores the lowest index goes first."""
+    """Prune by a stable sort of the survivors: of equal scores the lowest index is pruned first."""
     keys = scores.double().abs() if magnitude else scores.double()
     alive = [i for i, kept in enumerate(mask.flatten().tolist()) if kept]
     values = keys.flatten().tolist()
@@ -37,7 +37,7 @@ def reference(mask: Tensor, scores: Tensor, count: int, magnitude: bool) -> Tens
 
 @st.composite
 def cases(draw):
-    """Draw a mask, scores with ties and infinities, and a count, from shapes that fill from none to many chunks."""
+    """Draw a mask, scores with ties and infinities, and a count; shapes fill from zero to many chunks."""
     shape = draw(st.sampled_from([(0,), (1,), (), (7,), (5, 3), (1000,), (40, 30), (6, 5, 3, 3), (1, 600), (700, 1)]))
     seed = draw(st.integers(0, 2**32))
     generator = torch.Generator().manual_seed(seed)

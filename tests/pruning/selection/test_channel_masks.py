@@ -1,4 +1,4 @@
-"""Channels: their norms by hand, and which are left."""
+"""Channels: norms against values by hand, and the channels that survive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_nuclear_norms_where_channels_are_matrices() -> None:
 
 def test_norms_of_half_precision_do_not_overflow() -> None:
     layer = nn.Linear(2, 2, dtype=torch.float16)
-    # Norms of 84,853 and 70,711, both infinite in half precision: of equals the first would go.
+    # The norms are 84,853 and 70,711. Both overflow in half precision, and of equal norms the first would be pruned.
     layer.weight = nn.Parameter(torch.tensor([[6e4, 6e4], [5e4, 5e4]], dtype=torch.float16))
     pruning.ln_structured(layer, "weight", 1, n=2, dim=0)
     assert layer.weight_mask.tolist() == [[1, 1], [0, 0]]
@@ -81,7 +81,7 @@ def test_channels_are_dropped_alike_on_every_device(device: str, dim: int) -> No
     masked = torch.ones(6, 5, 4, device="meta")
     channel_masks.drop_channels(
         masked, torch.ones(t.shape[dim], dtype=torch.bool, device="meta"), dim
-    )  # waits for nothing
+    )  # a meta tensor would fail if this waited for the device
 
 
 @pytest.mark.parametrize("shape", [(4, 0), (0, 4), (2, 0, 3)])

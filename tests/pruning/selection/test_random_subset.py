@@ -1,4 +1,4 @@
-"""Random selection: the exact count, uniform subsets, on every dtype and layout."""
+"""Random selection: the exact count and uniform subsets, on every dtype and layout."""
 
 import itertools
 
@@ -80,21 +80,21 @@ def test_all_or_nearly_all_may_go(kept):
 
 @pytest.mark.parametrize("count", [100, 5_000, 90_000, 99_900])
 def test_every_region_is_pruned_alike(count, monkeypatch):
-    """Chi-square over 50 equal regions of a large tensor: no part of it is favoured, for few pruned or few kept."""
+    """Chi-square over 50 equal regions of a large tensor: all are pruned equally often, with few pruned or few kept."""
     monkeypatch.undo()
     generator = torch.Generator().manual_seed(12)
     pruned = torch.zeros(100_000)
     for _ in range(20):
         pruned += prune_random_(torch.ones(100_000), count, generator=generator) == 0
     regions = pruned.view(50, -1).sum(1)
-    # The variance of a region's count under drawing without replacement is smaller by the factor 1 - count / n.
+    # Drawing without replacement multiplies the variance of a region's count by 1 - count / n.
     statistic = float(((regions - regions.mean()) ** 2 / regions.mean()).sum()) / (1 - count / 100_000)
     assert 0.001 < stats.chi2(49).sf(statistic) < 0.999
 
 
 @pytest.mark.parametrize("count", [10, 4000])
 def test_relabelling_the_survivors_changes_nothing(count):
-    """The draw knows survivors by their rank alone: moving them, or adding dead entries, moves the choice along."""
+    """The draw depends only on the ranks of survivors: moving them or adding dead entries keeps the chosen ranks."""
     dense = prune_random_(torch.ones(5000), count, generator=torch.Generator().manual_seed(13))
     for every in (3, 50):
         mask = torch.zeros(5000 * every)

@@ -1,4 +1,4 @@
-"""Selection of the smallest: the exact count, by a sort as the reference, on every dtype and layout."""
+"""Selection of the smallest entries: the exact count, against a sort, on every dtype and layout."""
 
 import math
 import tracemalloc
@@ -104,22 +104,22 @@ def test_a_sample_that_misleads_costs_no_exactness(count, way, sampled, monkeypa
 
 @pytest.mark.parametrize("stuck", ["as wide as before", "beyond the end"])
 def test_a_search_that_gets_nowhere_ends(stuck, monkeypatch):
-    looks = []
-    look = smallest._look
+    passes = []
+    count_around = smallest._count_around
 
     def counted(*arguments):
-        looks.append(arguments)
-        assert len(looks) < 50
-        return look(*arguments)
+        passes.append(arguments)
+        assert len(passes) < 50
+        return count_around(*arguments)
 
-    monkeypatch.setattr(smallest, "_look", counted)
+    monkeypatch.setattr(smallest, "_count_around", counted)
     monkeypatch.setattr(
         smallest, "_bracket", lambda sample, _, outer: outer if stuck == "as wide as before" else (9.0, outer[1])
     )
     scores = torch.randn(3000, generator=torch.Generator().manual_seed(2))
     mask = prune_smallest_(torch.ones(3000), scores, 1234)
     assert torch.equal(mask, reference(torch.ones(3000), scores, 1234, False))
-    assert len(looks) <= smallest.PASSES + 2
+    assert len(passes) <= smallest.PASSES + 2
 
 
 @pytest.mark.parametrize("position", [0, 70, 2999])
@@ -194,7 +194,7 @@ def test_working_memory_is_under_half_a_byte_an_entry(kept, monkeypatch):
 
 
 def misleading(size: int) -> Tensor:
-    """Outliers wherever the sample is taken."""
+    """Return random scores with an outlier at every sampled position."""
     scores = torch.randn(size, generator=torch.Generator().manual_seed(17))
     stride = size // smallest.SAMPLE
     for number in range(-(-size // chunks.CHUNK)):
