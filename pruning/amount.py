@@ -1,7 +1,7 @@
-"""How much to prune: validate an amount and resolve it to a count. Standard library only, so a plan needs no torch.
+"""Pruning amounts: validate an amount and resolve it to a count. Standard library only, so that a plan needs no torch.
 
-An amount is a fraction of the currently unpruned units when it is a float in [0, 1], and a number of units when it is
-an int. `1` is one unit, `1.0` is all of them. A unit is an entry (unstructured) or a channel (structured).
+A float amount in [0, 1] is a fraction of the currently unpruned units; an int amount is a number of units. `1` is one
+unit, `1.0` is all units. A unit is an entry (unstructured) or a channel (structured).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from numbers import Integral, Real
 from typing import SupportsFloat, TypeAlias, cast
 
 Amount: TypeAlias = SupportsFloat
-"""Any real number type: int, float, numpy scalar, Fraction. Tensors, Decimals and strings are refused."""
+"""Any real number: int, float, numpy scalar, Fraction. Tensors, Decimals and strings are refused."""
 
 
 def validate_amount(amount: object) -> None:
-    """Check what can be checked of `amount` before the tensor is known.
+    """Check an amount as far as possible without the tensor.
 
     Raises:
         TypeError: `amount` is not a `numbers.Real`.
@@ -44,13 +44,13 @@ def check_amount_fits(amount: Amount, tensor_size: int) -> None:
 
 
 def count_to_prune(amount: Amount, tensor_size: int) -> int:
-    """Return the number of units that `amount` stands for.
+    """Return the number of units to prune.
 
-        count = amount                   if it is an int
-        count = round(amount * tensor_size)     if it is a float, half to even
+        count = amount                          for an int amount
+        count = round(amount * tensor_size)     for a float amount, half to even
 
     Args:
-        amount: fraction of the currently unpruned units, or their number.
+        amount: fraction of the currently unpruned units, or number of units.
         tensor_size: the number of currently unpruned units.
     """
     if isinstance(amount, Integral):
@@ -59,6 +59,6 @@ def count_to_prune(amount: Amount, tensor_size: int) -> int:
 
 
 def resolve_amount(amount: Amount, tensor_size: int) -> int:
-    """Return `count_to_prune(amount, tensor_size)`; raise `ValueError` when there are not so many units."""
+    """Return `count_to_prune(amount, tensor_size)`; raise `ValueError` if the count exceeds `tensor_size`."""
     check_amount_fits(amount, tensor_size)
     return count_to_prune(amount, tensor_size)

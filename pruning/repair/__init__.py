@@ -1,1 +1,1 @@
-"""What happens to the survivors of a pruning: their values, the biases and statistics that make up for what went."""
+"""Repairs after a pruning: new values for survivors, biases and BatchNorm statistics."""

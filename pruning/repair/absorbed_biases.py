@@ -1,4 +1,4 @@
-"""What a channel without weights still puts out, its bias, moved into the biases of the layers that read it."""
+"""Bias absorption: the constant output of a dead channel moves into the biases of the layers that read it."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from pruning.scores.readings.network import Network, network, weights_of
 from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_batches
 
 CONSTANT = 1e-5
-"""Of the largest value: what rounding may make of a constant."""
+"""Deviation from a constant that counts as rounding, as a fraction of the largest input."""
 
 
 def absorb_bias(
     given: ScoringInput,
     kept: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return biases under which dead channels put out nothing, and what they did is in the next layers' biases.
+    """Set the biases of dead channels to 0 and move their constant outputs into the biases of the next layers.
 
-        b_j <- 0,       b'_k <- b'_k + sum over weights of W'_kj (a_j - a_j at 0),      a_j the constant that j put out
+        b_j <- 0,       b'_k <- b'_k + sum over weights of W'_kj (a_j - a_j at 0),      a_j the constant output of j
 
-    (of a BatchNorm that follows, scale and shift of j become 0). The network computes what it did, and its dead
-    channels can be removed. Exact for linear layers, and for convolutions without zero padding.
+    If a BatchNorm follows the layer, its scale and shift of channel j become 0, too. The masked network still computes
+    the same function, and its dead channels can be removed. Exact for linear layers, and for convolutions without zero
+    padding.
 
     Args:
-        given: the network before this pruning, with the masks before it; of the batches only the first is read.
-        kept: name -> what is kept now, nonzero, of the parameter's shape.
+        given: the network and masks before this pruning; only the first batch is read.
+        kept: name -> mask after this pruning, nonzero where an entry is kept, of the parameter's shape.
 
     Returns:
-        name of a parameter -> its new value, for those that change.
+        name of a parameter -> its new value, for the parameters that change.
 
     Raises:
-        ValueError: a layer that reads a dead channel has no bias, or what it reads is no constant.
+        ValueError: a layer that reads a dead channel has no bias, or the channel's output is not constant.
     """
     names = dict.fromkeys([*weights_of(given.model), *kept])
     with network(given.model, {**(given.masks or {}), **kept}, names) as net:
         batch, _ = next(weighted_batches("absorb_bias", given.batches, given.size))
         layers = [each for each in _in_order(net, given.loss, batch) if is_layer(net.module_of(each[0]))]
         before = {name: p.detach().clone() for name, p in net.model.named_parameters()}
-        for index, (name, follower) in enumerate(layers[:-1]):  # the last one's channels are the outputs
+        for index, (name, follower) in enumerate(layers[:-1]):  # the channels of the last layer are the outputs
             if name not in kept:
                 continue
             dead = ~(kept[name].to(before[name].device) != 0).flatten(1).any(1)
@@ -54,10 +55,10 @@ def absorb_bias(
 
 
 def _in_order(net: Network, loss: Loss, batch: Any) -> list[tuple[str, nn.Module | None]]:
-    """Return each weight in the order in which layers run, with the BatchNorm that reads just what its layer writes."""
+    """Return each weight in the order in which layers run, with the BatchNorm whose input is the layer's output."""
     ran: list[str] = []
     written: dict[int, str] = {}
-    outputs: list[Tensor] = []  # kept, so that no other tensor gets the same id
+    outputs: list[Tensor] = []  # keeps the tensors alive, so that no other gets the same id
     followers: dict[str, nn.Module] = {}
     handles = []
     for name in net.parameters:
@@ -90,14 +91,14 @@ def _absorb(
     loss: Loss,
     batch: Any,
 ) -> None:
-    """Silence the dead channels of a layer, and give every later one, in its turn, what it misses."""
+    """Set the outputs of a layer's dead channels to 0, and add the missing input to the bias of each later layer."""
     name, follower = layer
     before = _inputs(net, readers, loss, batch)
     for module in (net.module_of(name), follower):
         for leaf in ("bias",) if module is not follower else ("weight", "bias"):
             parameter = None if module is None else module._parameters.get(leaf)
             if parameter is not None:
-                parameter.data = parameter.detach().masked_fill(dead, 0)  # new storage: the copy's is the model's
+                parameter.data = parameter.detach().masked_fill(dead, 0)  # new storage: the copy shares the model's
     for reader in readers:
         module = net.module_of(reader)
         missed = before[reader] - _inputs(net, [reader], loss, batch)[reader]
@@ -105,15 +106,18 @@ def _absorb(
             continue
         mean = missed.mean(1, keepdim=True)
         if float((missed - mean).abs().max()) > CONSTANT * float(before[reader].abs().max()) and not _is_padded(module):
-            raise ValueError(f"`repair.kind` (='absorb_bias') finds no constant where {reader!r} reads {name!r}.")
+            raise ValueError(
+                f"`repair.kind` (='absorb_bias') needs constant outputs of dead channels, but {reader!r} reads varying "
+                f"ones of {name!r}; choose another repair."
+            )
         bias = module._parameters.get("bias")
         if bias is None:
             raise ValueError(
                 f"`repair.kind` (='absorb_bias') needs a bias in {reader!r}, which reads dead channels of {name!r}; "
-                "give the layer one, or choose another repair."
+                "give the layer a bias, or choose another repair."
             )
         high, low = missed.amax(1), missed.amin(1)
-        constant = torch.where(high.abs() > low.abs(), high, low)  # of a padded convolution borders miss 0
+        constant = torch.where(high.abs() > low.abs(), high, low)  # at padded borders 0 is missing
         rows = net.parameters[reader].detach().to(torch.float64).view(len(constant), -1, constant.shape[1])
         bias.data = bias.detach() + (rows @ constant[:, :, None]).flatten().to(bias.dtype)
 

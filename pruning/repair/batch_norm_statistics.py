@@ -1,4 +1,4 @@
-"""Running statistics of BatchNorm, anew for the pruned network."""
+"""Recomputed running statistics of BatchNorm layers for the pruned network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def bn_stats(
     given: ScoringInput,
     kept: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the running means and variances of BatchNorm layers in the pruned network: means over the batches.
+    """Recompute the running means and variances of BatchNorm layers in the pruned network, as means over the batches.
 
     Args:
-        given: the network before this pruning, with the masks before it; every batch counts alike.
-        kept: name -> what is kept now, nonzero, of the parameter's shape.
+        given: the network and masks before this pruning; all batches weigh the same.
+        kept: name -> mask after this pruning, nonzero where an entry is kept, of the parameter's shape.
 
     Returns:
         name of a buffer -> its new value.
@@ -37,12 +37,12 @@ def bn_stats(
         }
         if not layers:
             raise ValueError(
-                f"`repair.kind` (='bn_stats') needs a BatchNorm layer, and {type(given.model).__name__} has none that "
-                "keeps statistics; choose another repair."
+                f"`repair.kind` (='bn_stats') needs a BatchNorm layer with running statistics, and "
+                f"{type(given.model).__name__} has none; choose another repair."
             )
         for module in layers.values():
             module.reset_running_stats()
-            module.momentum = None  # a cumulative mean
+            module.momentum = None  # selects a cumulative mean
         for _ in passes("bn_stats", net, given):
             pass
         return {

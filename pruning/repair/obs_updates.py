@@ -1,4 +1,4 @@
-"""The weight updates of Optimal Brain Surgeon, by the empirical Fisher matrix."""
+"""Weight updates of Optimal Brain Surgeon, from the empirical Fisher matrix."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def obs(
     block: int | None = None,
     matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
-    """Return new weights by the updates of single removals, summed, then masked (Singh & Alistarh 2020).
+    """Update survivors by the sum of the updates for single removals, then mask (Singh & Alistarh 2020).
 
         dw = - sum over pruned q of w_q F^-1 e_q / [F^-1]_qq,        F = damping I + mean over examples of g_n g_n^T
 
-    as published code does; exact for one entry. `obs_joint` is exact for all together.
+    The published code does the same. The sum is exact for one pruned entry; `obs_joint` is exact for any number.
 
     Args:
-        given: the network before this pruning, with the masks before it; its parameters, those of `kept`, make up F.
-        kept: name -> what is kept now, nonzero, of the parameter's shape.
+        given: the network and masks before this pruning; F covers its parameters, which are those of `kept`.
+        kept: name -> mask after this pruning, nonzero where an entry is kept, of the parameter's shape.
         damping: above 0.
-        block: None takes the whole matrix, a number blocks of so many consecutive entries of a row.
-        matrix: F, where it has been made before; None makes it.
+        block: None takes the whole matrix; an int takes blocks of `block` consecutive entries of a row.
+        matrix: F, if computed before; None computes it.
 
     Returns:
-        name -> tensor of the parameter's shape and dtype, 0 where it is pruned.
+        name -> tensor of the parameter's shape and dtype, 0 at pruned entries.
     """
     before = given.weights()
     if matrix is None:
@@ -52,11 +52,11 @@ def obs_joint(
     block: int | None = None,
     matrix: FisherMatrix | None = None,
 ) -> dict[str, Tensor]:
-    """Return new weights by the one update of least cost dw^T F dw / 2 that takes all that is pruned to 0.
+    """Update survivors by the change of least cost dw^T F dw / 2 that sets all pruned entries Q to 0.
 
         dw = - F^-1 E_Q ([F^-1]_QQ)^-1 w_Q
 
-    Args: as `obs`.
+    See `obs` for the args and the result.
     """
     before = given.weights()
     if matrix is None:

@@ -1,4 +1,4 @@
-"""Forward passes of a repair: batches through a frozen copy, and what layers are given on the way."""
+"""Forward passes of a repair: run batches through a frozen copy, and read the inputs of its layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pruning.scores.readings.scoring_data import Loss, ScoringInput, weighted_ba
 
 
 def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:
-    """Run each batch through the copy without gradients; yield its weight afterwards.
+    """Run each batch through the copy without gradients, then yield the batch's weight.
 
     Raises:
-        ValueError: there is no data, or no loss to run it by.
+        ValueError: there is no data, or no loss to call the network.
     """
     for batch, weight in weighted_batches(repair, given.batches, given.size):
         run(repair, net.model, given.loss, batch)
@@ -26,22 +26,24 @@ def passes(repair: str, net: Network, given: ScoringInput) -> Iterator[float]:
 
 
 def run(repair: str, model: nn.Module, loss: Loss, batch: Any) -> None:
-    """Call the model on one batch as the loss does."""
+    """Call the model on one batch by calling the loss."""
     if loss is None:
-        raise ValueError(f"`loss` (=None) must be a function (model, batch) -> mean loss, by which `{repair}` runs.")
+        raise ValueError(
+            f"`loss` (=None) must be a function (model, batch) -> mean loss, with which `{repair}` calls the model."
+        )
     with torch.no_grad():
         loss(model, batch)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Say whether `rows_of` knows what a layer multiplies its weight with."""
+    """Return whether `rows_of` supports a layer."""
     return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
 def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what each row of a layer's weight is multiplied with: (groups, positions, weights of a row), float64.
+    """Return the vectors that multiply the rows of a layer's weight: (groups, positions, weights of a row), float64.
 
-    Of a linear layer these are its inputs, of a convolution the patches of them.
+    The vectors are the inputs of a linear layer, or the patches of a convolution's inputs.
     """
     inputs = inputs.detach().to(torch.float64)
     if not isinstance(module, _ConvNd):

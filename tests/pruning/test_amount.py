@@ -1,4 +1,4 @@
-"""Amounts: what is refused, when, and how a fraction becomes a count."""
+"""Amounts: validation, and counts from fractions."""
 
 from __future__ import annotations
 

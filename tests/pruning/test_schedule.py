@@ -1,4 +1,4 @@
-"""The targets of a schedule: golden values by hand, and the laws that plans and masks rest on."""
+"""Targets of schedules: golden values by hand, and the laws on which plans and masks rely."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def test_a_start_that_is_already_sparse(kind, expected):
 
 
 def test_geometric_is_what_a_container_composes():
-    # four times 0.2 of the survivors leaves 0.8^4, and each round on the way is a power of 0.8
+    # pruning 0.2 of the survivors four times leaves 0.8^4, and each earlier round leaves a lower power of 0.8
     assert targets("geometric", 1 - 0.8**4, 4) == pytest.approx((0.2, 0.36, 0.488, 0.5904), abs=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Repairs against golden values, written-out references, and the functions that they must keep."""
+"""Repairs against golden values, slow references, and the network functions that they must preserve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPARSEGPT = {
     "1010100101100110": 0.4672908781611652,
     "1011100001100110": 0.32897317972898316,
 }
-"""Mask of W1 by rows -> tr(dW H dW^T) of least squares on it, H damped by 0.01."""
+"""Mask of W1, row by row -> tr(dW H dW^T) of the least-squares repair, H damped by 0.01."""
 
 
 def vector(model):
@@ -34,7 +34,7 @@ def vector(model):
 
 
 def fisher(model, damping):
-    """damping I + mean over examples of g g^T, one example at a time."""
+    """Compute damping I + mean over examples of g g^T, one example at a time."""
     rows = []
     for i in range(len(X)):
         one = loss(model, (BATCHES[0][0][i : i + 1], BATCHES[0][1][i : i + 1]))
@@ -124,7 +124,7 @@ def test_least_squares_of_convolutions_brings_outputs_nearest(layer):
     best = distance(value)
     assert not value[~kept].any()
     assert best < distance(layer.weight * kept)
-    for index in kept.nonzero()[::7]:  # no survivor can move and bring them nearer
+    for index in kept.nonzero()[::7]:  # moving any survivor increases the distance
         for step in (1e-3, -1e-3):
             moved = value.clone()
             moved[tuple(index)] += step
@@ -132,7 +132,7 @@ def test_least_squares_of_convolutions_brings_outputs_nearest(layer):
 
 
 class WithBatchNorm(nn.Module):
-    """A convolution without a bias under BatchNorm, one with a bias, and a linear layer after flattening."""
+    """A convolution without a bias before a BatchNorm, a convolution with a bias, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_absorbing_biases_keeps_the_function_and_silences_channels():
     small = copy.deepcopy(model)
     pruning.remove_all(small)
     keep1, keep2 = (found.masks[f"conv{i}.weight"].flatten(1).any(1) for i in (1, 2))
-    with torch.no_grad():  # what is left, as a smaller network
+    with torch.no_grad():  # the survivors as a smaller network
         x = torch.nn.functional.conv2d(other, small.conv1.weight[keep1])
         norm = small.norm
         x = torch.nn.functional.batch_norm(
@@ -193,7 +193,7 @@ def test_a_dead_hidden_unit_of_the_golden_network():
     kept["fc1.weight"][2] = 0
 
     values = repaired("absorb_bias", Golden(), kept, **DATA)
-    kept["fc2.weight"][0] = 0  # an output keeps its bias: nothing reads it
+    kept["fc2.weight"][0] = 0  # no layer reads an output, so it keeps its bias
     assert repaired("absorb_bias", Golden(), kept, **DATA)["fc2.bias"][0] == Golden().fc2.bias[0]
 
     assert values["fc1.bias"].tolist() == [0.10, -0.20, 0.0, 0.15]
