@@ -1,1 +1,1 @@
-"""What is built in, one row each: scores, method classes, repairs, allocations and units as plain data; no torch."""
+"""Catalogues of built-ins: scores, method classes, repairs, allocations and presets as rows of plain data; no torch."""

@@ -1,4 +1,4 @@
-"""The catalogue of method classes: classes with their own `compute_mask`. The code is in `pruning/methods`."""
+"""The catalogue of method classes, each with its own `compute_mask`. The code is in `pruning/methods`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pruning.catalogue.rows import REQUIRED, Option, Row, named
 from pruning.catalogue.value_rules import Rule, is_int, is_number
 
 NORMS = ("inf", "-inf", "fro", "nuc")
-"""Orders of a norm that are no numbers, as they are written."""
+"""Orders of a norm that are written as words."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class MethodClass(Row):
     """A class derived from `BasePruningMethod`.
 
     Args:
-        channels: it prunes whole channels along `dim`.
-        in_sweep: a sweep can name it.
+        channels: the class prunes whole channels along `dim`.
+        in_sweep: sweeps offer the class by its name.
     """
 
     FAMILY: ClassVar[str] = "method"
@@ -32,8 +32,8 @@ _DIM = Option(
     "dim",
     int,
     -1,
-    "The dimension whose slices are the channels: 0 are outputs, 1 inputs.",
-    (Rule(is_int, "be an integer: the dimension whose slices are the channels"),),
+    "The dimension that counts channels: 0 for outputs, 1 for inputs.",
+    (Rule(is_int, "be an integer: the dimension that counts channels"),),
 )
 _NORM = Rule(
     lambda value: is_number(value) or value in NORMS,
@@ -56,7 +56,7 @@ METHODS: Mapping[str, MethodClass] = named(
         MethodClass(
             "ln_structured",
             "pruning.methods.structured:LnStructured",
-            "channels along `dim` of smallest L_n norm; `n` is a number, inf, -inf, fro or nuc",
+            "channels along `dim` with the smallest L_n norm; `n` is a number, inf, -inf, fro or nuc",
             (_DIM, Option("n", Any, REQUIRED, "The order of the norm.", (_NORM,))),
             in_sweeps={"dim": 0, "n": 2},
             channels=True,

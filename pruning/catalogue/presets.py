@@ -1,4 +1,4 @@
-"""Presets of the choices that are values and no code: units, scopes and dynamics, as a sweep names them."""
+"""Presets of choices without code (units, scopes and dynamics), under the names that sweeps use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pruning.catalogue.allocations import ALLOCATIONS
 
 @dataclass(frozen=True)
 class Preset:
-    """Values of a choice under one name.
+    """A named set of values for the fields of a choice.
 
     Args:
         meaning: one sentence.
-        sets: field of the choice -> its value; the others keep their defaults.
+        sets: field of the choice -> its value; other fields keep their defaults.
     """
 
     meaning: str
@@ -26,27 +26,29 @@ class Preset:
 UNITS: Mapping[str, Preset] = MappingProxyType(
     {
         "entry": Preset("single entries", {"kind": "entry"}),
-        "block": Preset("so many consecutive entries of an output's weights", {"kind": "block", "size": 4}),
+        "block": Preset("blocks of `size` consecutive entries of an output's weights", {"kind": "block", "size": 4}),
         "channel": Preset(
-            "whole channels along `dim`: 0 takes output channels; the outputs of the last tensor stay",
+            "whole channels along `dim` (0 for output channels); the last tensor stays dense",
             {"kind": "channel", "spare_last": True},
         ),
         "group": Preset(
-            "channels, units and heads with all that must go with them, so that what is pruned can be taken out "
-            "(docs/how-to/shrink.md); with scope=layer or global, and scope.budget, scope.round_to, scope.min_kept, "
-            "scope.normalise=group",
+            "channels, hidden units and heads, each with everything that must be removed with it, so that the network "
+            "can be shrunk (docs/how-to/shrink.md); goes with scope=layer or global, and with scope.budget, "
+            "scope.round_to, scope.min_kept and scope.normalise=group",
             {"kind": "group"},
         ),
     }
 )
 SCOPES: Mapping[str, Preset] = MappingProxyType(
     {
-        "layer": Preset("each tensor by itself, all to the same sparsity", {"kind": "layer"}),
-        "global": Preset("all tensors ranked as one", {"kind": "global"}),
-        "global_kept": Preset("all tensors ranked as one, but each keeps its best", {"kind": "global", "min_kept": 1}),
-        "row": Preset("the weights of each output by themselves (arXiv 2306.11695)", {"kind": "row"}),
+        "layer": Preset("each tensor ranked separately, all to the same sparsity", {"kind": "layer"}),
+        "global": Preset("all tensors ranked together", {"kind": "global"}),
+        "global_kept": Preset(
+            "all tensors ranked together, but each keeps at least its best unit", {"kind": "global", "min_kept": 1}
+        ),
+        "row": Preset("the weights of each output ranked separately (arXiv 2306.11695)", {"kind": "row"}),
         "window": Preset(
-            "`n` are kept of each `m` consecutive entries along the input dimension (arXiv 2104.08378)",
+            "windows of `m` consecutive entries along the input dimension, each keeps `n` (arXiv 2104.08378)",
             {"kind": "window", "n": 2, "m": 4},
         ),
         **{
@@ -58,9 +60,10 @@ SCOPES: Mapping[str, Preset] = MappingProxyType(
 )
 DYNAMICS: Mapping[str, Preset] = MappingProxyType(
     {
-        "nested": Preset("only what is left is ranked", {"kind": "nested"}),
+        "nested": Preset("only survivors are ranked", {"kind": "nested"}),
         "free": Preset(
-            "at every re-scoring within a round all entries compete, with the weights that they had", {"kind": "free"}
+            "all entries compete at every re-scoring within a round, pruned ones with the weights that they had",
+            {"kind": "free"},
         ),
     }
 )

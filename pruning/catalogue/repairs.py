@@ -1,4 +1,4 @@
-"""The catalogue of repairs: changes of survivors, biases or statistics after a pruning. The code: `pruning/repair`.
+"""The catalogue of repairs, which change survivors, biases or statistics. The code is in `pruning/repair`.
 
 A repair is a function (given: ScoringInput, kept, **options) -> {name of a parameter or buffer: its new value}; `kept`
 is name -> tensor, nonzero where an entry is kept.
@@ -19,7 +19,7 @@ class Repair(Row):
     """A repair.
 
     Args:
-        spans_tensors: the repair has a meaning for dependency groups.
+        spans_tensors: whether the repair works with dependency groups.
     """
 
     FAMILY: ClassVar[str] = "repair"
@@ -32,7 +32,7 @@ _OF_MATRIX = Option(
     "damping",
     float | None,
     None,
-    "Added to the diagonal of the Fisher matrix; null: as the score obs has it where that ranks, else 1e-5.",
+    "Added to the diagonal of the Fisher matrix; null: the damping of the score obs if obs ranks, else 1e-5.",
     (_POSITIVE,),
 )
 
@@ -42,7 +42,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair(
             "obs",
             "pruning.repair.obs_updates:obs",
-            "survivors make up for each pruned entry by itself",
+            "survivors compensate for each pruned entry separately",
             (_OF_MATRIX,),
             "Singh & Alistarh 2020, arXiv 2004.14340",
             unlisted=("block", "matrix"),
@@ -50,7 +50,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair(
             "obs_joint",
             "pruning.repair.obs_updates:obs_joint",
-            "survivors make up for all pruned entries together",
+            "survivors compensate for all pruned entries together",
             (_OF_MATRIX,),
             "Hassibi & Stork 1993",
             unlisted=("block", "matrix"),
@@ -58,7 +58,7 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair(
             "least_squares",
             "pruning.repair.least_squares:least_squares",
-            "each layer is refit to its dense outputs",
+            "each layer is refit to its outputs before the pruning",
             (
                 Option(
                     "damping",
@@ -72,12 +72,12 @@ REPAIRS: Mapping[str, Repair] = named(
         Repair(
             "absorb_bias",
             "pruning.repair.absorbed_biases:absorb_bias",
-            "constants of dead channels go to the next bias",
+            "constant outputs of dead channels move into the next layers' biases",
         ),
         Repair(
             "bn_stats",
             "pruning.repair.batch_norm_statistics:bn_stats",
-            "running statistics of BatchNorm are computed anew",
+            "running statistics of BatchNorm are recomputed",
             spans_tensors=True,
         ),
     )

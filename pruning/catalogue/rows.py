@@ -1,7 +1,7 @@
-"""A row of a catalogue: the name of a built-in, where its code is, its options, its needs and its paper.
+"""Rows of catalogues: the name of a built-in, the place of its code, its options, its requirements and its paper.
 
-A family's catalogue is a mapping of names to rows. Whatever must know a built-in reads its row: the engine, the schema
-of a configuration, the reference, refusals and the contract tests.
+The catalogue of a family maps names to rows. The engine, the schema of a configuration, the reference pages, error
+messages and the contract tests all read the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from pruning.catalogue.value_rules import Rule
 
 REQUIRED: Any = Parameter.empty
-"""The default of an option that the code has none for."""
+"""The default of an option that must be given."""
 Check = Callable[[str, Mapping[str, Any]], Iterator[str]]
-"""(place in a configuration, values) -> a sentence for each rule over several options that the values break."""
+"""(place in a configuration, values) -> an error sentence for each broken rule over several options."""
 
 
 def load(code: str) -> Any:
-    """Import and return what "module:name" says."""
+    """Import a module and return one of its attributes, from "module:name"."""
     module, _, name = code.partition(":")
     return getattr(import_module(module), name)
 
@@ -33,11 +33,11 @@ class Option:
     """An argument of a built-in.
 
     Args:
-        name: as the code calls it, and as it is typed.
-        type: of its values; an annotation that OmegaConf takes, such as `list[int]` or `int | None`.
-        default: that of the code, unless the row says `in_sweeps`.
+        name: the argument's name in the code, which users type.
+        type: type of its values, an annotation that OmegaConf accepts, such as `list[int]` or `int | None`.
+        default: the default in the code; `in_sweeps` of the row may replace it in sweeps.
         meaning: one sentence.
-        rules: what a value must keep; the first that is broken is told.
+        rules: conditions on a value; an error names the first broken one.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Option:
     rules: tuple[Rule, ...] = ()
 
     def broken(self, value: Any) -> Rule | None:
-        """Return the first rule that a value breaks; None if it keeps them all."""
+        """Return the first rule that a value breaks, or None."""
         return next((rule for rule in self.rules if not rule.holds(value)), None)
 
 
@@ -56,21 +56,21 @@ class Row:
     """A built-in.
 
     Args:
-        name: as it is typed; unique in its family.
-        code: "module:function"; imported when it is used, so that a catalogue needs no torch.
+        name: the name that users type; unique in its family.
+        code: "module:function"; imported on first use, so that a catalogue needs no torch.
         meaning: one sentence.
-        options: what the code takes besides what its whole family takes.
-        paper: the source, as in "Lee et al. 2019, arXiv 1810.02340".
-        packages: what must be installed besides the project's requirements, by the names that are imported.
+        options: arguments of the code in addition to those of its whole family.
+        paper: the source, such as "Lee et al. 2019, arXiv 1810.02340".
+        packages: import names of packages that the code needs in addition to the project's requirements.
         extra: the extra of the project that installs `packages`.
-        in_sweeps: option -> its default in a sweep, where that differs from the code's.
+        in_sweeps: option -> its default in a sweep, if that differs from the default in the code.
         check: rules over several options.
-        unlisted: arguments of the code that the engine sets; no sweep has them.
-        version: raised when equal arguments come to give other bits; part of the keys of stages.
+        unlisted: arguments of the code that only the engine sets; sweeps do not have them.
+        version: raised when equal arguments give different bits than before; part of the keys of stages.
     """
 
     FAMILY: ClassVar[str] = "built-in"
-    """What messages call a row."""
+    """Name of the family in messages."""
 
     name: str
     code: str
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def takes_fisher_matrix(self) -> bool:
-        """Whether the code takes a Fisher matrix that was made before."""
+        """Whether the code accepts a Fisher matrix computed before."""
         return "matrix" in self.unlisted
 
     def refuse_broken(self, options: Mapping[str, Any], place: str = "`{}`") -> None:
@@ -98,7 +98,7 @@ class Row:
 
         Args:
             options: name -> value.
-            place: how a message names an option, with {} for its name.
+            place: pattern for an option in messages, with {} for its name.
         """
         known = {option.name: option for option in self.options}
         for name, value in options.items():
@@ -116,12 +116,12 @@ class Row:
         self.refuse_broken(options, place)
 
     def missing_packages(self) -> list[str]:
-        """Return those of `packages` that are not installed."""
+        """Return the packages of `packages` that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
 
 
 class Named(Protocol):
-    """Whatever has a name of its own."""
+    """An object with a name."""
 
     @property
     def name(self) -> str: ...
@@ -131,10 +131,10 @@ R = TypeVar("R", bound=Named)
 
 
 def named(rows: Iterable[R]) -> Mapping[str, R]:
-    """Return name -> row; raise ValueError for two rows of one name."""
+    """Return name -> row; raise ValueError if two rows have the same name."""
     found: dict[str, R] = {}
     for row in rows:
         if row.name in found:
-            raise ValueError(f"two rows are called {row.name!r}; give each a name of its own.")
+            raise ValueError(f"`name` (={row.name!r}) must be unique, but two rows have it; rename one row.")
         found[row.name] = row
     return MappingProxyType(found)

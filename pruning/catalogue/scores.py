@@ -1,6 +1,7 @@
-"""The catalogue of importance scores: what a method ranks by. The code is in `pruning/scores`.
+"""The catalogue of importance scores, by which methods rank. The code is in `pruning/scores`.
 
-A new score is a function in a module there and a row here. Its equation, arguments and errors are in its docstring.
+To add a score, write a function in a module there and a row here. The function's docstring has its equation, arguments
+and errors.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ class Score(Row):
     Args:
         needs: "weights" reads no data; "gradient", "per_example" (gradients of each example) and "hvp" (products with
             the Hessian) read batches and a loss; "inputs" reads batches; "trained" is meant for a trained network.
-        signed: scores may be negative, and rank as they are.
-        units: there is one score for each channel instead of each entry.
-        of_batch_norm: names of scores are those of BatchNorm layers' scales, each for the layer before it.
+        signed: scores may be negative, and rank with their sign.
+        units: one score for each channel instead of each entry.
+        of_batch_norm: scores are named by the scales of BatchNorm layers, each for the layer before it.
         across_layers: scores compare between tensors.
-        draws: the score is random, and draws from `generator`.
-        session: "module:class" with a method `scores(masks)`, made once for several re-scorings under shrinking masks.
+        draws: the score is random and draws from `generator`.
+        session: "module:class" with a method `scores(masks)`, built once for several re-scorings under shrinking masks.
     """
 
     FAMILY: ClassVar[str] = "score"
@@ -42,21 +43,21 @@ class Score(Row):
 
     @property
     def reads_data(self) -> bool:
-        """Whether batches must be given."""
+        """Whether the score needs batches."""
         return bool(self.needs & {"gradient", "per_example", "hvp", "inputs"})
 
     @property
     def reads_batch_norm(self) -> bool:
-        """Whether the score has a mode in which it reads BatchNorm layers."""
+        """Whether the score has the option `batch_norm`."""
         return any(option is BATCH_NORM for option in self.options)
 
 
-_NULL_MODE = ", or null: train for a network at its start, eval for a trained one"
+_NULL_MODE = ", or null: train for a network at initialisation, eval for a trained one"
 BATCH_NORM = Option(
     "batch_norm",
     str | None,
     "train",
-    "`train` normalises by each batch's own statistics, `eval` by the running ones.",
+    "`train` normalises by the statistics of each batch, `eval` by the running statistics.",
     (one_of("train", "eval").or_null(_NULL_MODE),),
 )
 _COUNT = whole(1).or_null(", or null")
@@ -71,7 +72,9 @@ SCORES: Mapping[str, Score] = named(
             "|w|",
             paper="Han et al. 2015, arXiv 1506.02626",
         ),
-        Score("random", "pruning.scores.weight_scores:random", "a random number, drawn anew each round", draws=True),
+        Score(
+            "random", "pruning.scores.weight_scores:random", "a random number, drawn again in each round", draws=True
+        ),
         Score(
             "gradient",
             "pruning.scores.gradients:gradient",
@@ -92,7 +95,7 @@ SCORES: Mapping[str, Score] = named(
         Score(
             "grasp",
             "pruning.scores.gradients:grasp",
-            "w (H g), the gradient flow that an entry gives; signed",
+            "w (H g), an entry's contribution to the gradient flow; signed",
             (BATCH_NORM, Option("temperature", float, 200.0, "Divides the network's outputs.", (above(0),))),
             "Wang et al. 2020, arXiv 2002.07376",
             needs=frozenset({"gradient", "hvp"}),
@@ -103,7 +106,7 @@ SCORES: Mapping[str, Score] = named(
             "synflow",
             "pruning.scores.synaptic_flow:synflow",
             "the flow of an input of ones through |w|; no data",
-            (Option("bias", bool, False, "Let biases flow in, as |b|; the paper sets them to 0.", (_FLAG,)),),
+            (Option("bias", bool, False, "Add biases as |b|; the paper sets them to 0.", (_FLAG,)),),
             "Tanaka et al. 2020, arXiv 2006.05467",
             session="pruning.scores.synaptic_flow:Flow",
             in_sweeps={"examples": 1},
@@ -118,7 +121,7 @@ SCORES: Mapping[str, Score] = named(
                     "form",
                     str,
                     "entry",
-                    "An `entry`; a `filter` by its weights; a filter by a `gate` on its output or by that of its `bn`.",
+                    "Score each `entry`, or each filter: by its weights (`filter`), a `gate` after it, or its `bn`.",
                     (one_of("entry", "filter", "gate", "bn"),),
                 ),
                 Option(
@@ -136,7 +139,7 @@ SCORES: Mapping[str, Score] = named(
         Score(
             "fisher",
             "pruning.scores.curvature:fisher",
-            "w^2 F_ii / 2, F_ii the mean of squares of each example's gradient",
+            "w^2 F_ii / 2, F_ii the mean of the squared gradients of all examples",
             paper="Theis et al. 2018, arXiv 1801.05787",
             needs=frozenset({"per_example", "trained"}),
             in_sweeps=_BY_EXAMPLE,
@@ -155,14 +158,14 @@ SCORES: Mapping[str, Score] = named(
         Score(
             "obs",
             "pruning.scores.curvature:obs",
-            "w^2 / (2 [F^-1]_ii): the cost of removing an entry when the others make up for it",
+            "w^2 / (2 [F^-1]_ii), the cost of removing an entry when the others adapt",
             (
                 Option("damping", float, 1e-5, "Added to the diagonal of the Fisher matrix.", (above(0),)),
                 Option(
                     "block",
                     int | None,
                     None,
-                    "The inverse is of blocks of so many consecutive entries; null: of all entries together.",
+                    "Invert blocks of this many consecutive entries; null: the whole matrix.",
                     (_COUNT,),
                 ),
             ),
@@ -175,7 +178,7 @@ SCORES: Mapping[str, Score] = named(
         Score(
             "lamp",
             "pruning.scores.weight_scores:lamp",
-            "w^2 over the sum of those w^2 of its tensor that are not smaller",
+            "w^2 over the sum of all w^2 of the tensor that are not smaller",
             paper="Lee et al. 2021, arXiv 2010.07611",
         ),
         Score(
@@ -190,7 +193,7 @@ SCORES: Mapping[str, Score] = named(
         Score(
             "fpgm",
             "pruning.scores.channel_scores:fpgm",
-            "the sum of a filter's distances from the others of its tensor",
+            "the sum of a filter's distances from the other filters of its tensor",
             paper="He et al. 2019, arXiv 1811.00250",
             units=True,
             across_layers=False,

@@ -1,4 +1,4 @@
-"""Rules for single values: a predicate, and the rest of the sentence that refuses a value."""
+"""Rules for single values: a predicate, and the text of its error message."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ class Rule:
     text: str
 
     def or_null(self, remedy: str = ", or null") -> Rule:
-        """Return the rule that accepts null, too."""
+        """Return a rule that also accepts null."""
         return Rule(lambda value: value is None or self.holds(value), f"{self.text}{remedy}")
 
 
 def one_of(*choices: str) -> Rule:
-    """Return the rule of a choice among words."""
+    """Return the rule that a value is one of several words."""
     return Rule(lambda value: value in choices, f"be one of {', '.join(choices)}")
 
 
 def at_least(least: float, remedy: str = "") -> Rule:
-    """Return the rule of a finite number not below `least`."""
+    """Return the rule that a value is a finite number of at least `least`."""
     return Rule(lambda value: is_number(value) and least <= value < float("inf"), f"be at least {least}{remedy}")
 
 
 def above(least: float, remedy: str = "") -> Rule:
-    """Return the rule of a finite number above `least`."""
+    """Return the rule that a value is a finite number above `least`."""
     return Rule(lambda value: is_number(value) and least < value < float("inf"), f"be above {least}{remedy}")
 
 
 def whole(least: int, remedy: str = "") -> Rule:
-    """Return the rule of an integer not below `least`."""
+    """Return the rule that a value is an integer of at least `least`."""
     return Rule(lambda value: is_int(value) and value >= least, f"be an integer of at least {least}{remedy}")
 
 
 def within(remedy: str) -> Rule:
-    """Return the rule of a fraction strictly between 0 and 1."""
+    """Return the rule that a value is a fraction strictly between 0 and 1."""
     return Rule(lambda value: is_number(value) and 0 < value < 1, f"lie in (0, 1){remedy}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is an int or a float, and no bool."""
+    """Return whether a value is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """Whether a value is an int, and no bool."""
+    """Return whether a value is an int, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)

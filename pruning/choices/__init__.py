@@ -1,1 +1,1 @@
-"""The seven choices that make a pruning method, and the published methods as combinations of them; no torch."""
+"""The seven choices that make up a pruning method, and published methods as combinations of them; no torch."""

@@ -1,7 +1,7 @@
 """The seven independent choices: score, unit, scope, schedule, dynamics, repair and control.
 
-Each is plain data that refuses values without a meaning; nothing here needs torch. A published method is a combination
-(`pruning.choices.published`); `pruning.choices.combining` says which choices go together.
+Each choice is plain data that refuses invalid values; nothing here needs torch. Published methods are combinations of
+choices (`pruning.choices.published`); `pruning.choices.combining` checks which choices go together.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ControlKind: TypeAlias = Literal["none", "shuffle", "invert"]
 
 @dataclass(frozen=True)
 class Score:
-    """How important each entry is; the lowest goes first, and signed scores stay signed.
+    """Importance of entries; the lowest score is pruned first, and signed scores keep their sign.
 
     Args:
-        kind: a name of `pruning.scores`, or a function of your own with the same signature,
+        kind: a name in `pruning.scores`, or a function of your own with the same signature,
             `(model, batches, loss, *, size, generator, masks, **options) -> {name: tensor}`.
-        options: what the score takes besides, as `temperature` of `grasp`.
+        options: further arguments of the score, such as `temperature` of `grasp`.
     """
 
     kind: str | Callable[..., Any] = "magnitude"
@@ -40,15 +40,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Unit:
-    """What goes at once.
+    """Units that are pruned as a whole.
 
     Args:
         kind: "entry"; "block": `size` consecutive entries of an output's weights; "channel": a slice along `dim`;
-            "group": a channel with all that must go with it (`pruning.dependency_groups`).
-        size: entries of a block; must divide the weights of one output.
-        dim: of a channel; 0 are the outputs of a layer, 1 its inputs.
-        reduce: a unit's score from its entries': "sum", "l1" (of magnitudes), "l2", or "square_of_sum".
-        spare_last: leave the last tensor dense and out of every count: its channels are the network's outputs.
+            "group": a channel with everything that must be removed with it (`pruning.dependency_groups`).
+        size: number of entries of a block; must divide the weights of one output.
+        dim: dimension that counts channels: 0 for the outputs of a layer, 1 for its inputs.
+        reduce: how scores of entries become a unit's score: "sum", "l1" (sum of magnitudes), "l2" or "square_of_sum".
+        spare_last: keep the last tensor dense and out of all counts, because its channels are the network's outputs.
     """
 
     kind: UnitKind = "entry"
@@ -58,7 +58,7 @@ class Unit:
     spare_last: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         _one_of("unit.kind", self.kind, get_args(UnitKind))
         _one_of("unit.reduce", self.reduce, get_args(Reduction))
         _at_least("unit.size", self.size, 1)
@@ -68,23 +68,25 @@ class Unit:
 
 @dataclass(frozen=True)
 class Scope:
-    """Among which units is ranked, and how many each tensor keeps.
+    """Pools in which units are ranked, and how many units each tensor keeps.
 
     Args:
-        kind: "layer": each tensor by itself; "global": all as one; "row": each output's weights by themselves, losing
-            floor(s n) of n (Wanda); "window": `n` are kept of each `m` consecutive entries along the input dimension.
-        allocation: each tensor's share under "layer" and "row". "each" loses round(s n) of its n; the others divide an
-            exact total: "uniform" evenly; "uniform_plus" with a dense first convolution and at least 0.2 of the last
-            tensor; "er" and "erk" by shapes; "lamp" as LAMP's scores of the weights would; "given" by `densities`.
-        power: of ER and ERK; 0 is uniform.
-        densities: name of a parameter, or a pattern of fnmatch -> the density it ends at; for "given".
-        normalise: "size" divides a unit's score by its entries: channels of wide and narrow layers rank as one;
-            "group", of dependency groups, by the mean of its group.
-        min_kept: so many units are kept of every tensor at least (all, where there are fewer).
-        n: how many a window keeps.
-        m: how many entries a window has; must divide the input dimension.
-        budget: what the sparsity is a fraction of, for dependency groups: their "channels", or of the whole network the
-            "parameters", "bytes", or "macs" (multiply-accumulates).
+        kind: "layer" ranks each tensor separately; "global" ranks all tensors together; "row" ranks the weights of each
+            output separately and prunes floor(s n) of n (Wanda); "window" keeps `n` of each `m` consecutive entries
+            along the input dimension.
+        allocation: density of each tensor under "layer" and "row". "each" prunes round(s n) of the tensor's n units.
+            The others divide an exact total: "uniform" evenly; "uniform_plus" with a dense first convolution and at
+            least 0.2 of the last tensor; "er" and "erk" by shapes; "lamp" as LAMP's scores of the weights would;
+            "given" by `densities`.
+        power: exponent of the shape ratio in ER and ERK; 0 is uniform.
+        densities: name of a parameter, or a pattern of fnmatch -> its final density; for "given".
+        normalise: "size" takes means instead of sums over a unit's entries, so that channels of wide and narrow layers
+            compare; "group" divides a channel's score by the absolute mean of its dependency group.
+        min_kept: lowest number of units that every tensor keeps (all units of a smaller tensor).
+        n: number of entries that a window keeps.
+        m: number of entries of a window; must divide the input dimension.
+        budget: quantity of which the sparsity is a fraction, for dependency groups: their "channels", or "parameters",
+            "bytes" or "macs" (multiply-accumulates) of the whole network.
         round_to: dependency groups that lose channels keep a multiple of this width.
     """
 
@@ -100,7 +102,7 @@ class Scope:
     round_to: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values and combinations."""
         _one_of("scope.kind", self.kind, get_args(ScopeKind))
         _one_of("scope.allocation", self.allocation, ALLOCATIONS)
         _at_least("scope.min_kept", self.min_kept, 0)
@@ -109,34 +111,34 @@ class Scope:
         _one_of("scope.budget", self.budget, get_args(Budget))
         if self.normalise not in (None, *get_args(Normalisation)):
             raise ValueError(
-                f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for scores as they are."
+                f"`scope.normalise` (={self.normalise!r}) must be 'size' or 'group', or None for unchanged scores."
             )
         _at_least("scope.n", self.n, 0)
         if self.n > self.m:
-            raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: so many are KEPT of each m.")
+            raise ValueError(f"`scope.n` (={self.n!r}) must lie in [0, m] = [0, {self.m}]: n of each m are KEPT.")
         if self.kind == "row" and not ALLOCATIONS[self.allocation].by_row:
             raise ValueError(
                 f"`scope.allocation` (={self.allocation!r}) ranks whole tensors, not rows; use 'erk' or 'given'."
             )
         if self.allocation != "each" and self.kind in ("global", "window"):
             raise ValueError(
-                f"`scope.allocation` (={self.allocation!r}) says what each tensor keeps, which `scope.kind` "
-                f"(={self.kind!r}) decides by itself; use kind='layer'."
+                f"`scope.allocation` (={self.allocation!r}) sets what each tensor keeps, which `scope.kind` "
+                f"(={self.kind!r}) decides already; use kind='layer'."
             )
         if self.min_kept and self.kind in ("row", "window"):
             raise ValueError(
-                f"`scope.min_kept` (={self.min_kept}) holds for whole tensors, but `scope.kind` (={self.kind!r}) "
-                "counts within each; leave it at 0."
+                f"`scope.min_kept` (={self.min_kept}) counts units of a whole tensor, but `scope.kind` "
+                f"(={self.kind!r}) counts within each {self.kind}; leave `scope.min_kept` at 0."
             )
         if self.kind != "window" and (self.n, self.m) != (2, 4):
             raise ValueError(
-                f"`scope.n` (={self.n}) and `scope.m` (={self.m}) say what a window keeps, and `scope.kind` "
-                f"(={self.kind!r}) has none; use kind='window'."
+                f"`scope.n` (={self.n}) and `scope.m` (={self.m}) set what a window keeps, but `scope.kind` "
+                f"(={self.kind!r}) has no windows; use kind='window'."
             )
         if bool(self.densities) != (self.allocation == "given"):
             raise ValueError(
-                f"`scope.densities` (of {len(self.densities)} tensors) goes with allocation='given' and nothing else, "
-                f"not with {self.allocation!r}; give both or neither."
+                f"`scope.densities` (of {len(self.densities)} tensors) goes with allocation='given' only, but "
+                f"`scope.allocation` is {self.allocation!r}; pass both or neither."
             )
         for name, density in self.densities.items():
             if not 0 <= _number(f"scope.densities[{name!r}]", density) <= 1:
@@ -145,45 +147,45 @@ class Scope:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How far one pruning goes, and in how many steps.
+    """Final sparsity of one pruning, and its number of steps.
 
     Args:
-        sparsity: the fraction of all units that is pruned in the end, in [0, 1); None where the scope decides it alone.
-        inner: re-scorings without training on the way; density falls geometrically over them.
+        sparsity: the fraction of all units that is pruned in the end, in [0, 1); None if the scope alone decides it.
+        inner: number of steps, each with its own scoring and without training in between; density falls geometrically.
     """
 
     sparsity: float | None = None
     inner: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         _at_least("schedule.inner", self.inner, 1)
         targets("geometric", 0.0 if self.sparsity is None else self.sparsity, self.inner)
 
 
 @dataclass(frozen=True)
 class Dynamics:
-    """Whether entries return.
+    """Whether pruned entries may return.
 
     Args:
-        kind: "nested": only survivors are ranked; "free": at every re-scoring all entries compete, dead ones with the
+        kind: "nested" ranks only survivors; "free" ranks all entries at every re-scoring, pruned entries with the
             weights that they had.
     """
 
     kind: DynamicsKind = "nested"
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         _one_of("dynamics.kind", self.kind, get_args(DynamicsKind))
 
 
 @dataclass(frozen=True)
 class Repair:
-    """What changes the survivors' values, or biases and statistics.
+    """Change of survivors' values, biases or statistics after a pruning.
 
     Args:
-        kind: a name of `pruning.catalogue.repairs`, or "none".
-        options: arguments of the repair, as `damping` of "obs".
+        kind: a name in `pruning.catalogue.repairs`, or "none".
+        options: arguments of the repair, such as `damping` of "obs".
     """
 
     kind: str = "none"
@@ -197,27 +199,27 @@ class Repair:
 
 @dataclass(frozen=True)
 class Control:
-    """What a method must beat.
+    """Control experiment that a method must beat.
 
     Args:
-        kind: "shuffle" the mask inside each tensor, "invert" the scores, or "none".
+        kind: "shuffle" shuffles the mask within each tensor, "invert" inverts the scores, "none" is no control.
     """
 
     kind: ControlKind = "none"
 
     def __post_init__(self) -> None:
-        """Refuse values without a meaning."""
+        """Refuse invalid values."""
         _one_of("control.kind", self.kind, get_args(ControlKind))
 
 
 def _one_of(name: str, value: object, kinds: Collection[str]) -> None:
-    """Raise ValueError unless a value is one of `kinds`."""
+    """Raise ValueError unless `value` is one of `kinds`."""
     if value not in kinds:
         raise ValueError(f"`{name}` (={value!r}) must be one of {', '.join(kinds)}.")
 
 
 def _at_least(name: str, value: int, least: int) -> None:
-    """Raise TypeError unless a value is an int, ValueError if it is a smaller one."""
+    """Raise TypeError unless `value` is an int, and ValueError if it is below `least`."""
     if not isinstance(cast(object, value), Integral):
         raise TypeError(f"`{name}` (={value!r}) must be an int, not {type(value).__name__}.")
     if value < least:
@@ -225,7 +227,7 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 def _number(name: str, value: float) -> float:
-    """Return a number; raise TypeError for what is none."""
+    """Return `value`; raise TypeError unless it is a number."""
     if not isinstance(cast(object, value), Real):
         raise TypeError(f"`{name}` (={value!r}) must be a number, not {type(value).__name__}.")
     return value

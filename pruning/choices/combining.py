@@ -1,4 +1,4 @@
-"""A pruning method as one of each choice, and which choices go together."""
+"""Pruning methods as combinations of the seven choices, and checks of which choices go together."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pruning.choices.axes import Control, Dynamics, Repair, Schedule, Scope, Sco
 
 @dataclass(frozen=True)
 class Choices:
-    """A pruning method: one of each.
+    """A pruning method: one value for each choice.
 
-    `select` is a name in `pruning.METHODS`, or a class derived from `BasePruningMethod` (of torch's, too), that stands
-    in for the exact ranking: it sees the scores (the weights themselves for "magnitude") and prunes as many as the
-    allocation says. `arguments` are the class's, whose `dim` is `unit.dim`; an `amount` among them goes to the class as
-    it is, and there is no sparsity then.
+    `select` is a name in `pruning.METHODS`, or a class derived from `BasePruningMethod` (this package's or torch's).
+    The class replaces the exact ranking: it gets the scores (the weights themselves for "magnitude") and prunes as many
+    units as the allocation says. `arguments` are the arguments of the class; its `dim` is `unit.dim`. An `amount` in
+    `arguments` goes to the class unchanged, and there is no sparsity then.
     """
 
     score: Score = field(default_factory=Score)
@@ -38,22 +38,25 @@ class Choices:
 
 
 def check_combination(choices: Choices) -> None:
-    """Raise ValueError for choices of which one has no meaning beside another."""
+    """Raise ValueError for choices that exclude each other."""
     select = choices.select
     selected = select if isinstance(select, str | None) else select.__name__
     if choices.scope.kind == "window" and choices.unit.kind != "entry":
         raise ValueError(
-            f"`scope.kind` (='window') ranks entries along the input dimension, not units of kind "
+            f"`scope.kind` (='window') ranks single entries along the input dimension, not units of kind "
             f"{choices.unit.kind!r}; use unit.kind='entry'."
         )
     if choices.scope.kind == "row" and choices.unit.kind == "channel":
-        raise ValueError("`scope.kind` (='row') ranks within an output, which a channel fills; use kind='layer'.")
+        raise ValueError(
+            "`scope.kind` (='row') ranks within the weights of one output, which leaves nothing to rank for "
+            "unit.kind='channel'; use kind='layer'."
+        )
     _check_groups(choices)
     row = SCORES.get(choices.score.kind) if isinstance(choices.score.kind, str) else None
     if row is not None and not row.across_layers and choices.scope.kind == "global":
         raise ValueError(
-            f"`scope.kind` (='global') ranks filters of all tensors as one, and `score.kind` (={row.name!r}) compares "
-            "them within a tensor only; use kind='layer'."
+            f"`scope.kind` (='global') ranks filters of all tensors together, but `score.kind` (={row.name!r}) "
+            "compares filters within a tensor only; use kind='layer'."
         )
     if ALLOCATIONS[choices.scope.allocation].ranking and choices.unit.kind != "entry":
         raise ValueError(
@@ -62,34 +65,36 @@ def check_combination(choices: Choices) -> None:
         )
     if choices.select is not None and choices.control.kind == "invert":
         raise ValueError(
-            f"`control.kind` (='invert') inverts scores, and `select` (={selected!r}) need not rank by scores as they "
-            "are; use a score."
+            f"`control.kind` (='invert') inverts scores, but `select` (={selected!r}) may rank by something else; use "
+            "a score."
         )
     if choices.select is not None and choices.scope.kind == "global" and choices.scope.min_kept:
         raise ValueError(
-            f"`scope.min_kept` (={choices.scope.min_kept}) cannot be held where `select` (={selected!r}) ranks "
-            "all tensors as one by itself; use a score, or scope.kind='layer'."
+            f"`scope.min_kept` (={choices.scope.min_kept}) cannot be enforced where `select` (={selected!r}) ranks "
+            "all tensors together; use a score, or scope.kind='layer'."
         )
     if choices.select is not None and (choices.scope.kind in ("row", "window") or choices.dynamics.kind == "free"):
         raise ValueError(
-            f"`select` (={selected!r}) prunes whole tensors further, so that "
-            f"scope.kind (={choices.scope.kind!r}) and dynamics.kind (={choices.dynamics.kind!r}) cannot be combined "
-            "with it; use a score."
+            f"`select` (={selected!r}) prunes only survivors of whole tensors and cannot be combined with "
+            f"scope.kind (={choices.scope.kind!r}) and dynamics.kind (={choices.dynamics.kind!r}); use a score, or "
+            "scope.kind='layer' and dynamics.kind='nested'."
         )
 
 
 def _check_groups(choices: Choices) -> None:
-    """Raise ValueError for what dependency groups alone take, and for what they do not."""
+    """Raise ValueError for choices that need dependency groups, or that dependency groups do not support."""
     scope = choices.scope
     if choices.unit.kind != "group":
         for name, plain in (("budget", "channels"), ("round_to", 1)):
             if getattr(scope, name) != plain:
                 raise ValueError(
-                    f"`scope.{name}` (={getattr(scope, name)!r}) holds for dependency groups, not for units of kind "
+                    f"`scope.{name}` (={getattr(scope, name)!r}) applies to dependency groups, not to units of kind "
                     f"{choices.unit.kind!r}; use unit.kind='group', or leave it at {plain!r}."
                 )
         if scope.normalise == "group":
-            raise ValueError("`scope.normalise` (='group') needs dependency groups; use unit.kind='group', or 'size'.")
+            raise ValueError(
+                "`scope.normalise` (='group') needs dependency groups; use unit.kind='group', or normalise='size'."
+            )
         return
     taken = {
         "scope.kind": (scope.kind, ("layer", "global")),
@@ -100,6 +105,6 @@ def _check_groups(choices: Choices) -> None:
     for name, (value, allowed) in taken.items():
         if value not in allowed:
             raise ValueError(
-                f"`{name}` (={value!r}) cannot be combined with dependency groups, which span tensors; with "
+                f"`{name}` (={value!r}) cannot be combined with dependency groups, which span several tensors; with "
                 f"unit.kind='group' it must be {' or '.join(map(repr, allowed))}."
             )

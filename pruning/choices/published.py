@@ -1,6 +1,6 @@
-"""The catalogue of methods: published combinations of the seven choices, a row each.
+"""The catalogue of methods: published combinations of the seven choices, one row for each.
 
-`conf/method/NAME.yaml` is made from a row, so that a method's choices can be read there, too.
+`conf/method/NAME.yaml` is generated from a row and shows the method's choices, too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Method:
     """A published method.
 
     Args:
-        name: as it is typed.
-        choices: what the engine decides by.
-        meaning: one sentence; empty where the paper says it all.
-        paper: the source, as in "Lee et al. 2019, arXiv 1810.02340".
-        schedule: preset of a sweep's schedule (a file in `conf/schedule`) that the paper prescribes.
-        restart: preset of where a sweep's rounds train on (a file in `conf/restart`) that the paper prescribes.
+        name: the name that users type.
+        choices: the choices of the pruning engine.
+        meaning: one sentence; may be empty if there is a paper.
+        paper: the source, such as "Lee et al. 2019, arXiv 1810.02340".
+        schedule: the schedule preset of a sweep (a file in `conf/schedule`) that the paper prescribes.
+        restart: the preset for the weights from which a sweep's rounds train on (a file in `conf/restart`) that the
+            paper prescribes.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Method:
 
     @property
     def at_start(self) -> bool:
-        """Whether the paper prunes the network as it is initialised."""
+        """Whether the paper prunes the network at initialisation."""
         return self.schedule.startswith("at_start")
 
 
@@ -102,7 +103,7 @@ PUBLISHED: Mapping[str, Method] = named(
         Method(
             "slimming",
             Choices(Score("bn_scale"), Unit("channel"), Scope("global", min_kept=1)),
-            "channels that a BatchNorm follows, so that the network's outputs need not be spared",
+            "channels followed by a BatchNorm; the network's outputs need not be spared",
             "Liu et al. 2017, arXiv 1708.06519",
         ),
         Method(
@@ -126,23 +127,23 @@ PUBLISHED: Mapping[str, Method] = named(
         Method(
             "global_random_unstructured",
             Choices(scope=_GLOBAL, select="random_unstructured"),
-            "random entries; all prunable tensors ranked as one",
+            "random entries of all prunable tensors together",
         ),
         Method(
             "global_l1_unstructured",
             Choices(scope=_GLOBAL, select="l1_unstructured"),
-            "entries with the smallest |w|; all prunable tensors ranked as one",
+            "entries with the smallest |w|; all prunable tensors ranked together",
         ),
         Method(
             "random_structured",
             Choices(unit=Unit("channel"), select="random_structured"),
-            "random channels along `dim`: 0 takes output channels",
+            "random channels along `dim`; 0 is the dimension of output channels",
         ),
         Method(
             "ln_structured",
             Choices(unit=Unit("channel"), select="ln_structured", arguments={"n": 2}),
-            "channels along `dim` of smallest L_n norm: 0 takes output channels",
+            "channels along `dim` with the smallest L_n norm; 0 is the dimension of output channels",
         ),
     )
 )
-"""Name of a method -> its row; where a paper leaves a choice open, `docs/reference/methods.md` says what is taken."""
+"""Name of a method -> its row; `docs/reference/methods.md` lists our values for choices that a paper leaves open."""

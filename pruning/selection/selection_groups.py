@@ -119,7 +119,7 @@ class Groups:
         return {layout.name: layout.by_entry(kept[layout.name]) for layout in self.layouts}
 
 
-_WITHOUT = "leave the tensor out of `parameters` (in a sweep: prune.exclude=[{}])"
+_WITHOUT = "leave the tensor out of `parameters`, in a sweep by prune.exclude=[{}]"
 
 
 def groups_of(

@@ -143,8 +143,11 @@ def test_given_densities_are_reached_round_by_round() -> None:
         (("method=random_unstructured", "repair=obs"), "`repair` (=obs) says how a score ranks"),
         (("method=n_m", "schedule.sparsity=0.9"), "`schedule.sparsity` (=0.9) over `schedule.rounds` (=1) must be 0.5"),
         (("method=n_m", "schedule=geometric"), "must be 0.5 in one, where scope=window keeps 2 of each 4"),
-        (("scope=window", "unit=channel"), "ranks entries along the input dimension, not units of kind 'channel'"),
-        (("scope=erk", "scope.kind=global"), "says what each tensor keeps, which `scope.kind` (='global') decides"),
+        (
+            ("scope=window", "unit=channel"),
+            "ranks single entries along the input dimension, not units of kind 'channel'",
+        ),
+        (("scope=erk", "scope.kind=global"), "sets what each tensor keeps, which `scope.kind` (='global') decides"),
         (("scope.min_kept=-1",), "`scope.min_kept` (=-1) must be an int of at least 0"),
         (("scope=given",), "goes with allocation='given'"),
         (("scope=given", "+scope.densities={a: 0.5}"), "`schedule.sparsity` (=0.9) must be null with scope.allocation"),

@@ -1,4 +1,4 @@
-"""What holds of every row of the engine's catalogues: its code is there, and takes the options that the row says."""
+"""Rows of the engine's catalogues: the code of each row exists and takes the row's options."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FIRST: Mapping[str, list[str]] = {
     "method": [],
     "allocation": ["shapes", "sizes", "density"],
 }
-"""Family -> what its code takes before the options of a row."""
+"""Family -> arguments of its code before the options of a row."""
 BY_ENGINE = {"method": {"amount", "mask"}}
-"""Family -> arguments that the engine makes for every row."""
+"""Family -> arguments that the engine sets for every row."""
 ROWS = [row for family in (SCORES, REPAIRS, METHODS, ALLOCATIONS) for row in family.values() if row.code]
 
 
@@ -53,7 +53,7 @@ def test_a_row_says_what_its_code_takes(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.FAMILY}-{row.name}")
 def test_a_module_is_not_called_as_a_row(row: Row) -> None:
-    """Importing such a module would put it in the place of the function of its name in the package."""
+    """Importing a module named like a score would replace the score's function in the package."""
     module, _, _ = row.code.partition(":")
 
     assert row.FAMILY != "score" or module.rpartition(".")[2] not in SCORES
@@ -73,7 +73,7 @@ def test_a_broken_rule_and_an_unknown_option_are_told() -> None:
         row.refuse({"depth": -1})
     with pytest.raises(ValueError, match=r"`a\.width` \(=3\) is not taken by the built-in cut, which takes depth\."):
         row.refuse({"width": 3}, "`a.{}`")
-    with pytest.raises(ValueError, match="two rows are called 'cut'"):
+    with pytest.raises(ValueError, match=r"`name` \(='cut'\) must be unique"):
         named((row, row))
 
 

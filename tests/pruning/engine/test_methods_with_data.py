@@ -86,7 +86,7 @@ def test_scales_that_no_layer_has_are_refused():
     assert list(some.masks) == ["3.weight"]
     with pytest.raises(ValueError, match="or one value for each unit"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, unit="entry")
-    with pytest.raises(ValueError, match=r"`scope.kind` \(='global'\) ranks filters of all tensors as one"):
+    with pytest.raises(ValueError, match=r"`scope.kind` \(='global'\) ranks filters of all tensors together"):
         pruning.prune(Golden(), "fpgm", sparsity=0.5, scope="global")
 
 

@@ -473,7 +473,7 @@ def test_inverted_scores_keep_the_lowest():
         ("snap", {"sparsity": 0.5}, "`method` \\(='snap'\\) must be one of magnitude"),
         ("magnitude", {}, r"`sparsity` \(=None\) must be a fraction"),
         ("magnitude", {"sparsity": 1.5}, "`sparsity` \\(=1.5\\) must lie in \\[0, 1\\)"),
-        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep: prune.exclude=.fc1.weight."),
+        ("n_m", {"scope": {"m": 3}}, "`scope.m` \\(=3\\) must divide.*in a sweep by prune.exclude=.fc1.weight."),
         ("n_m", {"sparsity": 0.75}, "must be 0.5 where 2 of each 4"),
         ("n_m", {"schedule": {"inner": 2}}, "must be 1 for windows"),
         ("magnitude", {"sparsity": 0.5, "temperature": 2}, "'temperature'\\]` .* is not taken by the score magnitude"),
@@ -596,7 +596,7 @@ def test_what_is_no_generator_and_no_batches_is_told():
         (lambda: Scope("layer", "given"), "`scope.densities`"),
         (lambda: Scope("layer", "given", densities={"a": 2}), "must lie in"),
         (lambda: Scope("global", "erk"), "use kind='layer'"),
-        (lambda: Scope("window", n=5), "so many are KEPT"),
+        (lambda: Scope("window", n=5), "n of each m are KEPT"),
         (lambda: Scope("row", min_kept=1), "counts within each"),
         (lambda: Scope("row", "lamp"), "ranks whole tensors, not rows"),
         (lambda: Scope("layer", n=1), "use kind='window'"),
@@ -607,8 +607,8 @@ def test_what_is_no_generator_and_no_batches_is_told():
         (lambda: Repair("obs", {"damping": -1.0}), r"`repair.damping` \(=-1.0\) must be above 0"),
         (lambda: Repair("obsolete"), "must be one of none, obs,"),
         (lambda: Control("twist"), "must be one of none, shuffle, invert"),
-        (lambda: Choices(unit=Unit("channel"), scope=Scope("window")), "ranks entries along"),
-        (lambda: Choices(unit=Unit("channel"), scope=Scope("row")), "which a channel fills"),
+        (lambda: Choices(unit=Unit("channel"), scope=Scope("window")), "ranks single entries along"),
+        (lambda: Choices(unit=Unit("channel"), scope=Scope("row")), "leaves nothing to rank for unit.kind='channel'"),
         (lambda: Choices(select=Largest, dynamics=Dynamics("free")), "'Largest'.*cannot be combined"),
         (lambda: Choices(select=Largest, control=Control("invert")), "'invert'"),
         (lambda: Choices(unit=Unit("block"), scope=Scope("layer", "lamp")), "counts single weights"),
@@ -648,7 +648,7 @@ def test_rescorings_lead_tensors_that_were_pruned_unevenly_to_one_sparsity(metho
 
 
 def test_a_class_is_told_how_many_to_keep_or_refuses_to_be():
-    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) cannot be held where `select`"):
+    with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) cannot be enforced where `select`"):
         pruning.prune(Golden(), "global_l1_unstructured", sparsity=0.9, scope={"min_kept": 3})
     with pytest.raises(ValueError, match=r"`scope.min_kept` \(=3\) must be 0 for EveryOther"):
         pruning.prune(Golden(), EveryOther, scope={"min_kept": 3})
