@@ -44,7 +44,7 @@ def fisher(
         for batch, weight in weighted_batches("fisher", given.batches, given.size):
             for done, share in batch_passes(net, batch, weight, forward, given.size):
                 signs = None if done.factors is None else done.factors.square()
-                # The gradient of a batch's mean loss holds 1 / count of each g_n: count times the sum is their mean.
+                # A mean loss has g_n / count as its gradients: count times the sum of squares is their mean.
                 means.add(done.square_sums(None, signs), share, share * done.count)
         return means.scores()
 

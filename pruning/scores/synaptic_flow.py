@@ -108,7 +108,7 @@ def _outputs(net: Network, ones: Tensor) -> Tensor:
 
 
 def _refuse_other_laws(net: Network, ones: Tensor, model: str) -> None:
-    """Refuse a network without biases whose outputs do not scale with its input; powers of 2 scale without rounding."""
+    """Refuse a network whose outputs do not scale with its input when biases are 0; powers of 2 are exact."""
     biases = [p for name, p in net.model.named_parameters() if name.endswith("bias")]
     kept = [bias.clone() for bias in biases]
     for bias in biases:

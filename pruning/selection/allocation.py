@@ -5,9 +5,9 @@
     er             density_l = min(1, eps ((n_in + n_out) / (n_in n_out))^power)       (Mocanu 2018, arXiv 1707.04780)
     erk            density_l = min(1, eps (sum(shape) / prod(shape))^power)              (Evci 2020, arXiv 1911.11134)
 
-with eps such that sum_l density_l n_l = rho sum_l n_l. A tensor whose density would exceed 1 becomes dense, the largest
-excess first, and eps is solved again. Largest remainders round these densities to counts; of equal remainders the
-earlier tensor comes first.
+with eps such that sum_l density_l n_l = rho sum_l n_l. A tensor whose density would exceed 1 becomes dense, the
+highest density first, and eps is solved again. Largest remainders round these densities to counts; of equal remainders
+the earlier tensor comes first.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def allocate(
 ) -> dict[str, int]:
     """Return name -> how many units each pool of the tensor keeps; a pool is a row, a window or the whole tensor.
 
-    Of n units, n - round(sparsity n) are kept (half to even); dead units count as pruned. Where an allocation divides a
-    total, other tensors keep what a tensor cannot keep because too few of its units survive.
+    The number kept of n units is n - round(sparsity n), half to even; dead units count as pruned. Where an allocation
+    divides a total, other tensors keep what a tensor cannot keep because too few of its units survive.
 
     Args:
         groups: the units; their `scope` decides how tensors divide the total.

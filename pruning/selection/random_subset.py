@@ -1,6 +1,6 @@
 """Random selection of exactly k entries among those that a mask still keeps.
 
-As in `smallest`, a mask is changed in place, and only once the choice is valid. A first draw drops each survivor whose
+A mask is changed in place, and only once the choice is valid. A first draw drops each survivor whose
 random 16-bit integer is at most a threshold, set so that a few too many are dropped; the surplus, drawn uniformly from
 the dropped entries, is then spared. Both steps treat all survivors equally, so every subset of size k is equally
 likely. The draw depends only on the rank of each survivor, not on strides, dtype or dead entries.

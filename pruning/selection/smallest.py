@@ -7,7 +7,7 @@ devices (CUDA) the choice is made on the device, with one transfer to the host p
 On the CPU, a strided sample gives a bracket around the threshold. A first pass counts the scores outside the bracket
 and collects the few inside; a partition of these gives the threshold t. A second pass zeroes the entries below t.
 Scores equal to an end of the bracket are only counted; if too many lie inside, a part of them gives a narrower bracket
-for another pass. Of several entries equal to t, those with the lowest flat (row-major) index are pruned first, in the
+for another pass. Among entries equal to t, those with the lowest flat (row-major) index are pruned first, in the
 order of the tensors.
 """
 
@@ -227,7 +227,7 @@ def smallest_on_device(
 def best_of_pools(scores: Tensor, alive: Tensor, count: int) -> Tensor:
     """Return a bool for each entry: whether it is among the `count` best survivors of its pool.
 
-    Of equal scores, entries with higher indices are better.
+    Ties go to the entries with higher indices.
 
     Args:
         scores: (pools, entries), without NaN where an entry is alive; on any device.

@@ -56,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             ["method=ln_structured", "prune.parameters=[bias]"],
             "every tensor that is pruned, but 'fc1.bias' has the shape",
         ),
-        (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels that are matrices"),
+        (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels with 2 dimensions"),
         (["method={_target_: torch.optim.SGD, kind: null}"], "must be a class derived from pruning.BasePruningMethod"),
         (["method={_target_: torch.manual_seed, kind: null}"], "(=torch.manual_seed) must be a class derived from"),
         (["+train.optimizer.speed=9"], "unexpected keyword argument 'speed'"),

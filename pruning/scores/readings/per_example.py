@@ -132,7 +132,7 @@ class BatchPass:
 def batch_passes(
     net: Network, batch: Any, weight: float, forward: Forward, size: Size = None
 ) -> Iterator[tuple[BatchPass, float]]:
-    """Run a batch through the network; yield (pass, its weight) for the whole batch, or for each example if it must be.
+    """Run a batch through the network; yield (pass, weight) of the batch, or of each example if layers hide them.
 
     Args:
         net: without BatchNorm in training mode, which makes examples depend on each other.
