@@ -74,10 +74,10 @@ class Scope:
         kind: "layer" ranks each tensor separately; "global" ranks all tensors together; "row" ranks the weights of each
             output separately and prunes floor(s n) of n (Wanda); "window" keeps `n` of each `m` consecutive entries
             along the input dimension.
-        allocation: density of each tensor under "layer" and "row". "each" prunes round(s n) of the tensor's n units.
-            The others divide an exact total: "uniform" evenly; "uniform_plus" with a dense first convolution and at
-            least 0.2 of the last tensor; "er" and "erk" by shapes; "lamp" as LAMP's scores of the weights would;
-            "given" by `densities`.
+        allocation: density of each tensor under "layer" and "row". "each" prunes round(s n) of the tensor's n units;
+            "given" sets each tensor's density by `densities`. The others divide an exact total: "uniform" evenly;
+            "uniform_plus" with a dense first convolution and at least 0.2 of the last tensor; "er" and "erk" by shapes;
+            "lamp" as LAMP's scores of the weights would.
         power: exponent of the shape ratio in ER and ERK; 0 is uniform.
         densities: name of a parameter, or a pattern of fnmatch -> its final density; for "given".
         normalise: "size" takes means instead of sums over a unit's entries, so that channels of wide and narrow layers

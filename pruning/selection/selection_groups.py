@@ -86,9 +86,8 @@ class Groups:
                     f"`scores` lack {layout.name!r}, a tensor to prune; add its scores, or leave the tensor out of "
                     "`parameters`."
                 )
-            given = (
-                given.detach() if given.dtype.is_signed else given.to(torch.float64)
-            )  # sums of bools and bytes overflow
+            # torch has no absolute value of bools, and squares of bytes overflow.
+            given = given.detach() if given.dtype.is_signed else given.to(torch.float64)
             by_entry = given.shape == layout.shape
             if not by_entry and given.shape != (layout.units,):
                 raise ValueError(
