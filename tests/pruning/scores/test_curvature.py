@@ -304,7 +304,7 @@ def test_a_block_scores_what_removing_all_of_it_costs() -> None:
     with pytest.raises(ValueError, match=r"`block` \(=None\) must divide"):
         obs(golden_network(), [GOLDEN_BATCH], cross_entropy, form="block")
     for model in (Conv1D(), nn.Sequential(nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 4, 1), nn.Flatten())):
-        with pytest.raises(ValueError, match=r"'.*weight' of Conv.* as any tensor whose rows are inputs"):
+        with pytest.raises(ValueError, match=r"'.*weight' of Conv.* Leave this tensor out if its rows are inputs"):
             obs(model.double(), [GOLDEN_BATCH], cross_entropy, block=1, form="block")
 
 
