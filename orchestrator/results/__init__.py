@@ -1,1 +1,1 @@
-"""What a store holds, in Python: its sweeps as tables and figures, and the networks of its trials."""
+"""Python access to a store: its sweeps as tables and figures, and its trials' networks."""

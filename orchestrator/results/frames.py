@@ -1,4 +1,4 @@
-"""The results of a sweep as pandas DataFrames, whose columns are those of the report's trials.csv and summary.csv."""
+"""Results of a sweep as pandas DataFrames, with the columns of the report's trials.csv and summary.csv."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ Records = Mapping[str, StageRecord]
 Columns = dict[str, list[Any]]
 
 STEP_COLUMNS = ("kind", "round", "step", "total_step", "epoch", "time")
-"""Of a point of a curve: `step` counts from where its stage begins, `total_step` from where the trial does."""
+"""Columns of a training curve: `step` counts from the start of the stage, `total_step` from the start of the trial."""
 
 
 def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
-    """Return a line for each operating point, those of the dense networks first: the columns of summary.csv.
+    """Return one row for each operating point, dense networks first, with the columns of summary.csv.
 
-    After the network, the data and the line stand the settings that vary between trials, where all of a point agree.
+    The settings that vary between trials follow the columns `model`, `data` and `line`; a setting is None at points
+    whose trials differ in it.
     """
     found = points(comparison)
     names = list(dict.fromkeys(name for point in found for name in point))
@@ -38,12 +39,14 @@ def by_point(plan: Plan, comparison: Comparison) -> DataFrame:
 
 
 def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataFrame:
-    """Return a line for each trial with the columns of trials.csv after its last round, empty if it has not ended.
+    """Return one row for each trial, with the columns of trials.csv after its last round; None if it has not ended.
 
-    `status` and `failure` say what became of it, `dense` is the primary metric on test of its own dense network, and
-    `difference` that of the trial less it. What was measured of it deployed is called as in summary.csv.
+    `status` and `failure` are the outcome of the trial, `dense` is the primary metric of its own dense network on
+    test, and `difference` is `test` - `dense`. Deployment measurements have the column names of summary.csv.
 
     Args:
+        plan: plan of the sweep
+        records: stage key -> record
         failures: stage key -> why it failed
     """
     known, status, why = positions(plan), statuses(plan, records, failures), reasons(plan, records, failures)
@@ -59,14 +62,14 @@ def by_trial(plan: Plan, records: Records, failures: Mapping[str, str]) -> DataF
         if name not in ("trial", "final"):
             left = iter(values)
             figures[name] = [None if row is None else next(left) for row in last]
-    figures |= _told_by_configuration(known)
+    figures |= _configured_columns(known)
     pairs = zip(figures["test"], figures["dense"], strict=True)
     figures["difference"] = [None if test is None or dense is None else test - dense for test, dense in pairs]
     return _frame({"trial": figures.pop("trial")}, parameters(plan), figures | _deployed(plan, records))
 
 
 def by_round(plan: Plan, records: Records) -> DataFrame:
-    """Return a line for each trial and finished round, 0 being the dense network: the columns of trials.csv."""
+    """Return one row for each trial and finished round (0 is the dense network), with the columns of trials.csv."""
     chains = rows_of_each(plan, records, positions(plan))
     figures = row_columns([row for chain in chains for row in chain])
     settings = {name: _repeated(values, map(len, chains)) for name, values in parameters(plan).items()}
@@ -74,10 +77,12 @@ def by_round(plan: Plan, records: Records) -> DataFrame:
 
 
 def by_step(trials: Sequence[TrialSpec], records: Records, settings: Columns) -> DataFrame:
-    """Return a line for each point of the trials' training curves: `STEP_COLUMNS`, and each metric by split and name.
+    """Return one row for each point of the trials' training curves: `STEP_COLUMNS`, and metrics as `split/name`.
 
     Args:
-        settings: name -> value by trial
+        trials: trials whose curves to return
+        records: stage key -> record
+        settings: column name -> value for each trial
     """
     chains = [list(_finished(trial, records)) for trial in trials]
     keys = dict.fromkeys(record.key for chain in chains for record in chain)
@@ -100,7 +105,7 @@ def by_step(trials: Sequence[TrialSpec], records: Records, settings: Columns) ->
 
 
 def parameters(plan: Plan) -> Columns:
-    """Return the settings that vary between trials, each with its value by trial; a list is as one types it."""
+    """Return setting -> value for each trial, for settings that vary; a list is written as in an override."""
     settings = settings_of_each([trial.config for trial in plan.trials])
     found = {name: [each.get(name) for each in settings] for name in varying(settings)}
     return {
@@ -109,8 +114,8 @@ def parameters(plan: Plan) -> Columns:
     }
 
 
-def _told_by_configuration(known: Sequence[Position]) -> Columns:
-    """Return by trial what a row says of it that is known before it has ended."""
+def _configured_columns(known: Sequence[Position]) -> Columns:
+    """Return the columns that are known before a trial has ended, with a value for each trial."""
     return {
         "model": [each.panel[0] for each in known],
         "data": [each.panel[1] for each in known],
@@ -119,9 +124,9 @@ def _told_by_configuration(known: Sequence[Position]) -> Columns:
 
 
 def _of_points(plan: Plan, comparison: Comparison) -> Columns:
-    """Return the settings that vary, by operating point; None where its trials differ."""
+    """Return varying setting -> value for each operating point, None if the point's trials differ."""
     place = {trial.name: index for index, trial in enumerate(plan.trials)}
-    trials_of: dict[tuple[str, str], list[int]] = {}  # the dense network of a trial is on no line
+    trials_of: dict[tuple[str, str], list[int]] = {}  # a dense network is on no line: its key has an empty one
     for row in comparison.rows:
         trials_of.setdefault((row.stage, row.line if row.round else ""), []).append(place[row.trial])
 
@@ -142,7 +147,7 @@ def _agreed(values: Sequence[Any]) -> Any:
 
 
 def _deployed(plan: Plan, records: Records) -> Columns:
-    """Return what was measured of each trial's last network, by column; nothing where nothing was."""
+    """Return measurement column -> value for each trial's last network; empty if nothing was measured."""
     measurements = by_network(plan, records)
     found = [
         {name: value for each in deployed(trial.stages[-1:], measurements) for name, value in measured(each).items()}
@@ -159,7 +164,7 @@ def _finished(trial: TrialSpec, records: Records) -> Iterator[StageRecord]:
 
 
 def _curve(record: StageRecord, metrics: Sequence[str]) -> Columns:
-    """Return the columns of one stage, but for those that depend on the trial."""
+    """Return the curve columns of one stage that do not depend on the trial."""
     points, of = record.curve, [point.metrics for point in record.curve]
     return {
         "kind": [record.kind] * len(points),
@@ -176,12 +181,12 @@ def _repeated(values: Iterable[Any], times: Iterable[int]) -> list[Any]:
 
 
 def _frame(first: Columns, settings: Columns, figures: Columns) -> DataFrame:
-    """Return the columns side by side, texts as they may be shown; a setting that figures hold is left to these."""
+    """Join the columns into a frame; texts are made safe to display. A setting that is also a figure appears once."""
     from pandas import DataFrame, array
 
     own = {name: values for name, values in settings.items() if name not in figures and name not in first}
     columns = {shown(name): _shown(values) for name, values in (first | own | figures).items()}
-    # pandas would make floats of whole numbers of which some are missing
+    # pandas would turn integers with missing values into floats
     return DataFrame({n: array(each, dtype="Int64") if _gaps(each) else each for n, each in columns.items()})
 
 
@@ -191,7 +196,7 @@ def _gaps(values: list[Any]) -> bool:
 
 
 def _shown(values: list[Any]) -> list[Any]:
-    """Return the values with texts as they may be shown: what others had a hand in could steer a terminal."""
+    """Make texts safe to display: a text from elsewhere could contain terminal control codes."""
     if str not in set(map(type, values)):
         return values
     changed = {text: safe for text in {each for each in values if type(each) is str} if (safe := shown(text)) != text}

@@ -1,4 +1,4 @@
-"""Names that are not there, refused in a sentence with those that are near."""
+"""Errors for unknown names and choices, with close matches."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from orchestrator.core.plain_data import quoted
 from orchestrator.core.redact import shown
 
 LISTED = 10
-"""Names that a sentence lists, of those that there are."""
+"""Maximum number of known names listed in a message."""
 
 
 class ResultsError(OrchestratorError):
-    """What was asked for is not there; the text says what is."""
+    """Requested result does not exist; the message lists what exists."""
 
 
 def no_choice(argument: str, value: object, choices: Sequence[str]) -> ResultsError:
-    """Return the error for what is none of a few choices."""
+    """Return the error for a value that is not among the choices."""
     near = get_close_matches(str(value), choices, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else "."
     return ResultsError(f"`{argument}` (={quoted(value)}) must be one of {', '.join(choices)}{meant}")
 
 
 def not_there(argument: str, value: object, known: Sequence[str], what: str) -> ResultsError:
-    """Return the error for a name that is none of those known.
+    """Return the error for an unknown name.
 
     Args:
-        what: has them, as in `the sweep has`.
+        argument: name of the argument
+        value: unknown name
+        known: known names
+        what: subject and verb before the known names, for example `the sweep has`
     """
     near = get_close_matches(str(value), known, n=3)
     more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""

@@ -1,4 +1,4 @@
-"""The figures of a sweep in axes of the caller's: each method draws one pair of axes and returns it."""
+"""Figures of a sweep: each method draws one figure in matplotlib axes and returns the axes."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ T = TypeVar("T", bound=_Titled)
 
 
 class Plots:
-    """The figures of a sweep, as `sweep.plot.tradeoff(ax=ax)`.
+    """Figures of a sweep, for example `sweep.plot.tradeoff(ax=ax)`.
 
-    Each method takes `ax`, the matplotlib axes to draw in (None: a new figure of pyplot's), and returns them; rcParams
-    are the caller's. A figure that exists several times, for several networks or data sets say, is chosen by
-    `panel`: its title, or how that begins.
+    Each method takes `ax`, the matplotlib axes to draw in (None: a new pyplot figure), and returns the axes. The
+    caller's rcParams apply. If a figure exists several times, for example for several networks or data sets, `panel`
+    selects one by its title or the beginning of its title.
     """
 
     def __init__(self, store: Store, saved: SavedSweep, comparison: Comparison) -> None:
         self._store, self._saved, self._comparison = store, saved, comparison
 
     def tradeoff(self, against: Against = "sparsity", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the primary metric on test, with its 95% interval over seeds, and dense as a line with a band.
+        """Draw the primary metric on test with its 95% interval over seeds, and dense as a line with a band.
 
         Args:
-            against: `sparsity`, `compression` (parameters, dense / remaining), or `cost` (training steps and scoring)
-            panel: which, where there are several
+            against: x axis: `sparsity`, `compression` (dense / remaining parameters), or `cost` (training steps and
+                scoring)
+            panel: title of the figure, needed if there are several
             ax: axes to draw in
         """
         _check("against", against, get_args(Against))
@@ -54,16 +55,16 @@ class Plots:
         return _drawn(draw, _chosen(plots, panel, "a finished round, and for `cost` two methods"), ax)
 
     def pareto(self, against: Size = "parameters", *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the primary metric on test against a size or a time, with the points that none is better than in both.
+        """Draw the primary metric on test against a size or a time, with the Pareto front.
 
         Args:
-            against: `parameters` or `macs`, as a part of the dense network's, counted; `latency` or `bytes` of what was
-                deployed, measured
-            panel: which, where there are several, such as formats
+            against: x axis: `parameters` or `macs`, counted, as a fraction of dense; `latency` or `bytes`, measured on
+                the deployed network
+            panel: title of the figure, needed if there are several, for example for several formats
             ax: axes to draw in
         """
         _check("against", against, get_args(Size))
-        needs = "what `deploy` measures" if against in ("latency", "bytes") else "a finished round"
+        needs = "measurements of `deploy`" if against in ("latency", "bytes") else "a finished round"
         chosen = _chosen(measured.against(self._comparison, against), panel, needs)
         return _drawn(lambda axes, plot: drawn.deployed(axes, plot, measured.LABELS[against]), chosen, ax)
 
@@ -76,12 +77,12 @@ class Plots:
         )
 
     def curves(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the primary metric on validation while each method's sparsest networks train, a mark at each round."""
+        """Draw the primary metric on validation during training of each method's sparsest networks, marking rounds."""
         plots = figure_data.curves(self._saved.plan, self._saved.records, self._comparison)
         return _drawn(drawn.curves, _chosen(plots, panel, "a finished round"), ax)
 
     def densities(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw what each method keeps of each layer, at the sparsity that most were asked for."""
+        """Draw the density of each layer for each method, at the most frequent requested sparsity."""
         profiles = by_method.densities(self._saved.records, self._comparison, least=1)
         return _drawn(drawn.densities, _chosen(profiles, panel, "a finished trial"), ax)
 
@@ -92,7 +93,7 @@ class Plots:
         return _drawn(lambda axes, matrix: drawn.matrix(axes, matrix, "sparsity"), chosen, ax)
 
     def overlap(self, *, panel: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw of the entries that two methods keep the fraction that both keep; in brackets that by chance."""
+        """Draw the fraction of kept entries that two methods' masks have in common; in brackets the chance value."""
         chosen = _chosen(
             overlap_of(self._saved.records, self._comparison, self._store.read), panel, "masks of two methods"
         )
@@ -105,21 +106,21 @@ def _check(argument: str, value: str, known: Sequence[str]) -> None:
 
 
 def _chosen(found: Sequence[T], panel: str | None, needs: str) -> T:
-    """Return the one that is meant.
+    """Return the figure selected by `panel`.
 
     Raises:
-        ResultsError: there is none, or none of that title, or there are several
+        ResultsError: there is no figure, no single one with this title, or several without a `panel`
     """
     titles = [each.title for each in found]
     if not found:
-        raise ResultsError(f"there is nothing to draw: the figure takes {needs}, which the sweep does not have.")
+        raise ResultsError(f"there is nothing to draw: the figure needs {needs}, which the sweep does not have.")
     if panel is None:
         if len(found) > 1:
-            raise ResultsError(f"`panel` must be given: the figure is there for {', '.join(map(repr, titles))}.")
+            raise ResultsError(f"`panel` must be given: the figure exists for {', '.join(map(repr, titles))}.")
         return found[0]
     meant = [each for each in found if each.title == panel] or [each for each in found if each.title.startswith(panel)]
     if len(meant) != 1:
-        raise not_there("panel", panel, titles, "the figure is there for")
+        raise not_there("panel", panel, titles, "the figure exists for")
     return meant[0]
 
 
@@ -130,6 +131,6 @@ def _drawn(draw: Callable[[Axes, T], Any], what: T, ax: Axes | None) -> Axes:
         from matplotlib import pyplot
 
         ax = pyplot.subplots(layout="constrained")[1]
-    with mpl.rc_context({"text.parse_math": False, "text.usetex": False}):  # names are of foreign origin, no formulas
+    with mpl.rc_context({"text.parse_math": False, "text.usetex": False}):  # a name with a dollar sign is no formula
         draw(ax, what)
     return ax

@@ -1,4 +1,4 @@
-"""A store, opened to be read: what `orchestrator.open` returns."""
+"""Results of a store, opened for reading, as `orchestrator.open` returns them."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ COLUMNS = ("date", "status", "trials", "finished", "bytes", "command")
 
 
 class StoreResults:
-    """The sweeps of a store; nothing in it is changed, and nothing that it names is imported.
+    """Sweeps of a store. Reading changes nothing in the store, and imports nothing that it names.
 
     Args:
-        store: read only.
+        store: store to read from, opened read-only
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def __repr__(self) -> str:
-        """Name it."""
+        """Show the store's URI and its number of sweeps."""
         return f"<store {str(self.store)!r}: {len(self.store.sweeps())} sweeps>"
 
     def _repr_html_(self) -> str:
-        """Return the table of its sweeps for a notebook."""
+        """Return the table of sweeps as HTML, for a notebook."""
         return str(self.sweeps().to_html())
 
     def sweeps(self) -> DataFrame:
-        """Return a line for each sweep by its name, the one saved last first.
+        """Return one row for each sweep, indexed by name, the last saved first.
 
-        `date` is when it was saved last, in local time; `trials` and `finished` are counts, `bytes` is the size of its
-        stages and checkpoints.
+        `date` is the time of the last save, in local time; `trials` and `finished` are counts; `bytes` is the size of
+        the sweep's stages and checkpoints.
         """
         from pandas import DataFrame, Index
 
@@ -62,21 +62,24 @@ class StoreResults:
         return DataFrame(rows, Index([each.name for each in found], name="sweep"), list(COLUMNS))
 
     def sweep(self, name: str | None = None) -> SweepResults:
-        """Return the sweep that is called so, or whose name alone begins so; None: the one saved last.
+        """Return a sweep.
+
+        Args:
+            name: name of the sweep, or a prefix that fits no other; None: the sweep saved last
 
         Raises:
-            OrchestratorError: there is none, or several, or it cannot be read
+            OrchestratorError: no sweep or several fit the name, or the sweep cannot be read
         """
         if not isinstance(name, str | None):
-            raise ResultsError(f"`name` (={name!r}) must be a text, or None for the sweep saved last.")
+            raise ResultsError(f"`name` (={name!r}) must be a string, or None for the sweep saved last.")
         with given_as("uri"), collector_paused():
             full = saved_sweep.chosen_sweep(self.store, name, argument="name")
             return SweepResults(self.store, saved_sweep.load(self.store, full))
 
 
 def open_store(uri: str, options: Mapping[str, Any]) -> StoreResults:
-    """Return what lies at `uri`; see `orchestrator.open`."""
+    """Open the store at `uri` for reading; see `orchestrator.open`."""
     if not isinstance(uri, str):
-        raise ResultsError(f"`uri` (={uri!r}) must be a text, a directory or a URI such as s3://bucket/prefix.")
+        raise ResultsError(f"`uri` (={uri!r}) must be a string: a directory or a URI such as s3://bucket/prefix.")
     with given_as("uri"):
         return StoreResults(Store(uri, options=options, read_only=True).opened(exists=True))

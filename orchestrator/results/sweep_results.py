@@ -1,4 +1,4 @@
-"""A saved sweep: its trials, its comparison, its tables and figures."""
+"""Results of a saved sweep: its trials, its comparison, its tables and figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 By = Literal["point", "trial", "round", "step"]
 LINES = 60
-"""Of its tables, that a sweep shows in a notebook."""
+"""Maximum number of table rows that a sweep shows in a notebook."""
 
 
 class SweepResults:
-    """What a store holds of a sweep, as it was when it was opened; `store.sweep(name)` reads it anew."""
+    """Results of a sweep at the time it was opened; `store.sweep(name)` reads the current ones."""
 
     def __init__(self, store: Store, saved: SavedSweep) -> None:
         failures = {key: shown(reason) for key, reason in saved.failures.items()}
@@ -39,16 +39,16 @@ class SweepResults:
         self.name, self.command = saved.info.name, shown(saved.info.command)
 
     def __repr__(self) -> str:
-        """Name it, and say what came of it."""
+        """Show the sweep's name, status and number of trials."""
         return f"<sweep {self.name!r}: {self.status}, {len(self.trials)} trials>"
 
     def __str__(self) -> str:
-        """Return the table as a sweep prints it, and what is said below it."""
+        """Return the table that a sweep prints, with the notes below it."""
         comparison = self.comparison()
         return "\n".join(map(shown, (*tables.text_table(comparison), *tables.notes(comparison))))
 
     def _repr_html_(self) -> str:
-        """Return the table and the figure for a notebook."""
+        """Return the tables and the tradeoff figure as HTML, for a notebook."""
         from orchestrator.views.report.figures import drawing, figure_data
         from orchestrator.views.report.page import comparison_tables
 
@@ -66,22 +66,22 @@ class SweepResults:
 
     @property
     def plan(self) -> Plan:
-        """Its stages, each once, and its trials."""
+        """Stages, each once, and trials."""
         return self.saved.plan
 
     @property
     def records(self) -> Mapping[str, StageRecord]:
-        """Stage key -> what the finished stage says of itself."""
+        """Stage key -> record of the finished stage."""
         return self.saved.records
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of the sweep, without secrets."""
+        """Configuration of the sweep, without secrets."""
         return self.saved.info.config
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The releases it ran with."""
+        """Software releases that the sweep ran with."""
         return self.saved.info.environment
 
     @property
@@ -91,22 +91,25 @@ class SweepResults:
 
     @cached_property
     def trials(self) -> tuple[TrialResults, ...]:
-        """The trials, in their order."""
+        """Trials of the sweep, in order."""
         return tuple(TrialResults(self.store, self.saved, trial) for trial in self.plan.trials)
 
     def trial(self, name: str) -> TrialResults:
-        """Return the trial that is called so, or the only one whose name begins so.
+        """Return a trial.
+
+        Args:
+            name: name of the trial, or a prefix that fits no other
 
         Raises:
-            ResultsError: there is none, or several; near names are told
+            ResultsError: no trial or several fit the name; the message lists close matches
         """
         if not isinstance(name, str):
-            raise ResultsError(f"`name` (={name!r}) must be a text; pass a number to `sweep.trials[...]`.")
+            raise ResultsError(f"`name` (={name!r}) must be a string; pass a number to `sweep.trials[...]`.")
         found = [trial for trial in self.trials if trial.name == name]
         found = found or [trial for trial in self.trials if trial.name.startswith(name)]
         if len(found) > 1:
             names = ", ".join(repr(trial.name) for trial in found[:3])
-            raise ResultsError(f"`name` (={name!r}) fits {len(found)} trials, {names} among them; give more of it.")
+            raise ResultsError(f"`name` (={name!r}) fits {len(found)} trials, {names} among them; type more of it.")
         if not found:
             raise not_there("name", name, [trial.name for trial in self.trials], "the sweep has")
         return found[0]
@@ -115,7 +118,7 @@ class SweepResults:
         """Return the operating points over seeds with their intervals, differences from dense, and verdicts.
 
         Args:
-            margin: the loss that a match may hide, in the metric's own scale; None: what the sweep was configured to
+            margin: loss that a match may hide, in the metric's own scale; None: the margin of the sweep's configuration
         """
         if margin is None:
             return self._compared
@@ -124,14 +127,14 @@ class SweepResults:
     def frame(self, by: By = "point") -> DataFrame:
         """Return the results as a pandas DataFrame.
 
-        Settings that vary between trials stand in columns of their own, under their dotted names.
+        Each setting that varies between trials has a column with its dotted name.
 
         Args:
-            by: `point`: a line for each operating point, over seeds, with intervals, as in summary.csv; `trial`: each
-                trial after its last round; `round`: each trial and round, as in trials.csv; `step`: training curves
+            by: one row for each `point`: operating point over seeds, with intervals, as in summary.csv; `trial`: trial
+                after its last round; `round`: trial and round, as in trials.csv; `step`: point of a training curve
 
         Raises:
-            ResultsError: `by` is none of these
+            ResultsError: `by` is not one of these
         """
         if by not in get_args(By):
             raise no_choice("by", by, get_args(By))
@@ -146,13 +149,13 @@ class SweepResults:
 
     @property
     def plot(self) -> Plots:
-        """The figures, each in matplotlib axes: `sweep.plot.tradeoff(ax=ax)`."""
+        """Figures of the sweep in matplotlib axes: `sweep.plot.tradeoff(ax=ax)`."""
         from orchestrator.results.plots import Plots
 
         return Plots(self.store, self.saved, self.comparison())
 
     def read(self, key: str, name: str) -> bytes:
-        """Return a file of a finished stage, its digest checked."""
+        """Read a file of a finished stage and check its digest."""
         return self.store.read(key, name)
 
     @cached_property
@@ -161,11 +164,11 @@ class SweepResults:
 
 
 def _first(parts: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of tables with the first lines of all: a notebook keeps what it shows."""
+    """Yield the HTML parts of tables up to `LINES` rows in all, because a notebook file keeps its output."""
     lines = 0
     for part in parts:
         lines += part.startswith("<tr")
         if lines <= LINES or not part.startswith("<tr"):
             yield part
     if lines > LINES:
-        yield f"<p>and {lines - LINES} lines more: <code>sweep.frame()</code> has all</p>"
+        yield f"<p>and {lines - LINES} more rows: <code>sweep.frame()</code> has all</p>"

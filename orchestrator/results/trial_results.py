@@ -1,4 +1,4 @@
-"""One trial of a sweep: its masks, curves, weights and networks, round by round."""
+"""Results of one trial of a sweep: its masks, curves, weights and networks, round by round."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ if TYPE_CHECKING:
 
 
 class TrialResults:
-    """What came of one trial. A `round` counts from 1, 0 is the dense network, and None the last round of the trial."""
+    """Results of one trial. A `round` counts from 1; 0 is the dense network, None the last round of the trial."""
 
     def __init__(self, store: Store, saved: SavedSweep, spec: TrialSpec) -> None:
         self._store, self._saved, self._spec = store, saved, spec
         self.name = shown(spec.name)
 
     def __repr__(self) -> str:
-        """Name it, and say what became of it."""
+        """Show the trial's name and status."""
         return f"<trial {self.name!r}: {self.status}>"
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are wanting)."""
+        """`finished`, `failed`, `unfinished`, or `unmeasured` (only measurements are missing)."""
         saved = self._saved
         return status(saved.plan.work_of(self._spec), saved.plan, saved.records, saved.failures)
 
     @property
     def failure(self) -> str | None:
-        """Why it failed."""
+        """Reason why the trial failed; None if it did not."""
         return reason(self._saved.plan.work_of(self._spec), self._saved.records, self._saved.failures)
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What was overridden for it, as one types it."""
+        """Overrides of the trial, as typed on the command line."""
         return tuple(map(shown, self._spec.overrides))
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """All that defines it, by dotted name, as `train.epochs`."""
+        """Dotted name -> value of every setting that defines the trial, for example `train.epochs`."""
         (found,) = settings_of_each([self._spec.config])
         return shown_tree(found)  # type: ignore[no-any-return]
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """The rounds that are finished, 0 for the dense network."""
+        """Finished rounds; 0 is the dense network."""
         return tuple(number for number, key in self._stages.items() if key in self._saved.records)
 
     def record(self, round: int | None = None) -> StageRecord:
-        """Return what the stage of a round says of itself: all figures, sparsities by tensor, the curve, the times.
+        """Return the record of a round's stage: all figures, sparsities by tensor, the training curve, times.
 
         Raises:
-            ResultsError: the trial has no such round, or that is not finished
+            ResultsError: the trial does not have the round, or the round is not finished
         """
         stages = self._stages
         number = max(stages) if round is None else round
@@ -79,17 +79,17 @@ class TrialResults:
         if stages[number] not in self._saved.records:
             done = ", ".join(map(str, self.rounds)) or "none"
             raise ResultsError(
-                f"round {number} of trial {self.name!r} is not finished, of its rounds are {done}; pass one of these, "
-                "or run the sweep again."
+                f"round {number} of trial {self.name!r} is not finished; pass a finished round ({done}), or run the "
+                "sweep again."
             )
         return self._saved.records[stages[number]]
 
     def masks(self, round: int | None = None) -> MaskSet:
-        """Return the masks of a round, 1 for what is kept; of the dense network there are none.
+        """Return the masks of a round: 1 for kept entries; an empty set for the dense network.
 
         Raises:
-            ResultsError: the trial has no such round, or that is not finished
-            StoreError: the file is damaged, or holds no masks of the trial's network
+            ResultsError: the trial does not have the round, or the round is not finished
+            StoreError: the file is damaged, or does not hold masks of the trial's network
         """
         import torch
 
@@ -100,30 +100,31 @@ class TrialResults:
         return MaskSet({name: torch.from_numpy(mask) for name, mask in found.items()})
 
     def history(self) -> DataFrame:
-        """Return the training curves of its finished stages, a line for each point, as `sweep.frame(by="step")`."""
+        """Return the training curves of finished stages, one row for each point, as `sweep.frame(by="step")`."""
         return frames.by_step([self._spec], self._saved.records, {}).drop(columns="trial")
 
     def weights(self, round: int | None = None) -> Mapping[str, Tensor]:
-        """Return parameters and buffers by name, as the round left them: pruned entries are zero.
+        """Return name -> parameter or buffer at the end of the round: pruned entries are zero.
 
         Raises:
-            ResultsError: the trial has no such round, that is not finished, or its weights were dropped
+            ResultsError: the trial does not have the round, the round is not finished, or its weights were dropped
             StoreError: the file is damaged
         """
         return self._store.stages.tensors(self._with_weights(round).key, WEIGHTS)
 
     def model(self, round: int | None = None, *, run_own_code: bool = False) -> nn.Module:
-        """Return the network, built as the trial built it, with the weights of a round: pruned entries are zero.
+        """Return the trial's network with the weights of a round: pruned entries are zero.
 
-        It is on the CPU and in evaluation mode; `trial.masks(round).apply(model)` puts it under its masks.
+        The network is on the CPU and in evaluation mode; `trial.masks(round).apply(model)` applies its masks.
 
         Args:
-            round: counted from 1; 0 is the dense network, None the last
-            run_own_code: allow that a `_target_` of the sweep's is imported and run, which can be anything
+            round: counted from 1; 0 is the dense network, None the last round
+            run_own_code: allow the sweep's `_target_` functions, which can be any code, to be imported and run
 
         Raises:
-            ResultsError: as of `weights`
-            OrchestratorError: it takes code of the user's own, or that, or the data, are not what was planned with
+            ResultsError: as `weights`
+            OrchestratorError: the network needs the user's own code without `run_own_code`, or the code or the data
+                differ from those that the sweep was planned with
         """
         from orchestrator.export.stored_network import kept
         from orchestrator.export.trial_choice import Choice
@@ -135,14 +136,14 @@ class TrialResults:
         record = self.record(round)
         if WEIGHTS not in record.files:
             raise ResultsError(
-                f"the store does not keep the weights of round {record.round} of trial {self.name!r}, from which "
-                "nothing starts; run the sweep with store.keep=all, and a `store.uri` of its own."
+                f"the store does not keep the weights of round {record.round} of trial {self.name!r}, because no stage "
+                "starts from them; run the sweep with store.keep=all in a new `store.uri`."
             )
         return record
 
     @cached_property
     def _stages(self) -> Mapping[int, str]:
-        """Round -> the key of its stage."""
+        """Round -> key of its stage."""
         stages = self._saved.plan.stages
         keys = [self._spec.dense, *self._spec.stages]
         return {stages[key].round: key for key in keys if KINDS[stages[key].kind].reads_test}

@@ -177,18 +177,18 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     for wrong in (True, "1", [1]):
         assert "must be one of 0, 1, 2" in refusal(trial.masks, wrong)
     assert "`by` (=None) must be one of point, trial, round, step." in refusal(sweep.frame, by=None)
-    assert "must be a text" in refusal(sweep.trial, 3)
-    assert "must be a text" in refusal(store.sweep, 3)
+    assert "must be a string" in refusal(sweep.trial, 3)
+    assert "must be a string" in refusal(store.sweep, 3)
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, sweep.name[1:])
     assert "`name` (='') is not there" in refusal(store.sweep, "")
     for wrong in (None, 3, tmp_path):
-        assert "must be a text, a directory or a URI" in refusal(orchestrator.open, wrong)
+        assert "must be a string: a directory or a URI" in refusal(orchestrator.open, wrong)
     (tmp_path / "notes.txt").touch()
     assert "holds other things than a store" in refusal(orchestrator.open, str(tmp_path))
     assert refusal(orchestrator.open, str(tmp_path / "none")).startswith("`uri` (=")
     assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
-    assert "takes what `deploy` measures" in refusal(sweep.plot.pareto, "latency")
+    assert "needs measurements of `deploy`" in refusal(sweep.plot.pareto, "latency")
 
 
 def test_a_sweep_shows_itself_in_a_notebook_and_on_a_terminal(store: StoreResults, sweep: SweepResults) -> None:
@@ -207,7 +207,7 @@ def test_a_notebook_shows_the_first_lines_of_a_long_table() -> None:
 
     page = sweep._repr_html_()
     assert page.count("<tr class=") == LINES
-    assert "and 30 lines more: <code>sweep.frame()</code> has all" in page
+    assert "and 30 more rows: <code>sweep.frame()</code> has all" in page
 
 
 OWN = """
@@ -305,7 +305,7 @@ def test_several_panels_are_chosen_by_title() -> None:
     networks = [{"name": name, "kind": "cnn"} for name in ("a", "b")]
     plot = synthetic(plan_of([config("l1_unstructured", 0.5, 0, model=network) for network in networks])).plot
 
-    assert "`panel` must be given: the figure is there for 'a on digits', 'b on digits'" in refusal(plot.tradeoff)
+    assert "`panel` must be given: the figure exists for 'a on digits', 'b on digits'" in refusal(plot.tradeoff)
     assert plot.tradeoff(panel="b", ax=Figure().add_subplot()).get_title() == "b on digits"
     assert "did you mean 'b on digits' or" in refusal(plot.layers, panel="b in digits")
 
@@ -338,7 +338,7 @@ def test_failed_and_unfinished_trials_have_lines_without_figures() -> None:
     assert frame["failure"].tolist()[0] == "loss is nan"
     assert frame["test"].isna().tolist()[:3] == [True, True, False]
     assert sweep.trials[0].rounds == (0, 1)
-    assert "of its rounds are 0, 1" in refusal(sweep.trials[0].masks)
+    assert "pass a finished round (0, 1)" in refusal(sweep.trials[0].masks)
     assert sweep.status == "failed"
 
 
@@ -351,7 +351,7 @@ def test_what_no_trial_has_finished_cannot_be_drawn(name: str) -> None:
     if name not in ("densities", "layers"):
         assert getattr(plot, name)(ax=Figure().add_subplot()).get_title() == "cnn on digits", "of dense networks"
     else:
-        assert "the figure takes a finished trial, which the sweep does not have" in refusal(getattr(plot, name))
+        assert "the figure needs a finished trial, which the sweep does not have" in refusal(getattr(plot, name))
 
 
 def test_what_is_known_of_a_trial_before_it_ends_is_told_and_whole_numbers_stay_whole() -> None:
