@@ -1,1 +1,1 @@
-"""Records to operating points, intervals and an audit: pure."""
+"""Operating points, intervals and an audit, computed from records: pure."""

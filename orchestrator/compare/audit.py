@@ -1,7 +1,7 @@
-"""The checklist that a pruning comparison should pass, computed from the sweep itself. Pure.
+"""Checklist that a pruning comparison should pass, computed from the sweep itself. Pure.
 
-After Blalock, Gonzalez Ortiz, Frankle and Guttag, "What is the State of Neural Network Pruning?", arXiv 2003.03033, and
-the ways in which such comparisons go wrong silently: sparsities that were not reached, dead layers, unpaired seeds.
+The rules follow Blalock, Gonzalez Ortiz, Frankle and Guttag, "What is the State of Neural Network Pruning?", arXiv
+2003.03033, and cover silent errors of such comparisons: sparsities that were not reached, dead layers, unpaired seeds.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Answer = tuple[Verdict, str]
 _EXAMPLES = 3
 LEAST_POINTS, LEAST_SEEDS, LEAST_PANELS = 5, 3, 3
 EQUAL_COST = 0.05
-"""Fraction of the training by which what is compared may differ in it: what most scores read is less."""
+"""Largest relative difference in training cost between compared points; the examples of most scores cost less."""
 TOLERANCE = 0.005
-"""Largest distance of what was achieved from what was requested where no more is due to rounding to whole channels."""
+"""Largest distance between the achieved and the requested sparsity; rounding to whole channels may allow more."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Finding:
 
 
 def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Finding, ...]:
-    """Hold a sweep to the checklist: each rule passes, fails or does not apply, with its reason."""
+    """Check a sweep against every rule: each passes, fails or does not apply, with a reason."""
     points, finished = comparison.operating_points, {key: records[key] for key in plan.stages if key in records}
     known = {key: record for key, record in finished.items() if KINDS[record.kind].trains}
     answers = {
@@ -59,7 +59,7 @@ def audit(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison
         "the same seeds for dense and pruned, and for every line": _paired(comparison),
         "the initialisation that was scored is the one that is trained": _same_initialisation(plan, known),
         "compared after equal training": _equally_trained(comparison),
-        "a gain over dense is one over dense trained as long": _gained(comparison),
+        "gains over dense are gains over dense trained as long": _gained(comparison),
         "methods prune when their papers do": _when_published(plan),
         "matching is a test against a stated margin": _matching(comparison),
         "achieved sparsity is the requested one": _achieved(plan, known),
@@ -79,7 +79,7 @@ def _operating_points(comparison: Comparison) -> Answer:
 
 
 def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
-    """Hold points to both; where trials are deployed, the ends of lines also to a speed-up that was measured."""
+    """Check every point for both measures; in a sweep that deploys, also each line's end for a measured speed-up."""
     lacking = [_at(point) for point in points if not (point.compression >= 1 and point.macs_left is not None)]
     if deploys:
         lacking += [f"{_at(point)} was not measured" for point in points if point.final and not point.deployed]
@@ -90,17 +90,17 @@ def _both_measures(points: Sequence[Point], deploys: bool) -> Answer:
 
 
 def _random_control(plan: Plan, comparison: Comparison) -> Answer:
-    """Look for a line that removes at random, by its method or by its score."""
+    """Look for a line whose method or score prunes at random."""
     return _control(plan, comparison, ("random_unstructured", "random_structured"), "random")
 
 
 def _magnitude_baseline(plan: Plan, comparison: Comparison) -> Answer:
-    """Look for a line that removes the smallest weights, by its method or by its score."""
+    """Look for a line whose method or score prunes the smallest weights."""
     return _control(plan, comparison, ("ln_structured",), "magnitude")
 
 
 def _control(plan: Plan, comparison: Comparison, methods: Sequence[str], score: str) -> Answer:
-    """Judge by what chooses, and not by what it is called; shuffled or inverted masks are no control."""
+    """Look for a line by the method or score that ranks, not by its name; shuffled or inverted masks do not count."""
     choosing = {
         trial.name
         for trial in plan.trials
@@ -149,20 +149,20 @@ def _paired(comparison: Comparison) -> Answer:
 
 
 def _equally_trained(comparison: Comparison) -> Answer:
-    """Hold the points at each sparsity to the least of their costs; of each line its largest excess is told."""
+    """Compare each point's cost with the cheapest point at its sparsity; report the largest excess of each line."""
     levels = Counter(point.level for point in comparison.operating_points)
     compared = [point for point in comparison.operating_points if levels[point.level] > 1]
     excess: dict[LineKey, tuple[float, str]] = {}
     for point, other in comparison.costlier:
         times = point.total_cost / max(other.total_cost, 1.0)
         if times > max(1 + EQUAL_COST, excess.get(point.line_key, (0.0, ""))[0]):
-            excess[point.line_key] = times, f"{_at(point)} cost {times:.3g} times what {other.line} did"
+            excess[point.line_key] = times, f"{_at(point)} cost {times:.3g} times as much as {other.line}"
     reason = f"at each sparsity, costs (steps from initialisation, and scoring) differ by {EQUAL_COST:.0%} at most"
     return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
 
 
 def _gained(comparison: Comparison) -> Answer:
-    """Hold what is shown to be better than dense, and trained on from it, to what is not pruned and trained longest."""
+    """Check gains over dense of points that train on from it against the longest trained unpruned network."""
     longest: dict[tuple[str, str], float] = {}
     for point in (*comparison.dense, *(point for point in comparison.points if not point.sparsity)):
         panel = point.model, point.data
@@ -172,9 +172,11 @@ def _gained(comparison: Comparison) -> Answer:
     gained = [p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not anew & {*p.stages}]
     costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
     faults = (
-        f"{_at(p)} trained {cost:.3g} times as long; add +control=longer" for p, cost in costs if cost > 1 + EQUAL_COST
+        f"{_at(p)} trained {cost:.3g} times as long as dense; add +control=longer"
+        for p, cost in costs
+        if cost > 1 + EQUAL_COST
     )
-    return _held(gained, faults, "in as many steps", "nothing is shown to gain by training on from dense")
+    return _held(gained, faults, "dense trained as long", "no network that trained on from dense is shown to be better")
 
 
 def _matching(comparison: Comparison) -> Answer:
@@ -204,9 +206,10 @@ def _mask_control(plan: Plan) -> Answer:
 
 
 def _same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
-    """Hold rounds that prune before training to one initialisation; new weights are a control, and left out.
+    """Check that rounds that prune before training use one initialisation; rounds with new weights are left out.
 
-    It is what the start recorded, what a round scored and went back to, and by settings and seed the dense network's.
+    The initialisation must be the one that the start stage recorded and that the round scored and went back to. It
+    must also be the dense network's, by settings and seed.
     """
     early: dict[str, str] = {}
     for trial in plan.trials:
@@ -217,30 +220,30 @@ def _same_initialisation(plan: Plan, known: Mapping[str, StageRecord]) -> Answer
             if key not in known or spec.typed.restart.weights == "reinit":
                 continue
             if found is None or known[key].started_from != found.weights_digest:
-                early[key] = "scored other weights than its start recorded"
+                early[key] = "did not score the weights that its start recorded"
             elif spec.inputs.get(REWIND, start.key) != start.key:
-                early[key] = "trained other weights than it scored"
+                early[key] = "did not train the weights that it scored"
             else:
-                early[key] = "" if settings == dense.fields else "has a dense network of another seed or other settings"
+                early[key] = "" if settings == dense.fields else "differs from its dense network in seed or settings"
     faults = [f"{_name(plan, key)} {fault}" for key, fault in early.items() if fault]
     reason = (
-        f"{len(early)} rounds scored and trained what their start recorded, by the dense network's settings and seed"
+        f"{len(early)} rounds scored and trained the weights of their start, with the dense network's settings and seed"
     )
     return _held(early, faults, reason, "nothing was pruned before training")
 
 
 def _when_published(plan: Plan) -> Answer:
-    """Hold methods that are published for the network as it is initialised to that."""
+    """Check that methods that are published for pruning at initialisation prune before training."""
     early = [trial.config for trial in plan.trials if published_at_start(trial.config)]
     names = dict.fromkeys(config["method"]["name"] for config in early)
     late = dict.fromkeys(config["method"]["name"] for config in early if config["schedule"].get("at") != "start")
-    faults = (f"{name} ranks the trained network (schedule.at=trained), and its paper the initial one" for name in late)
-    none = "no method here is published for networks before training"
+    faults = (f"{name} ranks the trained network (schedule.at=trained), but its paper the initial one" for name in late)
+    none = "no method here is published for pruning before training"
     return _held(names, faults, f"{', '.join(names)} before training (schedule.at=start)", none)
 
 
 def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
-    """Hold each round to its target in what that is a fraction of, beside what whole units of it allow."""
+    """Compare each round's achieved and requested sparsity of its budget, with a tolerance for whole units."""
     asked = {key: record.requested_sparsity for key, record in known.items() if record.requested_sparsity is not None}
     budgets = {key: budget_of(plan.stages[key].typed) for key in asked}
     found = {key: reached_of(budget, known[key]) for key, budget in budgets.items()}
@@ -260,7 +263,7 @@ def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
         said.append(f"{gap:.2f} of the {budget}{allowed}")
     none = "amounts were given, no sparsity was requested"
     if asked:
-        none = f"what is gone of the {_some(dict.fromkeys(budgets.values()))} is not recorded"
+        none = f"the removed fraction of the {_some(dict.fromkeys(budgets.values()))} is not recorded"
     return _held(gaps, wrong, f"largest difference in points: {'; '.join(said)}", none)
 
 
@@ -294,7 +297,7 @@ def _scored_apart(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     reason = (
         f"{len(reading)} rounds scored examples of the {' or '.join(sorted({str(s) for s in reading.values()}))} split"
     )
-    given = f"; what {', '.join(own)} reads besides is not recorded" if own else ""
+    given = f"; other data that {', '.join(own)} reads is not recorded" if own else ""
     return _held(reading, faults, reason + given, "no score read examples")
 
 
@@ -302,7 +305,7 @@ def _one_kind(known: Mapping[str, StageRecord]) -> Answer:
     environments = [record.environment for record in known.values()]
     kinds = {name: sorted({each.get(name, "not recorded") for each in environments}) for name in ("processor", "torch")}
     mixed = _some(f"{name}: {' and '.join(found)}" for name, found in kinds.items() if len(found) > 1)
-    faults = [f"the same stage may have other bits on each: {mixed}"] if mixed else []
+    faults = [f"one stage may have different bits on each: {mixed}"] if mixed else []
     return _held(known, faults, ", ".join(found for kind in kinds.values() for found in kind), "nothing has finished")
 
 
@@ -313,7 +316,7 @@ def _name(plan: Plan, key: str) -> str:
 
 
 def _held(subjects: Sized, faults: Iterable[str], reason: str, none: str = "nothing was pruned") -> Answer:
-    """Return the answer of a rule: what breaks it, else why it passes; `none` where it has no `subjects`."""
+    """Return a rule's answer: its faults, or the reason why it passes; n/a with `none` if there are no `subjects`."""
     if not subjects:
         return "n/a", none
     return ("fail", listed) if (listed := _some(faults)) else ("pass", reason)

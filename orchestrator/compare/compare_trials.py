@@ -1,4 +1,4 @@
-"""Compare the trials of a sweep: a tidy row for each trial and round, and each operating point over its seeds. Pure."""
+"""Comparison of a sweep's trials: a tidy row for each trial and round, and each point over its seeds. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.compare.comparison import Comparison, Cost, Level, Point, Row
 from orchestrator.compare.deployment_points import by_network, deployed
 from orchestrator.compare.panels import Position, positions
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary_figures import further, harmed
+from orchestrator.compare.secondary_figures import further_test_sets, harmed
 from orchestrator.compare.statistics import estimate, matches, paired_difference
 from orchestrator.compare.trial_rows import reasons, rows_of_each, statuses
 from orchestrator.core.records import StageRecord
@@ -22,17 +22,17 @@ from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.core.stage_kinds import KINDS
 
 Sample = tuple[Row, Row]
-"""A row, and that of its own dense network."""
+"""A row, and the row of its own dense network."""
 _MEANS = (
     *("sparsity", "compression", "macs", "macs_remaining"),
     *("total_steps", "total_cost", "total_seconds", "own_steps", "own_seconds"),
 )
-"""Of a point's rows."""
+"""Row fields averaged into a point."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Make much that stays without looking for garbage meanwhile: a third of the time of ten thousand trials."""
+    """Pause garbage collection while many lasting objects are made: it takes a third of the time of 10,000 trials."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -49,16 +49,16 @@ def compare_trials(
     failures: Mapping[str, str] | None = None,
     margin: float | None = None,
 ) -> Comparison:
-    """Compare the trials of `plan` by the `records` (stage key -> record) there are.
+    """Compare the trials of `plan` by their finished stages.
 
-    Equal stages count once: what two trials or two merged sweeps share is one sample, not two.
+    Equal stages count once: a stage that two trials or two merged sweeps share is one sample, not two.
 
     Args:
-        plan: of one sweep, or of several merged
-        records: stage key -> record
+        plan: plan of one sweep, or the merged plan of several
+        records: stage key -> record of each finished stage
         failures: stage key -> why it failed
-        margin: the loss that a match may hide, in the metric's own scale; by default what the trials are configured
-            to, or else the metric's own, and the strictest where that differs
+        margin: loss that a match may hide, in the metric's own scale; by default the margin that the trials are
+            configured with, else the metric's own; if trials differ, the smallest
     """
     failures, known, margins = failures or {}, positions(plan), _margins(plan, records, margin)
     chains = rows_of_each(plan, records, known)
@@ -79,7 +79,7 @@ def compare_trials(
 
 
 def merge_plans(plans: Sequence[Plan]) -> Plan:
-    """Return one plan of all trials; a trial that several sweeps hold is kept once."""
+    """Merge plans into one; a trial that several sweeps have is kept once."""
     stages = {key: spec for plan in plans for key, spec in plan.stages.items()}
     trials: dict[tuple[str, tuple[str, ...]], TrialSpec] = {}
     names: Counter[str] = Counter()
@@ -94,11 +94,11 @@ def merge_plans(plans: Sequence[Plan]) -> Plan:
 def _samples(
     plan: Plan, known: Sequence[Position], chains: Sequence[Sequence[Row]]
 ) -> tuple[dict[str, dict[str, Sample]], dict[Hashable, dict[str, Sample]]]:
-    """Return what each point is over, by stage: first by dense configuration, then by point and round.
+    """Group samples by stage: for each dense configuration, and for each point and round.
 
     Args:
-        known: where each trial stands
-        chains: its rows
+        known: position of each trial
+        chains: rows of each trial
     """
     dense: dict[str, dict[str, Sample]] = {}
     pruned: dict[Hashable, dict[str, Sample]] = {}
@@ -122,11 +122,12 @@ def _point(
     label: str = "",
     measured: Mapping[str, Sequence[StageRecord]] | None = None,
 ) -> Point:
-    """Summarise rows, each with the row of its own dense network; `label` is what to call a dense point.
+    """Summarise samples over seeds.
 
     Args:
-        margins: name of a primary metric -> the margin that holds here
-        measured: stage key -> measurements of its network, deployed
+        margins: name of a primary metric -> margin to test with
+        label: line label of a dense point
+        measured: stage key -> measurements of its deployed network
     """
     samples = sorted(samples, key=lambda sample: sample[0].seed)
     rows = [row for row, _ in samples]
@@ -155,7 +156,7 @@ def _point(
         val_before=estimate(befores),
         difference=paired_difference(values, reference),
         speedup=mean(speedups) if len(speedups) == len(rows) else None,
-        further=further(stages, records),
+        further=further_test_sets(stages, records),
         harmed=harmed(stages, records),
         deployed=deployed(stages, measured or {}),
         unit=first.chosen.unit,
@@ -166,14 +167,14 @@ def _point(
 
 
 def _rank(rows: Sequence[Row]) -> Callable[[Point], tuple[int, int, float, int]]:
-    """Order points by panel and line as they first appear, then by sparsity and round."""
+    """Sort key: panel and line in order of first appearance, then sparsity and round."""
     panels = {panel: position for position, panel in enumerate(dict.fromkeys((row.model, row.data) for row in rows))}
     lines = {line: position for position, line in enumerate(dict.fromkeys(row.line for row in rows))}
     return lambda point: (panels[point.model, point.data], lines[point.line], point.sparsity, point.round)
 
 
 def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Mark the best mean where several lines of a panel end at one sparsity."""
+    """Mark the best mean at each level where several lines end."""
     levels: dict[Level, dict[str, float]] = {}
     pick = {point.metric.name: max if point.metric.better == "higher" else min for point in points}
     for point in points:
@@ -186,7 +187,7 @@ def _marked(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _tested(comparison: Comparison) -> tuple[Point, ...]:
-    """Test each line's operating points from the least sparse on; other rounds are not tested."""
+    """Test each line's operating points in order of sparsity; other rounds are not tested."""
     verdicts = {
         id(point): matching
         for line in comparison.lines.values()
@@ -196,8 +197,9 @@ def _tested(comparison: Comparison) -> tuple[Point, ...]:
 
 
 def _margins(plan: Plan, records: Mapping[str, StageRecord], margin: float | None) -> dict[str, float]:
-    """Return name of a primary metric -> the margin that holds for it: `margin`, or the smallest that a trial with that
-    metric is configured to, for sweeps that are compared as one may differ in it.
+    """Return name of a primary metric -> margin to test with.
+
+    The margin is `margin` if given, else the smallest among the trials with that metric: merged sweeps may differ.
     """
     asked: dict[Any, set[str]] = {}
     for trial in plan.trials:
@@ -220,7 +222,7 @@ def _cost(plan: Plan, records: Mapping[str, StageRecord]) -> Cost:
         for key, spec in plan.stages.items()
         if key in records and KINDS[spec.kind].trains
     ]
-    # the steps of a start are the first of the dense training's
+    # a start's steps are the first steps of the dense training, and counted there
     steps = [(0 if record.kind == "start" else record.steps, uses) for record, uses in known]
     seconds = [(record.seconds, uses) for record, uses in known]
     return Cost(

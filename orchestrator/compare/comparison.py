@@ -1,4 +1,4 @@
-"""The nouns of a comparison: rows, operating points, costs. Plain frozen data, made by `compare_trials`."""
+"""Data classes of a comparison: rows, operating points, costs. Plain frozen data, made by `compare_trials`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS, Chosen
-from orchestrator.compare.secondary_figures import Further, Harm
+from orchestrator.compare.secondary_figures import FurtherTestSet, Harm
 from orchestrator.compare.statistics import Estimate, Match
 from orchestrator.core.metrics import Metric
 
 TrialStatus = Literal["finished", "failed", "unfinished", "unmeasured"]
 
 
-class Row(NamedTuple):  # of which there are tens of thousands
-    """One trial after one round (0 is the dense network). Figures are in their metric's own scale, fractions plain."""
+class Row(NamedTuple):  # a sweep can have tens of thousands
+    """One trial after one round (0 is the dense network).
+
+    Values are in their metric's own scale; fractions lie between 0 and 1.
+    """
 
     trial: str
     model: str
@@ -32,23 +35,24 @@ class Row(NamedTuple):  # of which there are tens of thousands
     requested_sparsity: float | None
     sparsity: float
     metric: str
-    """The name of the primary metric."""
+    """Name of the primary metric."""
     test: float
-    """The primary metric, as `val` and `val_before`."""
+    """Primary metric on the test split; `val` and `val_before` are the same metric on validation."""
     test_loss: float
     val: float
     val_loss: float
     val_before: float | None
-    """Before fine-tuning; None for the dense network, as `val_loss_before`."""
+    """Value before fine-tuning; None for the dense network."""
     val_loss_before: float | None
+    """Value before fine-tuning; None for the dense network."""
     early_step: int | None
-    """Step of this stage at which the validation loss was least, where early stopping would end; None without one."""
+    """Step of this stage with the smallest validation loss, where early stopping would end; None if not recorded."""
     early_val: float | None
-    """The primary metric on validation at that step, whatever `train.select` has chosen."""
+    """Primary metric on validation at `early_step`, whatever `train.select` has chosen."""
     parameters: int
     remaining_parameters: int
     compression: float
-    """All parameters / parameters left."""
+    """All parameters / remaining parameters."""
     macs: int
     macs_remaining: float
     speedup: float | None
@@ -56,29 +60,28 @@ class Row(NamedTuple):  # of which there are tens of thousands
     steps: int
     seconds: float
     total_steps: int
-    """Optimizer steps from the initialisation to this round, whoever made them."""
+    """Optimizer steps from the initialisation to this round, in shared stages too."""
     total_cost: float
-    """These steps, and what scores read on the way in steps of the rounds that they rank: see `scoring_steps`."""
+    """`total_steps` plus the cost of scoring, in steps of the scored rounds: see `scoring_steps`."""
     total_seconds: float
     own_steps: int
-    """Those of the total that no other trial of the sweep shares."""
+    """Steps of the stages that no other trial of the sweep shares."""
     own_seconds: float
     stage: str
     chosen: Chosen
     others: Mapping[str, float]
-    """What else was measured of it, by split and metric: `test/top5`, or `test_NAME/loss` of a further test set."""
+    """Other metrics, by split and name: `test/top5`, or `test_NAME/loss` on a further test set."""
 
 
 LineKey = tuple[str, str, str]
-"""Model, data set and label of the line, which is unique within these."""
+"""Model, data set and label of the line; a label is unique within its model and data set."""
 Level = tuple[str, str, str, str, float]
-"""Model, data set, primary metric, what the sparsity is a fraction of, and it, at which lines are compared with each
-other."""
+"""Model, data set, primary metric, budget and sparsity: lines are compared with each other at equal levels."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One operating point: trials that differ in nothing but the seed, after the same round."""
+    """One operating point: trials that differ only in the seed, after the same round."""
 
     model: str
     data: str
@@ -93,39 +96,40 @@ class Point:
     stages: tuple[str, ...]
     """Key of each seed's stage, in the order of `seeds`."""
     metric: Metric
-    """The primary one; its margin is that which `matching` was tested against."""
+    """Primary metric, with the margin that `matching` was tested with."""
     test: Estimate | None
-    """On the test split, of the model selected on validation."""
+    """Primary metric on the test split, for the model selected on validation."""
     val: Estimate | None
     val_before: Estimate | None
     difference: Estimate | None
-    """`test` less that of the trial's own dense network, paired by seed."""
+    """`test` minus the value of the trial's own dense network, paired by seed."""
     compression: float
     macs: float
-    """Multiply-accumulates of the dense network; 0 where none are counted."""
+    """Multiply-accumulates of the dense network; 0 if they are not counted."""
     macs_remaining: float
     speedup: float | None
-    """Mean theoretical speed-up, see `StageRecord.macs_speedup`; None if it is None at a seed."""
+    """Mean theoretical speed-up, see `StageRecord.macs_speedup`; None if a seed has none."""
     total_steps: float
     total_cost: float
     total_seconds: float
     own_steps: float
     own_seconds: float
-    further: tuple[Further, ...] = ()
-    """The same on further test sets."""
+    further: tuple[FurtherTestSet, ...] = ()
+    """`test` and `difference` on further test sets."""
     harmed: tuple[Harm, ...] = ()
-    """The classes that pruning harms most, the worst first."""
+    """Classes that pruning harms most, the worst first."""
     deployed: tuple[Deployed, ...] = ()
-    """What was measured of its networks, deployed; not for dense itself."""
+    """Measurements of the deployed networks; empty for dense points."""
     unit: str = ""
-    """The kind of what goes at once, as in `Chosen`, which also says the next two."""
+    """Kind of unit that is pruned, as `Chosen.unit`."""
     budget: str = WEIGHTS
+    """Quantity that the sparsity is a fraction of, as `Chosen.budget`."""
     reached: float | None = None
-    """Mean over seeds."""
+    """Mean of `Chosen.reached` over seeds."""
     best: bool = False
-    """Whether its mean is the best of several lines at this sparsity."""
+    """Whether the mean is the best of several lines at this sparsity."""
     matching: Match | None = None
-    """Whether its loss against dense is shown to be below the margin, see `matches`; None for dense itself."""
+    """Whether the loss against dense is shown to be below the margin, see `matches`; None for dense points."""
 
     @property
     def line_key(self) -> LineKey:
@@ -134,30 +138,30 @@ class Point:
 
     @property
     def macs_left(self) -> float | None:
-        """Fraction of the dense network's multiply-accumulates that is left; None if none are counted."""
+        """Fraction of the dense network's multiply-accumulates that remains; None if they are not counted."""
         if not self.macs:
             return None
         return self.macs_remaining / self.macs if self.speedup is None else 1 / self.speedup
 
     @property
     def asked_sparsity(self) -> float:
-        """What it is known by: the sparsity asked for, else the achieved one, whose last digits machines differ in."""
+        """Requested sparsity, else the achieved one; rounded, because machines differ in its last digits."""
         return round(self.sparsity if self.requested_sparsity is None else self.requested_sparsity, 6)
 
     @property
     def asked_of(self) -> str:
-        """What the asked sparsity is a fraction of; channels of layers are none of groups, whose removal takes more."""
+        """Quantity that `asked_sparsity` is a fraction of, with the unit: a group is more than one layer's channel."""
         return f"{self.budget} (unit={self.unit})" if self.unit and self.budget != WEIGHTS else self.budget
 
     @property
     def level(self) -> Level:
-        """What it is compared at."""
+        """Level at which the point is compared with other lines."""
         return self.model, self.data, self.metric.name, self.asked_of, self.asked_sparsity
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a sweep's finished training cost, and what it would have cost had no trial shared a stage."""
+    """Cost of a sweep's finished training, and the cost if no trial shared a stage."""
 
     steps: int
     seconds: float
@@ -167,13 +171,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a sweep shows: every number, and none that is not in a record."""
+    """Results of a sweep; every number comes from a record."""
 
     rows: tuple[Row, ...]
     dense: tuple[Point, ...]
-    """One for each dense configuration, over its seeds."""
+    """One point for each dense configuration, over its seeds."""
     points: tuple[Point, ...]
-    """Every round of every line, by panel, line, sparsity."""
+    """Every round of every line, sorted by panel, line, sparsity."""
     trials: Mapping[str, TrialStatus]
     failures: Mapping[str, str]
     """Trial -> why it failed."""
@@ -181,10 +185,10 @@ class Comparison:
 
     @cached_property
     def operating_points(self) -> tuple[Point, ...]:
-        """The points at which lines are compared.
+        """Points at which lines are compared.
 
-        A line that is asked for several sparsities has one where each trial ends. A line whose trials all end at one
-        sparsity has one after every round.
+        A line whose trials end at several sparsities has a point at the end of each trial. A line whose trials all
+        end at one sparsity has a point after every round.
         """
         ends: dict[LineKey, int] = {}
         for point in self.points:
@@ -193,7 +197,7 @@ class Comparison:
 
     @cached_property
     def lines(self) -> Mapping[LineKey, tuple[Point, ...]]:
-        """The operating points of each line, the least sparse first."""
+        """Operating points of each line, in order of sparsity."""
         lines: dict[LineKey, tuple[Point, ...]] = {}
         for point in self.operating_points:
             lines[point.line_key] = (*lines.get(point.line_key, ()), point)
@@ -201,9 +205,9 @@ class Comparison:
 
     @cached_property
     def costlier(self) -> tuple[tuple[Point, Point], ...]:
-        """Pairs of an operating point and the least trained one of its level, where it took more steps than that.
+        """Pairs of an operating point and the cheapest point of its level, for points that cost more than it.
 
-        Steps are `total_cost`, from the initialisation and with scoring.
+        The cost is `total_cost`: steps from the initialisation, with scoring.
         """
         least: dict[Level, Point] = {}
         for point in self.operating_points:
@@ -213,17 +217,17 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The primary metrics of the points, each once."""
+        """Primary metrics of the points, each once."""
         return tuple(dict.fromkeys(point.metric for point in (*self.dense, *self.points)))
 
     @property
     def panels(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of model and data set, in order."""
+        """Pairs of model and data set, in order."""
         return tuple(dict.fromkeys((point.model, point.data) for point in (*self.dense, *self.points)))
 
     @property
     def largest_matching(self) -> Mapping[LineKey, Point | None]:
-        """Line -> its sparsest matching point, None where none matches; a line that is untested is left out."""
+        """Line -> its sparsest matching point, None if none matches; a line without a tested point is left out."""
         return {
             line: max((point for point in points if point.matching == "yes"), key=lambda p: p.sparsity, default=None)
             for line, points in self.lines.items()
@@ -231,7 +235,7 @@ class Comparison:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: every point, trial, failure and cost; the rows are better read as CSV."""
+        """Return points, trials, failures and costs as plain data, without the rows."""
         shown = {id(point) for point in self.operating_points}
         return {
             "metrics": [asdict(metric) for metric in self.metrics],

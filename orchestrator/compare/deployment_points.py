@@ -1,6 +1,6 @@
-"""What was measured of deployed networks: by operating point, format, batch size and kind of machine. Pure.
+"""Measurements of deployed networks, by operating point, format, batch size and kind of machine. Pure.
 
-Figures of unlike machines are never averaged: each kind of machine has entries of its own.
+Measurements from different kinds of machines are never averaged: each kind has entries of its own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import NETWORK, Plan, TrialSpec
 
 HARDWARE = ("processor", "threads", "runtime")
-"""Of a measurement's environment, what its figures depend on."""
+"""Environment entries that affect a measurement."""
 
 
 @dataclass(frozen=True)
 class Deployed:
-    """A point's networks in a format at a batch size, over its seeds: geometric means of times, means of bytes."""
+    """A point's networks in one format at one batch size, over seeds: geometric means of times, means of bytes."""
 
     format: str
     batch_size: int
@@ -29,22 +29,22 @@ class Deployed:
     latency_ms: float
     dense_ms: float
     speedup: Estimate
-    """How many times as fast as dense in the same format; of one seed the interval is that of the measurement."""
+    """Dense latency / pruned latency in the same format; with one seed the interval is the measurement's own."""
     bytes: float
     dense_bytes: float
     memory: float | None
-    """Bytes at most while it runs, with its weights; None where a system did not say."""
+    """Peak memory of a run with the weights, in bytes; None if the system does not report it."""
     dense_memory: float | None
     val: Estimate | None = None
-    """The primary metric on validation of what was deployed, where the format changes outputs: a trial's own else."""
+    """Primary metric of the deployed network on validation; None if the format does not change outputs."""
     test: Estimate | None = None
-    """The same on test."""
+    """Primary metric of the deployed network on test; None if the format does not change outputs."""
     dense_test: float | None = None
-    """The mean of the deployed dense networks' on test, where it changes them."""
+    """Mean primary metric of the deployed dense networks on test; None if the format does not change outputs."""
 
 
 def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list[StageRecord]]:
-    """Return stage -> the finished measurements of the network that it left."""
+    """Return stage key -> finished measurements of the stage's network."""
     found: dict[str, list[StageRecord]] = {}
     for key in dict.fromkeys(key for trial in plan.trials for key in trial.measured):
         if key in records:
@@ -54,7 +54,7 @@ def by_network(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, list
 
 
 def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRecord]]) -> tuple[Deployed, ...]:
-    """Return what was measured of the networks that these stages left, given `by_network`."""
+    """Summarise the measurements of these stages' networks, as `by_network` returns them."""
     groups: dict[tuple[str, int, str], list[StageRecord]] = {}
     for record in (record for stage in stages for record in measurements.get(stage, ())):
         for size in _sizes(record):
@@ -63,9 +63,10 @@ def deployed(stages: Iterable[str], measurements: Mapping[str, Sequence[StageRec
 
 
 def measured_figures(record: StageRecord) -> dict[str, float]:
-    """Return what a measurement found, by the one name that each figure has everywhere: by batch size, in their order,
-    `deploy/onnx/64/latency_ms` and `deploy/onnx/64/speedup`, and `deploy/onnx/bytes`; where the format changes outputs
-    also what the network achieves in it, as `deploy/onnx_int8/test/rmse`.
+    """Return the figures of a measurement, by the name that each figure has everywhere.
+
+    For each batch size, in order: `deploy/onnx/64/latency_ms` and `deploy/onnx/64/speedup`; then `deploy/onnx/bytes`.
+    A format that changes outputs also has the primary metric on test, as `deploy/onnx_int8/test/rmse`.
     """
     place, found = f"deploy/{_format(record)}", record.measurements
     by_size = {
@@ -78,20 +79,22 @@ def measured_figures(record: StageRecord) -> dict[str, float]:
 
 
 def figures_of(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
-    """Return (name, value, Unix seconds) of what was measured of a trial's last network, by its formats in their order;
-    nothing before all is measured.
+    """Return (name, value, Unix seconds) of each figure measured on a trial's last network, by format in order.
+
+    The list is empty until all measurements have finished.
     """
     found = [records[key] for key in trial.measured if all(each in records for each in trial.measured)]
     return [
         (name, value, record.ended)
         for record in found
-        for name, value in (measured_figures(record) | _further(record)).items()
+        for name, value in (measured_figures(record) | _ungated_figures(record)).items()
     ]
 
 
-def _further(record: StageRecord) -> dict[str, float]:
-    """Return what no gate holds: the peak memory at each batch size that a system said, which is too rough for that,
-    and all else that the network achieves in a format that changes outputs.
+def _ungated_figures(record: StageRecord) -> dict[str, float]:
+    """Return the figures that no gate checks: reported peak memory by batch size, and the format's other metrics.
+
+    Peak memory is too rough for a gate. Only a format that changes outputs has metrics.
     """
     place, found = f"deploy/{_format(record)}", record.measurements
     peaks = {f"{size}/memory": found[f"memory/{size}"] for size in _sizes(record) if f"memory/{size}" in found}
@@ -99,14 +102,14 @@ def _further(record: StageRecord) -> dict[str, float]:
 
 
 def headline(trial: TrialSpec, records: Mapping[str, StageRecord]) -> list[tuple[str, float, float]]:
-    """Return the same for people: those in the first format at its first batch size are `deploy/speedup` and such."""
+    """Return `figures_of` with short names, as `deploy/speedup`, for the first format at its first batch size."""
     found = [(*name.rpartition("/")[::2], value, at) for name, value, at in figures_of(trial, records)]
     first = (found[0][0], found[0][0].rpartition("/")[0]) if found else ()
     return [(f"{'deploy' if place in first else place}/{name}", value, at) for place, name, value, at in found]
 
 
 def hardware_of(record: StageRecord) -> str:
-    """Return on what it was measured."""
+    """Return the hardware of a measurement: processor, threads and runtime."""
     return ", ".join(f"{name} {record.environment.get(name, '?')}" for name in HARDWARE)
 
 
@@ -119,7 +122,7 @@ def _sizes(record: StageRecord) -> list[int]:
 
 
 def _mean(found: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """Return the mean of a figure, None where some measurement lacks it."""
+    """Return the mean of a figure, None if a measurement lacks it."""
     return fmean(each[name] for each in found) if all(name in each for each in found) else None
 
 
@@ -146,7 +149,7 @@ def _summary(name: str, size: int, hardware: str, records: Sequence[StageRecord]
 
 
 def _achieved(records: Sequence[StageRecord]) -> dict[str, Any]:
-    """Return the primary metric of what was deployed, and of dense; nothing of a format that changes no outputs."""
+    """Return the primary metric of the deployed networks and of dense; empty if the format does not change outputs."""
     if not all(record.after for record in records):
         return {}
     name = records[0].primary.name

@@ -1,4 +1,4 @@
-"""Which trials belong together: panels (model and data), lines (all but seed and sparsity), and what to call them."""
+"""Panels (equal model and data set) and lines (equal settings but seed and sparsity) of trials, and their labels."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.specs import Plan, TrialSpec
 
 POINT_SETTINGS = ("schedule.sparsity", "schedule.amount")
-"""What moves a trial along its line."""
+"""Settings that move a trial along its line."""
 _MOVING = ("seed", "target", "amount")
-"""How a stage's fields call that, and what repeats a trial."""
+"""Stage fields that move a trial along its line or repeat it."""
 
 DENSE_SETTINGS = ("model.", "data.", "task.", "train.", "device", "threads")
-"""What a dense network depends on, but its seed."""
+"""Settings that affect a dense network, besides its seed."""
 CONTROL = "restart.control"
-"""What the last round of a trial alone says, and so none of the stages that tell its line."""
+"""Setting that only a trial's last round carries; the stages that identify the line do not have it."""
 _NAMES = ("method.name", "schedule.kind", "schedule.rounds", "model.name", "data.name")
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a trial stands in a comparison: its panel, its line in that panel, and its point on the line."""
+    """Place of a trial in a comparison: its panel, its line in that panel, and its point on the line."""
 
     panel: tuple[str, str]
     """Names of model and data set."""
     line: str
-    """The label of the line, unique within the panel."""
+    """Label of the line, unique within the panel."""
     method: str
     schedule: str
     point: tuple[tuple[str, str], str, str]
-    """Identity of the point: equal for trials that differ in nothing but the seed."""
+    """Identity of the point: equal for trials that differ only in the seed."""
     dense: str
-    """Identity of the dense configuration: equal for trials whose dense networks differ in nothing but the seed."""
+    """Identity of the dense configuration: equal for trials whose dense networks differ only in the seed."""
     dense_label: str
-    """What to call it: "dense", and as much as it takes to tell the dense networks of a panel apart."""
+    """Label of the dense configuration: "dense", and the settings that distinguish it within the panel."""
     seed: int
 
 
@@ -54,8 +54,8 @@ class _Trial:
 def positions(plan: Plan) -> tuple[Position, ...]:
     """Return the position of each trial of `plan`, in order.
 
-    Trials are on one line when everything that their results depend on is equal, but the seed and the sparsity (or
-    amount) asked for. Labels name the method, and as much else as it takes to tell the lines of a panel apart.
+    Trials are on one line if everything that affects their results is equal, except the seed and the requested
+    sparsity (or amount). Labels name the method, and the settings that distinguish the lines of a panel.
     """
     described = _described(plan)
     each = zip(plan.trials, settings_of_each([trial.config for trial in plan.trials]), strict=True)
@@ -91,9 +91,9 @@ def positions(plan: Plan) -> tuple[Position, ...]:
 
 
 def _described(plan: Plan) -> dict[str, str]:
-    """Return a digest of each stage that begins a trial: of all its fields but those that move or repeat one."""
+    """Return stage key -> digest of the fields that identify a line, for the first stages of each trial."""
     found: dict[str, str] = {}
-    parts: dict[int, str] = {}  # by identity: stages of a plan that was read share the parts of their configurations
+    parts: dict[int, str] = {}  # by identity: stages of a loaded plan share parts of their configurations
     for key in dict.fromkeys(key for trial in plan.trials for key in (trial.dense, *trial.stages[:2])):
         spec = plan.stages[key]
         fields = {name: value for name, value in spec.fields.items() if name not in _MOVING}
@@ -105,7 +105,7 @@ def _described(plan: Plan) -> dict[str, str]:
 
 
 def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], described: Mapping[str, str]) -> _Trial:
-    """Return what tells a trial's line and dense network from others: what is in keys, for settings are redacted."""
+    """Identify a trial's line and dense network by its stages' fields, because settings are redacted."""
     dense = plan.stages[trial.dense]
     settings |= {"device": dense.typed.device, "threads": dense.typed.threads}
     shown = {name: as_typed(value) for name, value in settings.items() if _is_shown(name)}
@@ -122,21 +122,21 @@ def _identified(plan: Plan, trial: TrialSpec, settings: dict[str, Any], describe
 
 @cache
 def _is_shown(setting: str) -> bool:
-    """Whether a setting tells lines apart even where no stage depends on it: names, and how the schedule is given."""
+    """Whether a setting distinguishes lines even if no stage depends on it: names, and the form of the schedule."""
     return setting not in (*POINT_SETTINGS, "schedule.at") and (
         setting.startswith("schedule.") or setting.endswith(".name")
     )
 
 
 def _name(settings: Mapping[str, Any], group: str, default: str = "") -> str:
-    """What a model, data set or method is called: its name, else what builds it."""
+    """Name of a model, data set or method, else its kind or the function that builds it."""
     return str(
         next((found for key in ("name", "kind", "_target_") if (found := settings.get(f"{group}.{key}"))), default)
     )
 
 
 def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the labels of lines, those that are alike made longer by the settings in which the lines differ."""
+    """Append to equal labels the settings in which their lines differ, until labels are unique."""
     names = [name for name in varying(lines) if name not in ("seed", *POINT_SETTINGS)]
     order = [name for name in _NAMES if name in names]
     order += [name for name in names if name_of(name) and name_of(name) not in names]
@@ -153,13 +153,13 @@ def _labels(labels: list[str], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     seen: dict[str, int] = {}
     for position, label in enumerate(labels):
         seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:  # they differ in their source code or in what is redacted only
+        if seen[label] > 1:  # the lines differ only in source code or in redacted settings
             labels[position] = f"{label} #{seen[label]}"
     return labels
 
 
 def _short(names: Sequence[str]) -> dict[str, str]:
-    """Return a word for each setting: `lr`, but `train.optimizer.lr` where that of `finetune` differs as well."""
+    """Return setting -> short name: `lr`, or `train.optimizer.lr` if `finetune.optimizer.lr` is a setting too."""
     paths = {name: (name_of(name) or name.removesuffix(".kind")).removesuffix(".name") for name in names}
     counts = Counter(path.rpartition(".")[2] for path in paths.values())
     words = {name: path.rpartition(".")[2] for name, path in paths.items()}

@@ -1,4 +1,4 @@
-"""What a round was told to choose, what scoring took, and which layers died, as the columns of a table. Pure."""
+"""Table columns of a round's choices: score, unit, scope, budget, cost of scoring, dead layers. Pure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from orchestrator.core.stage_fields import Restart, StageFields
 from pruning.catalogue.methods import METHODS
 
 WEIGHTS, CHANNELS = "weights", "channels"
-"""What a sparsity may be a fraction of, beside the parameters, MACs and bytes of a whole network."""
+"""Budgets that a sparsity can be a fraction of, besides the parameters, MACs and bytes of a whole network."""
 
 
 class Chosen(NamedTuple):
-    """Of one round; empty for a network that is not pruned. A class that decides by itself has no score and no unit."""
+    """Choices of one round; empty for a dense network. A method class has no score and no unit."""
 
     score: str = ""
-    """Its name, or the function that `score._target_` names."""
+    """Name of the score, or the function that `score._target_` names."""
     unit: str = ""
+    """Kind of unit that is pruned: entry, channel or group."""
     scope: str = ""
-    """Its kind, and by what allocation: `layer by erk`."""
+    """Kind of scope and its allocation: `layer by erk`."""
     dynamics: str = ""
     repair: str = ""
     budget: str = ""
-    """What the requested sparsity is a fraction of: `weights`; of whole channels `channels`; or of the whole network
-    `parameters`, `MACs` or `bytes`."""
+    """Quantity that the requested sparsity is a fraction of: `weights`; for whole channels `channels`; or
+    `parameters`, `MACs` or `bytes` of the whole network."""
     reached: float | None = None
-    """The fraction of it that is gone; None where a record does not say."""
+    """Removed fraction of the budget; None if the record does not have it."""
     restart: str = ""
-    """What a round trains on from: `keep`, or as in `weights=step rates=0 step=0 control=shuffle`."""
+    """Weights and settings that a round trains on from: `keep`, or `weights=step rates=0 step=0 control=shuffle`."""
     scored_examples: int | None = None
-    """Examples that were drawn for the score."""
+    """Examples drawn for the score."""
     scoring_passes: int | None = None
-    """Evaluations of the loss on a batch of them."""
+    """Evaluations of the loss on a batch of the scored examples."""
     rescorings: int | None = None
     scoring_seconds: float | None = None
     selection_seconds: float | None = None
     dead_layers: str = ""
-    """Names of the tensors without an entry left."""
+    """Names of tensors whose entries are all pruned."""
 
 
 _NOTHING = Chosen()
 
 
 def chosen(fields: StageFields, record: StageRecord) -> Chosen:
-    """Return what a round chose, by its fields and its record."""
+    """Return the choices of a round, from its fields and its record."""
     if not record.round:
         return _NOTHING
     budget = budget_of(fields)
@@ -55,7 +56,7 @@ def chosen(fields: StageFields, record: StageRecord) -> Chosen:
         scope=fields.scope.kind,
         budget=budget,
         reached=reached_of(budget, record),
-        restart=_said(fields.restart),
+        restart=_restart_text(fields.restart),
         dead_layers=" ".join(record.details.get("dead_tensors", ())),
     )
     if "score" not in scoring:
@@ -75,15 +76,15 @@ def chosen(fields: StageFields, record: StageRecord) -> Chosen:
     )
 
 
-def _said(restart: Restart) -> str:
-    """Return a restart as settings, "keep" where a round fine-tunes what it has pruned."""
+def _restart_text(restart: Restart) -> str:
+    """Return a restart as settings; "keep" if the round fine-tunes its pruned network."""
     plain = {} if restart.rates is not None else vars(Restart())
     given = {name: value for name, value in vars(restart).items() if value not in (None, "none")}
     return " ".join(f"{name}={value}" for name, value in given.items() if plain.get(name) != value) or "keep"
 
 
 def budget_of(fields: StageFields) -> str:
-    """Return what the target of a round is a fraction of, as `Chosen.budget`."""
+    """Return the quantity that a round's target is a fraction of, as `Chosen.budget`."""
     row = METHODS.get(fields.method.kind or "")
     if row is not None and row.channels:
         return CHANNELS
@@ -93,15 +94,17 @@ def budget_of(fields: StageFields) -> str:
 
 
 def reached_of(budget: str, record: StageRecord) -> float | None:
-    """Return the fraction of the budget of a round that is gone, as `Chosen.reached`."""
+    """Return the removed fraction of a round's budget, as `Chosen.reached`."""
     found: float | None = record.details.get("scoring", {}).get("removed")
     return record.sparsity if found is None and budget == WEIGHTS else found
 
 
 def scoring_steps(spec: StageSpec, record: StageRecord) -> float:
-    """Return what the score of a round took in steps of its training: passes over as many examples as a step reads.
+    """Return the cost of a round's score in steps of its training.
 
-    A pass evaluates the loss on a batch; a score that never does, as SynFlow, is counted as passing once.
+    cost = examples * max(1, loss evaluations / batches) / examples per step
+
+    A score that never evaluates the loss, for example SynFlow, counts as one pass over its examples.
     """
     scoring = record.details.get("scoring", {})
     train = spec.typed.finetune if spec.training == "finetune" else spec.typed.train

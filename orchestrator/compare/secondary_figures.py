@@ -1,4 +1,4 @@
-"""What a point shows beside its primary figure: further test sets, and the classes that pruning harms most. Pure."""
+"""Secondary figures of a point: further test sets, and the classes that pruning harms most. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from orchestrator.compare.statistics import Estimate, estimate, paired_differenc
 from orchestrator.core.records import StageRecord
 
 HARMED = 3
-"""Classes that are named."""
+"""Maximum number of classes named."""
 
 
 @dataclass(frozen=True)
-class Further:
-    """The primary metric on a further test set, as `Point.test` and `Point.difference` are on the test split."""
+class FurtherTestSet:
+    """Primary metric on a further test set, and its difference from dense, as `Point.test` and `Point.difference`."""
 
     name: str
     test: Estimate | None
@@ -23,22 +23,23 @@ class Further:
 
 
 _SHOWN = 4
-"""Decimals of a fraction that are shown as percent."""
+"""Decimals of a fraction that is shown as a percentage."""
 
 
 @dataclass(frozen=True)
 class Harm:
-    """By how much less of a class is right than by the dense network, a fraction, mean over seeds."""
+    """Class with its loss: the fraction right under dense minus that when pruned, mean over seeds."""
 
     label: int
     loss: float
 
 
-def further(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tuple[Further, ...]:
-    """Return the figures of the test sets that all `stages` have.
+def further_test_sets(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tuple[FurtherTestSet, ...]:
+    """Return the primary metric on the further test sets that all stages have.
 
     Args:
-        stages: key of each seed's stage -> that of its dense network
+        stages: key of each seed's stage -> key of its dense network's stage
+        records: stage key -> record
     """
     first = records[next(iter(stages))]
     if not any(name.startswith("test_") for name in first.after):
@@ -50,12 +51,12 @@ def further(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tu
         dense = {key: records[start].figure(split) for key, start in stages.items()}
         name = split.removeprefix("test_")
         if f"{split}/{first.primary.name}" in first.after:
-            found.append(Further(name, estimate(list(values.values())), paired_difference(values, dense)))
+            found.append(FurtherTestSet(name, estimate(list(values.values())), paired_difference(values, dense)))
     return tuple(found)
 
 
 def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tuple[Harm, ...]:
-    """Return the classes of which pruning loses most on the test split, the worst first, but for losses shown as 0."""
+    """Return the classes with the largest losses on the test split, the worst first; losses shown as 0 are left out."""
     losses: dict[int, list[float]] = {}
     for key, start in stages.items():
         after, before = (_rates(records[each]) for each in (key, start))
@@ -67,7 +68,7 @@ def harmed(stages: Mapping[str, str], records: Mapping[str, StageRecord]) -> tup
 
 
 def _rates(record: StageRecord) -> dict[int, float]:
-    """Return what fraction of each class is right on the test split, of the classes that are there."""
+    """Return class -> fraction of its test examples that are right; classes without test examples are left out."""
     found: Mapping[str, Sequence[int]] = record.details.get("measured", {}).get("test", {})
     if not found:
         return {}

@@ -1,4 +1,4 @@
-"""Means with Student's t intervals, differences paired by seed, and whether these show that a loss is small enough."""
+"""Means with Student's t intervals, differences paired by seed, and non-inferiority tests of these differences."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from orchestrator.core.metrics import Metric
 
 K = TypeVar("K")
 LEVEL = 0.95
-"""Of two-sided intervals; their lower ends are one-sided limits of (1 + LEVEL) / 2."""
+"""Level of two-sided intervals; their lower ends are one-sided limits of level (1 + LEVEL) / 2."""
 
 Match = Literal["yes", "no", "untested", "not tested"]
-"""`untested`: the seeds show no spread to test with; `not tested`: its turn did not come."""
+"""`untested`: the seeds have no spread to test with; `not tested`: the sequence of tests ended before it."""
 LEAST_SPREAD = 1e-9
-"""Width of an interval below which differences are equal but for rounding: of few seeds and few test images some are so
-by chance, and would match whatever the network loses."""
+"""Interval width up to which differences are equal except for rounding. With few seeds and few test images
+differences can be equal by chance, and would then match at any loss."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Mean of `n` values, their standard deviation (n - 1 in the denominator) and the interval of the mean.
 
-    With one value there is no deviation and no interval: `std`, `low` and `high` are None.
+    One value has no deviation and no interval: `std`, `low` and `high` are None.
     """
 
     n: int
@@ -37,14 +37,14 @@ class Estimate:
 
 @cache
 def t_quantile(level: float, degrees: int) -> float:
-    """Return the factor by which the standard error is multiplied: the two-sided quantile of Student's t."""
+    """Return the two-sided quantile of Student's t, by which the standard error is multiplied."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + level / 2))
 
 
 def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
-    """Return mean, deviation and t interval of `values`; None where there are none or one of them is not finite.
+    """Return mean, deviation and t interval of `values`; None if there are none or one is not finite.
 
     mean +- t(level, n - 1) * std / sqrt(n)
     """
@@ -59,7 +59,7 @@ def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate | None:
 
 
 def at_level(found: Estimate, level: float) -> Estimate:
-    """Return the same estimate with the interval of another level, where it has one."""
+    """Return the same estimate with an interval of another level, if it has one."""
     if found.std is None:
         return found
     half = t_quantile(level, found.n - 1) * found.std / math.sqrt(found.n)
@@ -67,7 +67,7 @@ def at_level(found: Estimate, level: float) -> Estimate:
 
 
 def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:
-    """Return the geometric mean of ratios with its interval, from their logarithms; its `std` is that of these.
+    """Return the geometric mean of ratios with its interval, from their logarithms; `std` is the logarithms' own.
 
     exp(mean +- t(level, n - 1) * std / sqrt(n))
     """
@@ -78,23 +78,24 @@ def ratio(log_ratios: Sequence[float], level: float = LEVEL) -> Estimate | None:
 
 
 def paired_difference(values: Mapping[K, float], reference: Mapping[K, float], level: float = LEVEL) -> Estimate | None:
-    """Return the estimate of `values[seed] - reference[seed]` over the seeds that both have."""
+    """Estimate `values[seed] - reference[seed]` over the seeds that both have."""
     return estimate([values[seed] - reference[seed] for seed in values if seed in reference], level)
 
 
 def matches(differences: Iterable[Estimate | None], metric: Metric) -> Iterator[Match]:
-    """Test one difference after the other for non-inferiority to dense, and stop at the first that fails.
+    """Test differences in order for non-inferiority to dense, and stop at the first that fails.
 
-    "yes" where the one-sided 97.5% limit of the loss lies below the margin: for a metric of which more is better, where
+    A difference passes ("yes") if the one-sided 97.5% limit of the loss lies below the margin. For a metric where
+    higher is better:
 
         mean - t(0.975, n - 1) * std / sqrt(n) > -margin
 
-    The order is fixed beforehand, so the chance that any "yes" is false stays 2.5% over all of them (Maurer, Hothorn
-    and Lehmacher, "Multiple comparisons in drug clinical trials", 1995). What is untested does not end the sequence.
+    The order is fixed beforehand, so the chance that any "yes" is false stays 2.5% over the sequence (Maurer, Hothorn
+    and Lehmacher, "Multiple comparisons in drug clinical trials", 1995). An untested difference does not end it.
 
     Args:
-        differences: of each point in turn, value - dense by seed; None where one of the values is not finite
-        metric: says which direction is better, and by its margin the loss that is held to be none
+        differences: value - dense by seed, for each point in order; None if one of the values is not finite
+        metric: gives the better direction, and the margin: the loss that counts as none
     """
     failed = False
     for difference in differences:
@@ -108,14 +109,14 @@ def matches(differences: Iterable[Estimate | None], metric: Metric) -> Iterator[
 
 
 def has_spread(difference: Estimate) -> bool:
-    """Say whether differences differ by more than rounding, so that there is something to test with."""
+    """Whether differences vary over seeds by more than rounding, so that they can be tested."""
     return (
         difference.low is not None and difference.high is not None and difference.high - difference.low > LEAST_SPREAD
     )
 
 
 def least_gain(difference: Estimate, metric: Metric) -> float:
-    """Return the one-sided 97.5% limit of a difference with an interval: the least gain, negative for a loss."""
+    """Return the least gain that the interval allows (one-sided 97.5% limit); negative for a loss."""
     limit = difference.low if metric.better == "higher" else difference.high
     assert limit is not None
     return limit if metric.better == "higher" else -limit

@@ -1,4 +1,4 @@
-"""What came of each trial: a tidy row for each finished round, its status, and why it failed. Pure."""
+"""Rows of each trial's finished rounds, its status, and why it failed. Pure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ Records = Mapping[str, StageRecord]
 
 
 class _Stage(NamedTuple):
-    """A finished stage, with what is asked of it by every trial that takes it."""
+    """A finished stage, with values that every trial on it needs."""
 
     spec: StageSpec
     record: StageRecord
     seconds: float
     cost: float
-    """Its steps, and what its score read in steps: see `scoring_steps`."""
+    """Steps of the stage plus the cost of its score, see `scoring_steps`."""
     shared: bool
-    """Whether several trials take it."""
+    """Whether several trials use the stage."""
 
 
 def rows_of_each(plan: Plan, records: Records, known: Sequence[Position]) -> list[list[Row]]:
-    """Return for each trial the rows of its finished stages: the network that it is compared with, and each round.
+    """Return for each trial the rows of its dense network and of each finished round.
 
     Args:
-        known: where each trial stands
+        plan: the trials and their stages
+        records: stage key -> record
+        known: position of each trial
     """
     stage = _stages(plan, records)
     return [list(_rows(stage, records, *each)) for each in zip(plan.trials, known, strict=True)]
 
 
 def last_rows(plan: Plan, records: Records, known: Sequence[Position]) -> list[Row | None]:
-    """Return for each trial the row of its last round, None where it has not ended."""
+    """Return for each trial the row of its last round; None if the trial has not ended."""
     stage = _stages(plan, records)
     found: list[Row | None] = []
     for trial, position in zip(plan.trials, known, strict=True):
@@ -62,7 +64,7 @@ def _rows(stage: Callable[[str], _Stage], records: Records, trial: TrialSpec, po
 
 
 def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
-    """Return the row of the last stage of `chain`, which says what it took to come there."""
+    """Return the row of the last stage of `chain`; its totals are over the whole chain."""
     spec, record, own = chain[-1].spec, chain[-1].record, [each for each in chain if not each.shared]
     after, before, remaining, early = record.after, record.before, record.remaining_parameters, record.least_loss
     val, test = _names(record.primary.name)
@@ -107,7 +109,7 @@ def _row(trial: TrialSpec, position: Position, chain: Sequence[_Stage]) -> Row:
 
 
 def _stages(plan: Plan, records: Records) -> Callable[[str], _Stage]:
-    """Return what gives a finished stage by its key."""
+    """Return a cached function: stage key -> finished stage."""
 
     @cache
     def stage(key: str) -> _Stage:
@@ -120,19 +122,19 @@ def _stages(plan: Plan, records: Records) -> Callable[[str], _Stage]:
 
 @cache
 def _names(metric: str) -> tuple[str, str]:
-    """Return what a metric is called on validation and on test."""
+    """Return a metric's names on validation and on test."""
     return f"val/{metric}", f"test/{metric}"
 
 
 def statuses(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, TrialStatus]:
-    """Return trial -> what became of it."""
+    """Return trial name -> status."""
     return {
         trial.name: status(keys, plan, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)
     }
 
 
 def status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[str, str]) -> TrialStatus:
-    """Return what became of a trial that takes the stages `keys`."""
+    """Return the status of a trial with the stages `keys`."""
     missing = [key for key in keys if key not in records]
     if not missing:
         return "finished"
@@ -142,11 +144,11 @@ def status(keys: Sequence[str], plan: Plan, records: Records, failures: Mapping[
 
 
 def reasons(plan: Plan, records: Records, failures: Mapping[str, str]) -> dict[str, str]:
-    """Return trial -> why it failed, of those that did."""
+    """Return trial name -> why it failed, for failed trials."""
     each = {trial.name: reason(keys, records, failures) for trial, keys in zip(plan.trials, plan.work, strict=True)}
     return {name: found for name, found in each.items() if found is not None}
 
 
 def reason(keys: Sequence[str], records: Records, failures: Mapping[str, str]) -> str | None:
-    """Return why a trial that takes the stages `keys` failed, None where it did not."""
+    """Return why a trial with the stages `keys` failed, None if it did not."""
     return next((failures[key] for key in keys if key not in records and key in failures), None)

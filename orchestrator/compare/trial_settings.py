@@ -1,4 +1,4 @@
-"""A trial's resolved config as flat, dotted settings: leave out circumstances, find a sweep's axes."""
+"""Flat, dotted settings of a trial's resolved config, without circumstances; the axes of a sweep."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orchestrator.core.redact import redact_tree
 CIRCUMSTANCES = frozenset(
     {"name", "objective", "deploy", "tracking", "store", "cluster", "compare", "hydra", "dry_run", "retry_failed"}
 )
-"""Top-level keys that say where and why a trial runs, and what becomes of it, not what it is: a sweep that has run can
-be deployed later, as the same sweep."""
+"""Top-level keys about where and why a trial runs and what is done with it, not about what the trial is: a sweep that
+has run can be deployed later, and is still the same sweep."""
 
 
 def settings_of_each(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what defines each trial as flat settings: its config without the circumstances, secrets redacted.
+    """Return the flat settings that define each trial: its config without circumstances, secrets redacted.
 
-    A part that is one object in many configs, as in a plan that was read, is flattened once.
+    A part that many configs share as one object, as in a loaded plan, is flattened once.
     """
     known: dict[tuple[str, int], dict[str, Any]] = {}
     every = []
@@ -47,19 +47,19 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def name_of(setting: str) -> str:
-    """Return the setting that names what another builds: `method.kind` -> `method.name`; none for any other setting."""
+    """Return the setting with the name of a built object: `method.kind` -> `method.name`; empty for other settings."""
     group, _, last = setting.rpartition(".")
     builds = last == "_target_" or (last == "kind" and group in GROUPS)
     return f"{group}.name" if group and builds else ""
 
 
 def as_typed(value: Any) -> str:
-    """Return `value` as one would type it in an override: `null`, `true`, `0.9`, `[1,2]`."""
+    """Format `value` as it is typed in an override: `null`, `true`, `0.9`, `[1,2]`."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
 
 
 def varying(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names whose values differ, or that only some have, in order of first appearance: a sweep's axes."""
+    """Return the axes of a sweep: settings that differ or that only some trials have, in order of first appearance."""
     missing = object()
     first: dict[str, Any] = {}
     differ: set[str] = set()
@@ -67,7 +67,7 @@ def varying(settings: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
         for name in {**first, **each}:
             value = each.get(name, missing)
             known = first.setdefault(name, value if index == 0 else missing)
-            if value is known or name in differ:  # as most are, where parts of configurations are shared
+            if value is known or name in differ:  # mostly so, because configurations share parts
                 continue
             if value is missing or known is missing or as_typed(value) != as_typed(known):
                 differ.add(name)

@@ -1,1 +1,1 @@
-"""What a sweep is held against, paired by seed and point: a baseline that was written down, or another sweep."""
+"""Comparison of a sweep with a saved baseline or with another sweep, paired by seed and point."""

@@ -1,4 +1,4 @@
-"""A baseline: the figures of a finished sweep that later ones are held to, and by how much they may be worse. Pure."""
+"""Baseline: the figures of a finished sweep, and margins by which later sweeps may be worse. Pure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from orchestrator.core.specs import Plan
 
 FORMAT: Literal[1] = 1
 SIZE_MARGIN, SPEED_MARGIN = 0.02, 0.1
-"""The fractions by which sizes may grow, and measured speed-ups fall, unless the user says otherwise."""
+"""Default margins: the fractions by which sizes may grow and measured speed-ups may fall."""
 FALSE_ALARMS = 0.05
-"""More of them than this are told as a baseline is written."""
+"""Largest false alarm rate of a margin that a new baseline does not report."""
 
 
 class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,44 +51,44 @@ class BaselinePoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     values: Mapping[str, tuple[Number, ...]]
     """Figure -> its value at each of `seeds`, in the figure's own scale."""
     margins: Mapping[str, Margin] = {}
-    """What holds here instead of the margins of all points."""
+    """Figure -> its margin at this point, instead of the baseline's margin."""
 
     def __post_init__(self) -> None:
-        """Refuse figures that are not those of the seeds."""
+        """Raise ValueError unless every figure has one value for each seed, and seeds are unique."""
         for figure, values in self.values.items():
             if len(values) != len(self.seeds) or len(set(self.seeds)) != len(self.seeds):
-                raise ValueError(f"`{figure}` of {self.line!r} must have one value for each of its `seeds`, all unlike")
+                raise ValueError(f"`{figure}` of {self.line!r} must have one value for each of its `seeds`, all unique")
 
     @property
     def name(self) -> PointName:
-        """What it is called."""
+        """Name of the point."""
         return PointName(self.model, self.data, self.line, self.sparsity, self.asked_of, self.round)
 
 
 class Baseline(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a baseline file says: plain data that people read and edit."""
+    """Content of a baseline file: plain data that people read and edit."""
 
     format: Literal[1]
     sweep: str
     command: str
     hardware: tuple[str, ...]
-    """The processors that it ran on."""
+    """Processors that the sweep ran on."""
     margins: Mapping[str, Margin]
-    """Figure -> by how much it may be worse: of a metric in its own scale (0.01 of a fraction is a point), of a size or
-    a speed-up as a fraction. A figure without a margin is not held."""
+    """Figure -> by how much it may be worse: for a metric in its own scale (0.01 of a fraction is one point), for a
+    size or a speed-up as a fraction. A figure without a margin is not checked."""
     points: Annotated[tuple[BaselinePoint, ...], Meta(min_length=1)]
     measured_on: Mapping[str, tuple[str, ...]] = {}
-    """Format of a deployment -> the processors, threads and runtimes on which its latency was measured."""
+    """Deployment format -> processors, threads and runtimes on which its latency was measured."""
 
     def __post_init__(self) -> None:
-        """Refuse margins that hold nothing, as a misspelled one."""
+        """Raise ValueError for a margin without a figure, for example a misspelled one."""
         held = {figure for point in self.points for figure in point.values}
         for margins, known in [(self.margins, held), *((point.margins, point.values) for point in self.points)]:
             if unknown := sorted(set(margins) - set(known)):
                 raise ValueError(f"`margins` names {unknown[0]!r}, which is none of {', '.join(sorted(known))}")
 
     def named_as(self, names: Iterable[PointName]) -> dict[PointName, BaselinePoint]:
-        """Return the points by their names; a point that lacks `asked_of` takes it from the same point in `names`."""
+        """Return name -> point; a point without `asked_of` takes it from the same point in `names`."""
         full = {name._replace(asked_of=""): name for name in names}
         return {full.get(point.name, point.name): point for point in self.points}
 
@@ -103,15 +103,19 @@ def make_baseline(
     """Return the baseline of a finished sweep.
 
     Args:
-        before: whose margins are kept; else they are those of each metric, as of a match, of sizes and of speed-ups
+        info: name and command of the sweep
+        comparison: comparison of the sweep's trials
+        plan: plan of the sweep
+        records: stage key -> record
+        before: earlier baseline whose margins are kept; None: each metric's own margin, `SIZE_MARGIN`, `SPEED_MARGIN`
 
     Raises:
         OrchestratorError: a trial has not finished, or a figure is not finite
     """
     if missing := [trial for trial, status in comparison.trials.items() if status != "finished"]:
         raise OrchestratorError(
-            f"{len(missing)} of {len(comparison.trials)} trials of {info.name} have not finished, such as "
-            f"{missing[0]!r}: a baseline holds all of a sweep; run it again, which runs what is missing."
+            f"{len(missing)} of {len(comparison.trials)} trials of {info.name} have not finished, for example "
+            f"{missing[0]!r}; a baseline needs all trials: run the sweep again, which runs the missing stages."
         )
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
     kept = {} if before is None else before.named_as(points)
@@ -139,12 +143,12 @@ def make_baseline(
 
 
 def read_baseline(content: bytes) -> Baseline:
-    """Return what a baseline file says; raise ValueError, which says what is wrong with it."""
+    """Parse a baseline file; raise ValueError, which names the fault."""
     return read_as(Baseline, parse_json(content))
 
 
 def text_of(baseline: Baseline) -> str:
-    """Return the baseline as JSON for people: a list of figures takes a line."""
+    """Format the baseline as JSON for people: each list of values takes one line."""
     data: dict[str, Any] = to_builtins(baseline)
     for point in data["points"]:
         counts = {figure: [*map(int, values)] for figure, values in point["values"].items() if is_size(figure)}
@@ -156,14 +160,15 @@ def text_of(baseline: Baseline) -> str:
 
 
 def false_alarms(seeds: int, spread: float, margin: float) -> float:
-    """Return how often a run that is as good misses the margin, where neither shares a draw with the other.
+    """Return how often an equally good run misses the margin, if the two runs share no random draw.
 
-    The t statistic of the differences then has a noncentral law with n - 1 degrees and sqrt(n) * margin / std.
+    The t statistic of the differences then has a noncentral t distribution with n - 1 degrees of freedom and
+    noncentrality sqrt(n) * margin / (sqrt(2) * spread).
 
     Args:
         seeds: n, at least 2
-        spread: the standard deviation of each run's values over its seeds
-        margin: in the same scale
+        spread: standard deviation of each run's values over its seeds
+        margin: margin in the same scale
     """
     from scipy.special import nctdtr
 
@@ -174,7 +179,7 @@ def false_alarms(seeds: int, spread: float, margin: float) -> float:
 
 
 def margin_for(seeds: int, spread: float, alarms: float = FALSE_ALARMS) -> float:
-    """Return the margin at which `false_alarms` are `alarms`."""
+    """Return the margin at which `false_alarms` equals `alarms`."""
     from scipy.special import nctdtrinc
 
     shift = float(nctdtrinc(seeds - 1, alarms, t_quantile(LEVEL, seeds - 1)))

@@ -1,4 +1,4 @@
-"""Whether a sweep is as good as its baseline: a verdict for every figure that is held. Pure."""
+"""Verdicts on whether a sweep is as good as its baseline, one for every checked figure. Pure."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ from orchestrator.core.specs import Plan
 from orchestrator.planning.in_words import first_few
 
 LISTED = 20
-"""At most so many lines of a sweep are named in a sentence."""
+"""Maximum number of a sweep's lines named in a message."""
 
 
 def verdicts(
     baseline: Baseline, comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]
 ) -> tuple[Verdict, ...]:
-    """Return a verdict for each figure of each point of the baseline, and one for each trial of the sweep that failed.
+    """Return a verdict for each figure of each baseline point, and one for each failed trial of the sweep.
 
-    A metric passes where a loss of its margin is ruled out: its one-sided 97.5% limit, paired by seed with
-    the baseline, lies within. So does a speed-up, by its ratio to what it was, measured on the same hardware. A size
-    passes where no seed's has grown by more than the margin. All limits of a line that the sweep does not have fail.
+    A metric passes if a loss of its margin is ruled out: the one-sided 97.5% limit of the loss, paired by seed with
+    the baseline, lies below the margin. A speed-up passes by the same test of its ratio to the baseline, measured on
+    the same hardware. A size passes if it has grown by at most the margin at every seed. All limits of a line that the
+    sweep does not have fail.
 
     Raises:
-        OrchestratorError: the sweep has no point of the baseline, or another metric at one
+        OrchestratorError: the sweep has no point of the baseline, or compares a point by another metric
     """
     points = {name_of(point): point for point in (*comparison.dense, *comparison.operating_points)}
     held = baseline.named_as(points)
     if not held.keys() & points.keys() and not comparison.failures:
         there = ", ".join(dict.fromkeys(f"{name.line} of {name.panel}" for name in points)) or "none"
         raise OrchestratorError(
-            f"the sweep has none of the points of the baseline, which is of {baseline.sweep!r}; it has {there}: run "
-            "the baseline's command, or write a baseline of this sweep with --write-baseline."
+            f"the sweep has none of the points of the baseline, which was written from {baseline.sweep!r}; the sweep "
+            f"has {there}: run the baseline's command, or write a baseline of this sweep with --write-baseline."
         )
     found, here = figures(comparison, plan, records), measured_on(plan, records)
     gone, metrics = _lines_gone(held, points, plan), comparison.metrics
@@ -66,12 +67,12 @@ def verdicts(
 
 
 def passes(found: Sequence[Verdict], allow_undecided: bool) -> bool:
-    """Say whether the gate is open."""
+    """Whether the gate passes."""
     return not any(each.status == "fail" or (each.status == "undecided" and not allow_undecided) for each in found)
 
 
 def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
-    """Yield what there is to say of each point whose margin another run as good would miss too often, by its seeds."""
+    """Yield a warning for each point whose margin an equally good run would miss too often, or that has one seed."""
     margins = {point.name: {**baseline.margins, **point.margins} for point in baseline.points}
     for point in (*comparison.dense, *comparison.operating_points):
         test, name, metric = point.test, name_of(point), point.metric
@@ -80,34 +81,34 @@ def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
             continue
         where = f"{name.line} of {name.panel} at a sparsity of {name.sparsity:.4g}"
         if test.std is None:
-            yield f"{where} has one seed: every later run is undecided"
+            yield f"{where} has one seed: every later run will be undecided"
         elif (chance := false_alarms(test.n, test.std, margin)) > FALSE_ALARMS:
             wider = margin_for(test.n, test.std)
             other = "" if margin_fault(metric, wider) else f", or `margins` of {wider:.3g} at this point,"
             yield (
                 f"{where}: {test.n} seeds with a standard deviation of {metric.said(test.std)} would miss its margin "
-                f"of {metric.said(margin)} in {chance:.0%} of equally good runs that share no draw; more "
-                f"seeds{other} make that {FALSE_ALARMS:.0%}"
+                f"of {metric.said(margin)} in {chance:.0%} of equally good runs that share no random draw; more "
+                f"seeds{other} reduce the rate to {FALSE_ALARMS:.0%}"
             )
 
 
 def counted(found: Sequence[Verdict]) -> str:
-    """Say how many limits passed."""
+    """Count verdicts by status: `5 limits: 4 pass, 1 fail, 0 undecided`."""
     of = Counter(each.status for each in found)
     return f"{len(found)} limits: {of['pass']} pass, {of['fail']} fail, {of['undecided']} undecided"
 
 
 def _check_metric(held: BaselinePoint, point: Point | None) -> None:
-    """Raise OrchestratorError if the sweep compares a point of the baseline by another metric."""
+    """Raise OrchestratorError if the sweep and the baseline compare a point by different metrics."""
     if point is not None and primary_figure(point) not in held.values:
         raise OrchestratorError(
-            f"{held.line} of {held.name.panel} is compared by {primary_figure(point)}, the baseline has "
-            f"{', '.join(held.values)}; write it anew with --write-baseline."
+            f"{held.line} of {held.name.panel} is compared by {primary_figure(point)}, but the baseline has "
+            f"{', '.join(held.values)}; write a new baseline with --write-baseline."
         )
 
 
 def _metric_of(figure: str, margin: float, metrics: Collection[Metric]) -> Metric | None:
-    """Return the primary metric that a figure is a value of, None for other figures; raise for a margin beyond it."""
+    """Return the primary metric of a figure, None for other figures; raise OrchestratorError for an invalid margin."""
     metric = next((each for each in metrics if is_primary(figure, each)), None)
     if metric is not None and (fault := margin_fault(metric, margin)):
         raise OrchestratorError(f"the margin of `{figure}` (={margin}) {fault}")
@@ -115,7 +116,7 @@ def _metric_of(figure: str, margin: float, metrics: Collection[Metric]) -> Metri
 
 
 def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan: Plan) -> dict[PointName, str]:
-    """Map each point of the baseline whose line the sweep lacks to a sentence that names the lines there are."""
+    """Return name of each baseline point whose line the sweep lacks -> reason, with the lines that the sweep has."""
     absent = [name for name in held if name not in points]
     planned = _planned_lines(plan) if absent else {}
     asked = {(name.panel, name.line): name.asked_of for name in points}
@@ -125,12 +126,12 @@ def _lines_gone(held: Collection[PointName], points: Collection[PointName], plan
         if name.line not in planned.get(name.panel, ()):
             found[name] = f"the sweep has no {line}; it has {_listed(planned)}"
         elif now and name.asked_of and now != name.asked_of:
-            found[name] = f"the sparsity of {line} is a fraction of {now}, and in the baseline of {name.asked_of}"
+            found[name] = f"the sparsity of {line} is a fraction of {now}, but in the baseline of {name.asked_of}"
     return found
 
 
 def _planned_lines(plan: Plan) -> dict[str, list[str]]:
-    """Map each panel to the labels of its dense networks and lines, finished or not."""
+    """Return panel -> labels of its dense networks and lines, finished or not."""
     found: dict[str, dict[str, None]] = {}
     for position in positions(plan):
         found.setdefault(panel_name(*position.panel), {}).update({position.dense_label: None, position.line: None})

@@ -1,4 +1,4 @@
-"""What can be paired of a sweep: its points by name, their figures by seed, and on what these were measured. Pure."""
+"""Figures of a sweep that can be paired: by point name, figure and seed, with their hardware. Pure."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from orchestrator.core.specs import Plan
 
 
 class PointName(NamedTuple):
-    """What a point is called in every sweep that has it."""
+    """Name of a point, the same in every sweep that has the point."""
 
     model: str
     data: str
     line: str
     sparsity: float
-    """As `Point.asked_sparsity`."""
+    """Requested sparsity, as `Point.asked_sparsity`."""
     asked_of: str
-    """Quantity that the sparsity is a fraction of, as `Point.asked_of`; empty in a baseline that does not say it."""
+    """Quantity that the sparsity is a fraction of, as `Point.asked_of`; empty in a baseline that does not record it."""
     round: int
 
     @property
     def panel(self) -> str:
-        """The model and the data set."""
+        """Name of the panel: model and data set."""
         return panel_name(self.model, self.data)
 
 
 def panel_name(model: str, data: str) -> str:
-    """Return the name of a panel of a comparison: mlp on digits."""
+    """Return the name of a panel: mlp on digits."""
     return f"{model} on {data}"
 
 
 def is_size(figure: str) -> bool:
-    """Say whether a figure is counted, not drawn: less is better, and every seed can be held to it."""
+    """Whether a figure is a size: counted without noise, so that every seed can be checked; lower is better."""
     return figure == "parameters/remaining" or (figure.startswith("deploy/") and figure.endswith("/bytes"))
 
 
 def is_speedup(figure: str) -> bool:
-    """Say whether a figure is measured beside the dense network: more is better, on one kind of machine."""
+    """Whether a figure is a measured speed-up over the dense network; higher is better, on one kind of machine."""
     return figure.startswith("deploy/") and figure.endswith("/speedup")
 
 
 def is_latency(figure: str) -> bool:
-    """Say whether a figure is measured alone: less is better, and it drifts with the machine."""
+    """Whether a figure is a latency: lower is better; it is not relative to dense, so it drifts with the machine."""
     return figure.startswith("deploy/") and figure.endswith("/latency_ms")
 
 
 def figures(
     comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]
 ) -> dict[PointName, dict[str, dict[int, float]]]:
-    """Return the figures of the dense networks and the operating points that can be paired: figure -> seed -> value."""
+    """Return figure -> seed -> value for each dense and operating point."""
     rows, measured = {row.stage: row for row in comparison.rows}, by_network(plan, records)
     found: dict[PointName, dict[str, dict[int, float]]] = {}
     for point in (*comparison.dense, *comparison.operating_points):
@@ -68,28 +68,28 @@ def figures(
 
 
 def name_of(point: Point) -> PointName:
-    """Return what a point is called."""
+    """Return the name of a point."""
     return PointName(point.model, point.data, point.line, point.asked_sparsity, point.asked_of, point.round)
 
 
 def primary_figure(point: Point) -> str:
-    """Return the name of the figure by which a point is compared: on the test split, as in a comparison."""
+    """Return the name of the figure that points are compared by: the primary metric on test."""
     return f"test/{point.metric.name}"
 
 
 def is_primary(figure: str, metric: Metric) -> bool:
-    """Say whether a figure is a value of a primary metric, of a network or of it in a format that changes outputs."""
+    """Whether a figure is the primary metric on test, of a network or of its deployed form."""
     primary = f"test/{metric.name}"
     return figure == primary or (figure.startswith("deploy/") and figure.endswith(f"/{primary}"))
 
 
 def hardware(records: Iterable[StageRecord]) -> tuple[str, ...]:
-    """Return the processors that a sweep ran on."""
+    """Return the processors on which a sweep ran."""
     return tuple(sorted({record.environment.get("processor", "unknown") for record in records}))
 
 
 def measured_on(plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, tuple[str, ...]]:
-    """Return on what latency was measured, by format, each of which has a runtime: processor, threads and runtime."""
+    """Return deployment format -> hardware on which latency was measured: processor, threads and runtime."""
     found: dict[str, set[str]] = {}
     for record in chain.from_iterable(by_network(plan, records).values()):
         found.setdefault(record.spec["fields"]["format"], set()).add(hardware_of(record))

@@ -1,4 +1,4 @@
-"""Which points of two sweeps belong together: those whose settings, requested sparsity and seed are the same. Pure."""
+"""Pairing of two sweeps' points: equal settings and equal requested sparsity belong together. Pure."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.store.saved_sweep import SavedSweep
 
 Settings = Mapping[str, str]
-"""Setting -> its value as one would type it."""
+"""Setting -> value as typed in an override."""
 Identity = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two sweeps that are held against each other."""
+    """One of two sweeps to compare."""
 
     sweep: SavedSweep
     comparison: Comparison
 
     @property
     def name(self) -> str:
-        """What the sweep is called."""
+        """Name of the sweep."""
         return self.sweep.info.name
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """What can be paired: the dense networks, and the operating points."""
+        """Points that can be paired: dense and operating points."""
         return (*self.comparison.dense, *self.comparison.operating_points)
 
     @cached_property
     def settings(self) -> Mapping[str, Settings]:
-        """Trial -> its settings, but those that move it along its line, and the seed."""
+        """Trial name -> its settings, without the seed and the settings that move the trial along its line."""
         trials = self.sweep.plan.trials
         each = settings_of_each([trial.config for trial in trials])
         moving = ("seed", *POINT_SETTINGS)
@@ -51,23 +51,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Pairing:
-    """What of two sweeps belongs together, and what stands on one side only."""
+    """Pairs of points of two sweeps, and the points without a partner."""
 
     pairs: tuple[tuple[Point, Point], ...]
-    """A point of the first sweep, and that of the second."""
+    """Point of the first sweep, and its partner in the second."""
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
+    """Points that only the first sweep has, and only the second."""
     unlike: Mapping[str, tuple[str, str]]
-    """Setting -> its value in all of the first sweep and in all of the second; nothing is paired by it."""
+    """Setting -> its single value in the first sweep and in the second; pairing ignores these settings."""
 
 
 def pair(first: Side, second: Side) -> Pairing:
-    """Return which points of two sweeps belong together.
+    """Pair the points of two sweeps.
 
-    A setting that has one value in all of a sweep and another one in all of the other is what is compared. In all other
-    settings, in the names of model and data set and in the sparsity asked for, the points of a pair are equal.
+    A setting with one value throughout the first sweep and another throughout the second is what the sweeps compare.
+    The points of a pair are equal in all other settings, in model, data set and requested sparsity.
 
     Raises:
-        OrchestratorError: nothing belongs together, or what does is compared by another metric
+        OrchestratorError: no points can be paired, no pair shares a seed, or a pair has different metrics
     """
     unlike = _unlike(first, second)
     ours, theirs = (dict(_identified(side, unlike.keys())) for side in (first, second))
@@ -81,25 +82,25 @@ def pair(first: Side, second: Side) -> Pairing:
     )
     if not found.pairs:
         raise OrchestratorError(
-            f"{first.name} and {second.name} have nothing in common that could be paired: the first has "
+            f"{first.name} and {second.name} have no points that can be paired: the first has "
             f"{_lines(first.points)}, the second {_lines(second.points)}."
         )
     for one, other in found.pairs:
         if (one.metric.name, one.metric.better) != (other.metric.name, other.metric.better):
             raise OrchestratorError(
-                f"{first.name} is compared by {one.metric.title}, {second.name} by {other.metric.title}: differences "
-                "have no meaning; give both the same `task`."
+                f"{first.name} is compared by {one.metric.title}, {second.name} by {other.metric.title}: different "
+                "metrics have no difference; give both sweeps the same `task`."
             )
     if not any(set(one.seeds) & set(other.seeds) for one, other in found.pairs):
         raise OrchestratorError(
-            f"{first.name} and {second.name} have no seed in common at any point, and differences are paired by seed; "
-            "run one with the seeds of the other."
+            f"{first.name} and {second.name} have no seed in common at any point, but differences are paired by seed; "
+            "run one sweep with the seeds of the other."
         )
     return found
 
 
 def _unlike(first: Side, second: Side) -> dict[str, tuple[str, str]]:
-    """Return the settings that have one value in each sweep, and not the same."""
+    """Return the settings that have one value in each sweep, but not the same one."""
     ours, theirs = (_values(side) for side in (first, second))
     found = {}
     for name in dict.fromkeys((*ours, *theirs)):
@@ -110,13 +111,13 @@ def _unlike(first: Side, second: Side) -> dict[str, tuple[str, str]]:
 
 
 def _values(side: Side) -> dict[str, set[str]]:
-    """Return the values of each setting in a sweep; empty where a trial has none."""
+    """Return setting -> its values in a sweep; "" for a trial without the setting."""
     each = list(side.settings.values())
     return {name: {settings.get(name, "") for settings in each} for name in dict.fromkeys(chain.from_iterable(each))}
 
 
 def _identified(side: Side, left_out: Collection[str]) -> Iterator[tuple[Identity, Point]]:
-    """Yield each point with what it is paired by; of several at one level of a line each has its number."""
+    """Yield (identity, point); pairs have equal identities. Points at one level of a line are numbered."""
     trial_of: dict[tuple[str, str], str] = {}
     dense_of = {trial.dense: trial.name for trial in side.sweep.plan.trials}
     for row in side.comparison.rows:
@@ -134,7 +135,7 @@ def _identified(side: Side, left_out: Collection[str]) -> Iterator[tuple[Identit
             )
         )
         line = (point.model, point.data, pruned, told)
-        of_line = lines.setdefault(line, {})  # lines that differ in code alone are paired in their order
+        of_line = lines.setdefault(line, {})  # lines that differ only in code are paired in order
         place = of_line.setdefault(point.line, len(of_line))
         level = (*line, place, point.asked_sparsity)
         seen[level] += 1

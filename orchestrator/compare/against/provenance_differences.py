@@ -1,4 +1,4 @@
-"""What differs between two sweeps beside what is paired: code, pinned content, releases, machines. Pure."""
+"""Differences between two sweeps that settings do not show: code, pinned content, releases, machines. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.trial_settings import as_typed, settings_of_each
 
 MOVING = ("seed", "target", "amount", "round", "inner", "until", "restart")
-"""Fields of a stage that say which one of a trial it is."""
+"""Stage fields that distinguish the stages and trials of one line."""
 DECIDING = ("processor", "torch", "numpy", "gpu")
-"""Of a record's environment: on what bits depend."""
+"""Environment entries that affect results."""
 SHOWN = 12
-"""Letters of a digest."""
+"""Characters shown of a digest."""
 
 
 def unlike_beside_settings(first: Side, second: Side) -> dict[str, tuple[str, str]]:
-    """Return what differs: name -> what it is in the first sweep and in the second.
+    """Return name -> value in the first sweep and in the second, for everything that differs besides settings.
 
-    Of the stages what is in their keys and in no setting: versions of our components, the user's own sources, content
-    that is pinned, device and threads; of the environments releases, the git commit, processors.
+    From stage keys: versions of built-in components, the user's own sources, pinned content, device and threads. From
+    environments: releases, the git commit, processors.
     """
     found: dict[str, tuple[str, str]] = {}
     ours, theirs = (_in_keys(side) for side in (first, second))
@@ -40,7 +40,7 @@ def unlike_beside_settings(first: Side, second: Side) -> dict[str, tuple[str, st
 
 
 def _in_keys(side: Side) -> dict[str, set[str]]:
-    """Return each field of the stages that are trained -> its values."""
+    """Return field -> its values, over the dense and round stages."""
     found: dict[str, set[str]] = {}
     specs = [spec for spec in side.sweep.plan.stages.values() if spec.kind in ("dense", "round")]
     parts = [{name: value for name, value in spec.fields.items() if name not in MOVING} for spec in specs]
@@ -51,7 +51,7 @@ def _in_keys(side: Side) -> dict[str, set[str]]:
 
 
 def _each_once(parts: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Return fields as flat settings; stages of a plan that was read share the parts of their configurations."""
+    """Flatten fields into settings, equal objects once: stages of a loaded plan share parts of configurations."""
     unlike = {tuple((name, id(value)) for name, value in fields.items()): fields for fields in parts}
     return settings_of_each(list(unlike.values()))
 

@@ -1,4 +1,4 @@
-"""Two sweeps side by side: what differs between them, and by how much each figure does, paired by seed. Pure."""
+"""Differences between two sweeps: of their settings, and of each figure, paired by seed. Pure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from orchestrator.core.metrics import Metric
 
 Word = Literal["better", "no worse", "worse", "open", "undecided", "the same", "no verdict"]
 SPARSITY = Metric("sparsity", "% reached", "higher", margin=0.0, format=".2%")
-"""Of the prunable weights: told where something else was asked for, or something else was reached."""
+"""Sparsity of the prunable weights; shown if the sweeps have different budgets or reached different sparsities."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of a point in two sweeps: `verdict.now` is that of the second, over the seeds that both have."""
+    """A figure of a point in two sweeps, over the seeds that both have; `verdict.now` is the second sweep's value."""
 
     verdict: Verdict
     judged: bool = True
-    """Not what follows from what was asked for, where that is unlike in the sweeps."""
+    """False for a figure that follows from the requested sparsity, if the sweeps have different budgets or results."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -45,8 +45,10 @@ class Difference:
 
     @property
     def word(self) -> Word:
-        """What came of it: `better` and `worse` where the interval leaves out 0, else `no worse` where a loss of the
-        margin is ruled out and `open` where it is not; `undecided` where nothing can be tested. A size is counted.
+        """Outcome in a word.
+
+        `better` or `worse` if the interval excludes 0; else `no worse` if a loss of the margin is ruled out, and `open`
+        if it is not; `undecided` if nothing can be tested. A size has no interval: its change is compared directly.
         """
         change, metric, status = self.verdict.change, self.verdict.metric, self.verdict.status
         if change is None:
@@ -71,49 +73,53 @@ class PairedPoint:
     """A point that both sweeps have."""
 
     name: PointName
-    """Name in the second sweep; a line or `asked_of` that differs has that of the first sweep before it."""
+    """Name in the second sweep; a line or `asked_of` that differs is written as `FIRST | SECOND`."""
     same_stages: bool
-    """Whether the stages of all seeds have the same keys in both: nothing differs that could change a bit."""
+    """Whether the stages have the same keys in both sweeps at all common seeds: then their results are equal."""
     only: tuple[tuple[int, ...], tuple[int, ...]]
-    """The seeds that one sweep alone has."""
+    """Seeds that only the first sweep has, and only the second."""
     differences: tuple[Difference, ...]
-    """The first one is that of the primary metric."""
+    """Differences of figures; the first is of the primary metric."""
     asked_of: tuple[str, str]
-    """What the asked sparsity is a fraction of in each, as `Point.asked_of`."""
+    """Quantity that the requested sparsity is a fraction of in each sweep, as `Point.asked_of`."""
 
 
 @dataclass(frozen=True)
 class TwoSweeps:
-    """What there is to say of two sweeps."""
+    """Comparison of two sweeps."""
 
     first: Side
     second: Side
     unlike: Mapping[str, tuple[str, str]]
-    """What differs in all of both: name -> what it is in the first, and in the second."""
+    """Name -> value in the whole first sweep and in the whole second, for all that differs."""
     points: tuple[PairedPoint, ...]
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
-    """The points that one sweep alone has."""
+    """Points that only the first sweep has, and only the second."""
 
     @property
     def tested(self) -> tuple[Estimate, ...]:
-        """The differences of primary metrics that have an interval, and where something differs."""
+        """Differences of primary metrics that have an interval with spread."""
         changes = (point.differences[0].verdict.change for point in self.points)
         return tuple(change for change in changes if change is not None and has_spread(change))
 
     @property
     def level_together(self) -> float:
-        """The level of intervals of which all hold with a probability of LEVEL at least (Bonferroni)."""
+        """Level of each interval at which all intervals hold together with probability LEVEL or more (Bonferroni)."""
         return 1 - (1 - LEVEL) / max(1, len(self.tested))
 
     @property
     def beyond_zero(self) -> tuple[int, int]:
-        """How many of the intervals leave out 0: each by itself, and where all are to hold together."""
+        """Number of intervals that exclude 0: at LEVEL, and at the level at which all hold together."""
         wider = (at_level(change, self.level_together) for change in self.tested)
         return sum(map(excludes_zero, self.tested)), sum(map(excludes_zero, wider))
 
 
 def compare_two(first: Side, second: Side) -> TwoSweeps:
-    """Return the differences of the second sweep from the first; raise what `pair` raises."""
+    """Return the differences of the second sweep from the first.
+
+    Raises:
+        OrchestratorError: as `pair`
+    """
     pairing = pair(first, second)
     sides = (first, second)
     found = [figures(side.comparison, side.sweep.plan, side.sweep.records) for side in sides]
@@ -133,7 +139,7 @@ def compare_two(first: Side, second: Side) -> TwoSweeps:
 
 
 def excludes_zero(change: Estimate) -> bool:
-    """Say whether an interval leaves out 0."""
+    """Whether an interval excludes 0."""
     return change.low is not None and change.high is not None and change.low * change.high > 0
 
 
@@ -175,13 +181,13 @@ def _by_seed(point: Point, reached: Mapping[str, float]) -> Values:
 
 
 def _with_sparsity(point: PairedPoint, before: Values, now: Values) -> PairedPoint:
-    """Return a point with the sparsities that were reached, where they are not what was asked for in both."""
+    """Add the reached sparsities to a point if its budgets differ from weights or the reached sparsities differ."""
     first, *others = point.differences
     was, is_ = (fmean(values[seed] for seed in first.seeds) for values in (before, now))
     if point.asked_of == (WEIGHTS, WEIGHTS) and abs(is_ - was) <= TOLERANCE:
         return point
     change = Estimate(len(first.seeds), is_ - was)
-    if point.asked_of == (WEIGHTS, WEIGHTS):  # then sizes follow from how far each fell short
+    if point.asked_of == (WEIGHTS, WEIGHTS):  # sizes follow from the sparsities that were reached
         others = [replace(each, judged=each.judged and not is_size(each.verdict.figure)) for each in others]
     verdict = Verdict(point.name, "sparsity", "undecided", "", SPARSITY, was, is_, change, seeds=first.seeds)
     return replace(point, differences=(first, Difference(verdict, judged=False), *others))

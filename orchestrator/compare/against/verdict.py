@@ -1,4 +1,4 @@
-"""A verdict: whether a figure is as good as it was, from its values by seed then and now. Pure."""
+"""Verdict: whether a figure is as good as before, from its values by seed before and now. Pure."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ Status = Literal["pass", "fail", "undecided"]
 Values = Mapping[int, float]
 """Seed -> value."""
 Places = Mapping[str, tuple[str, ...]]
-"""Format of a deployment -> on what its latency was measured."""
+"""Deployment format -> hardware on which its latency was measured."""
 SPEEDUP = Metric("speedup", "%", "higher", margin=0.0, format=".1%")
 LATENCY = Metric("latency", "%", "lower", margin=0.0, format=".1%")
-"""How changes of speed-ups and latencies are written and judged: as fractions of what they were."""
+"""Metrics of relative changes of speed-ups and latencies, by which they are written and judged."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one limit."""
+    """Outcome of one limit."""
 
     point: PointName | None
-    """None of a trial that failed."""
+    """Name of the point; None for a failed trial."""
     figure: str
-    """As in a record; of a trial that failed its name."""
+    """Name of the figure in a record; for a failed trial the trial's name."""
     status: Status
     reason: str
-    """Why it does not pass; empty where it does."""
+    """Why it does not pass; empty if it passes."""
     metric: Metric | None = None
-    """How the values are written, of a speed-up or a latency their change; None: of a size, or of what is lacking."""
+    """Metric that writes the values; for a speed-up or a latency it writes the change. None for a size, for a figure
+    that cannot be judged, and for a failed trial."""
     baseline: float | None = None
-    """Mean over the seeds that both have, as `now`; over its own seeds if they have none in common."""
+    """Mean over the seeds that both have; over the baseline's seeds if they have none in common."""
     now: float | None = None
+    """Mean over the seeds that both have; None if they have none in common."""
     change: Estimate | None = None
-    """`now` less `baseline`, paired by seed; as a fraction of a speed-up or a latency their ratio less 1, of a size the
-    largest growth of a seed; None where they cannot be compared."""
+    """Difference `now` - `baseline`, paired by seed. For a speed-up or a latency: ratio - 1. For a size: the largest
+    relative growth over seeds. None if they cannot be compared."""
     margin: float = 0.0
     seeds: tuple[int, ...] = ()
-    """Seeds that the sweep is held to."""
+    """Seeds of the baseline."""
 
 
 def judge(
@@ -57,16 +59,19 @@ def judge(
     """Return the verdict on a figure of a point.
 
     Args:
-        metric: the primary one where the figure is its value; None for all others
-        before: the values that `now` is held to
-        margin: by how much they may be worse, as in a baseline
-        other_hardware: how that on which it was measured differs, empty where it does not or plays no part
+        name: name of the point
+        figure: name of the figure
+        metric: the primary metric if the figure is its value, else None
+        before: baseline value by seed
+        now: value by seed, to compare with `before`
+        margin: by how much values may be worse, as in a baseline
+        other_hardware: how the hardware differs from the baseline's; empty if it does not, or does not matter
     """
     if is_size(figure):
         return _size(name, figure, before, now, margin)
     change: Estimate | None = None
     status: Status = "undecided"
-    reason = _missing(before, now) or other_hardware or "it is nothing that can be judged"
+    reason = _missing(before, now) or other_hardware or "this figure cannot be judged"
     if is_speedup(figure) or is_latency(figure):
         metric = SPEEDUP if is_speedup(figure) else LATENCY
         pairs = [] if other_hardware else [(now[seed], before[seed]) for seed in before if seed in now]
@@ -79,23 +84,25 @@ def judge(
 
 
 def elsewhere(figure: str, now: Places, before: Places, whose: str) -> str:
-    """Say how the hardware on which a figure was measured differs from that of before; empty where it does not.
+    """Return how the hardware of a figure differs from the earlier one; empty if it does not differ or matter.
 
     Args:
-        now: as `measured_on` returns it, as `before`
-        whose: the figures of before are
+        figure: name of the figure
+        now: deployment format -> hardware, as `measured_on` returns it
+        before: the same for the earlier figures
+        whose: owner of the earlier figures, for the message
     """
     if not (is_speedup(figure) or is_latency(figure)):
         return ""
     form = figure.split("/")[1]
     here, there = now.get(form, ()), before.get(form, ())
-    if here == there and len(here) < 2:  # else seeds may be paired across them
+    if here == there and len(here) < 2:  # with several kinds, seeds could be paired across hardware
         return ""
-    return f"measured on {'; '.join(here)}, and for {whose} on {'; '.join(there) or 'hardware that it does not name'}"
+    return f"measured on {'; '.join(here)}, but for {whose} on {'; '.join(there) or 'hardware that it does not name'}"
 
 
 def _relative(log_ratios: Sequence[float]) -> Estimate | None:
-    """Return the mean ratio less 1, with its interval."""
+    """Return the geometric mean ratio minus 1, with its interval."""
     found = ratio(log_ratios)
     if found is None or found.low is None or found.high is None:
         return None if found is None else Estimate(found.n, found.mean - 1)
@@ -103,13 +110,13 @@ def _relative(log_ratios: Sequence[float]) -> Estimate | None:
 
 
 def not_worse(change: Estimate | None, metric: Metric, margin: float) -> tuple[Status, str]:
-    """Say whether a loss of `margin` is ruled out, and where it is not, why."""
+    """Return whether a loss of `margin` is ruled out, and the reason if it is not."""
     if change is None:
         return "fail", "a value is not finite"
     if change.n == 1:
         return "undecided", "one seed has no interval; run more"
     mean = metric.gain(change.mean, 0.0)
-    if not has_spread(change):  # the same at every seed, as where nothing has changed
+    if not has_spread(change):  # the same change at every seed, for example if nothing has changed
         if mean >= 0:
             return "pass", ""
         if mean <= -margin:

@@ -9,7 +9,7 @@ from orchestrator.compare.audit import TOLERANCE
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.compare.secondary_figures import Further
+from orchestrator.compare.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
 from orchestrator.core.metrics import Metric, percent
 
@@ -115,7 +115,7 @@ def names_of_further(points: Sequence[Point]) -> list[str]:
 def on_further(name: str) -> Iterator[Column]:
     """Yield the columns of a further test set."""
 
-    def on(point: Point) -> Further | None:
+    def on(point: Point) -> FurtherTestSet | None:
         return next((each for each in point.further if each.name == name), None)
 
     yield Column(f"{name} {{metric}}", lambda p: spread(each.test, p.metric) if (each := on(p)) else "", 15)

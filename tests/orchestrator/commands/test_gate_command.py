@@ -192,7 +192,7 @@ def test_an_empty_store_and_a_sweep_without_results_are_no_data(gate: Gate) -> N
 
     status, out, err = gate("base.json")
     assert (status, out) == (2, "")
-    assert "the sweep has none of the points of the baseline, which is of 'first'; it has none" in err
+    assert "the sweep has none of the points of the baseline, which was written from 'first'; the sweep has none" in err
     assert "3 of 3 trials of first have not finished" in gate("base.json", "--write-baseline")[2]
     store.remove_sweep("first")
     assert gate("base.json")[2] == f"{store} holds no sweeps; run one, or name the store of another\n"

@@ -228,7 +228,7 @@ def test_points_asked_for_fractions_of_unlike_things_are_told_apart() -> None:
     found = judged(held, asking("parameters"))
     assert statuses(found) == ["pass", "fail"]
     assert {each.reason for each in found if each.status == "fail"} == {
-        "the sparsity of line 'l1_unstructured' of cnn on digits is a fraction of parameters (unit=group), and in the "
+        "the sparsity of line 'l1_unstructured' of cnn on digits is a fraction of parameters (unit=group), but in the "
         "baseline of MACs (unit=group)"
     }
     assert "fail: l1_unstructured at 50.00% of MACs (unit=group), test/accuracy: the sparsity" in "\n".join(
@@ -285,7 +285,7 @@ def test_on_other_hardware_a_speedup_is_undecided_and_nothing_else() -> None:
     (undecided,) = (each for each in found if each.status != "pass")
     where = "measured on processor one, threads 1, runtime torch"
     assert (undecided.figure, undecided.status) == (SPEEDUP, "undecided")
-    assert undecided.reason == f"{where} 3, and for the baseline on {where.removeprefix('measured on ')} 2"
+    assert undecided.reason == f"{where} 3, but for the baseline on {where.removeprefix('measured on ')} 2"
 
 
 def test_formats_have_runtimes_of_their_own() -> None:
@@ -296,7 +296,7 @@ def test_formats_have_runtimes_of_their_own() -> None:
     (undecided,) = (each for each in judged(baseline_of(both), newer) if each.status != "pass")
     where = "processor one, threads 1, runtime onnxruntime"
     assert undecided.figure == "deploy/onnx/1/speedup"
-    assert undecided.reason == f"measured on {where} 2, and for the baseline on {where} 1"
+    assert undecided.reason == f"measured on {where} 2, but for the baseline on {where} 1"
 
 
 def test_a_sweep_measured_on_unlike_hardware_is_undecided_though_its_baseline_was_as_well() -> None:
@@ -364,7 +364,7 @@ def test_a_mistyped_baseline_says_what_is_wrong(change: Any, said: str) -> None:
 def test_a_margin_beyond_a_fraction_and_another_metric_are_mistakes() -> None:
     with pytest.raises(OrchestratorError, match=r"the margin of `test/accuracy` \(=1.0\) must lie in \[0, 1\)"):
         judged(baseline_of(compared(), margins={"test/accuracy": 1.0}), compared())
-    with pytest.raises(OrchestratorError, match="is compared by test/rmse, the baseline has test/accuracy"):
+    with pytest.raises(OrchestratorError, match="is compared by test/rmse, but the baseline has test/accuracy"):
         judged(baseline_of(compared()), compared(metrics=(Metric("rmse", "", "lower", 0.1),)))
 
 
@@ -373,7 +373,7 @@ def test_no_point_in_common_is_a_mistake() -> None:
     other = swept(plan, make_records(plan))
     other = other._replace(comparison=replace(other.comparison, dense=()))
 
-    with pytest.raises(OrchestratorError, match="it has random_unstructured of cnn on digits: run"):
+    with pytest.raises(OrchestratorError, match="the sweep has random_unstructured of cnn on digits: run"):
         judged(baseline_of(compared()), other)
 
 
@@ -382,7 +382,9 @@ def test_an_unfinished_sweep_is_no_baseline() -> None:
     records = make_records(plan)
     del records[plan.trials[1].stages[-1]]
 
-    with pytest.raises(OrchestratorError, match="1 of 3 trials of synthetic have not finished, such as 'l1_unstruct"):
+    with pytest.raises(
+        OrchestratorError, match="1 of 3 trials of synthetic have not finished, for example 'l1_unstruct"
+    ):
         made(swept(plan, records))
     with pytest.raises(OrchestratorError, match="a figure of dense at a sparsity of 0 is not finite"):
         made(compared((0.9, math.nan, 0.9)))
@@ -395,9 +397,11 @@ def test_margins_that_would_be_missed_too_often_are_told() -> None:
     assert "its margin of 1.00% in 89% of equally good runs" in point
     assert "more seeds, or `margins` of 0.0" in point
     (wide, *_) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))
-    assert "more seeds make that 5%" in wide  # the margin that would do is more than all there is
+    assert "more seeds reduce the rate to 5%" in wide  # the margin that would do is more than all there is
     assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
-    assert "one seed: every later run is undecided" in next(alarms(compared((0.9,)).comparison, made(compared((0.9,)))))
+    assert "one seed: every later run will be undecided" in next(
+        alarms(compared((0.9,)).comparison, made(compared((0.9,))))
+    )
 
 
 TABLE = """\

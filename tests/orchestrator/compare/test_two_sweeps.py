@@ -229,7 +229,7 @@ def test_what_stands_on_one_side_is_named() -> None:
 def test_nothing_in_common_another_metric_and_no_common_seed_are_refused() -> None:
     other = swept("new", (0.9, 0.8), model={"name": "mlp", "kind": "mlp"})
     with pytest.raises(
-        OrchestratorError, match=r"old and new have nothing in common .* l1_unstructured of mlp on digits"
+        OrchestratorError, match=r"old and new have no points that can be paired.* l1_unstructured of mlp on digits"
     ):
         compare_two(swept("old", (0.9, 0.8)), other)
     perplexity = Metric("perplexity", "", "lower", 0.1)
@@ -320,7 +320,7 @@ def test_what_was_measured_stands_beside_and_is_never_compared_across_machines()
         "deploy/onnx/bytes": "the same",
     }
     assert all(each.verdict.change is None for each in there.points[1].differences if each.word == "undecided")
-    assert "measured on processor Abacus, threads 1, runtime onnxruntime 1, and for old on processor Pen" in said(there)
+    assert "measured on processor Abacus, threads 1, runtime onnxruntime 1, but for old on processor Pen" in said(there)
     assert ("Pen", "Abacus") in there.unlike.values()
 
 
