@@ -1,1 +1,1 @@
-"""What people look at: the terminal, the report, MLflow."""
+"""Views of a sweep for people: the terminal, the report, MLflow."""

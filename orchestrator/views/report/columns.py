@@ -1,4 +1,4 @@
-"""The columns of a comparison, and how their cells are written."""
+"""Columns of a comparison table, and the text of their cells."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from orchestrator.core.metrics import Metric, percent
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the comparison: on the page always, elsewhere if it has a `width` there, in characters."""
+    """Column of the comparison table. The HTML page has every column; text tables have those with a `width`."""
 
     name: str
-    """`{metric}` in it stands for the primary metric with its unit."""
+    """Heading; `{metric}` in it stands for the primary metric with its unit."""
     cell: Callable[[Point], str]
-    """The text of a point; fractions and their differences are in percent."""
+    """Text of a point's cell; fractions and their differences are in percent."""
     width: int = 0
+    """Minimum width in a text table, in characters; 0: not in text tables."""
     hint: str = ""
 
     def heading(self, metric: Metric) -> str:
-        """Return the name above points with this primary metric."""
+        """Return the heading for points with this primary metric."""
         return self.name.format(metric=metric.heading)
 
 
 NO_MACS = "0 left: none remain, at one seed or all; –: none are counted"
-"""Cells of the MACs where there is no ratio."""
+"""Legend of MACs cells without a ratio."""
 COST = Column(
     "cost",
     lambda p: f"{p.total_cost:,.0f}",
-    hint="optimizer steps from initialisation, and the examples that scores read, in steps",
+    hint="optimizer steps from initialisation, and the cost of scoring in steps",
 )
-ASKED = Column("asked", lambda p: asked(p), 15, "the sparsity that was asked for, and of what")
+ASKED = Column("asked", lambda p: asked(p), 15, "requested sparsity, and the quantity it is a fraction of")
 COLUMNS = (
     Column(
         "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
@@ -53,7 +54,7 @@ COLUMNS = (
         "vs dense [95% interval]",
         lambda p: difference(p.difference, p.metric) if p.round else "",
         23,
-        "paired by seed; of fractions in percentage points",
+        "paired by seed; for fractions in percentage points",
     ),
     Column(
         "match",
@@ -64,15 +65,15 @@ COLUMNS = (
     Column(
         "before fine-tuning",
         lambda p: spread(p.val_before, p.metric) if p.val_before else "",
-        hint="the same on the validation split",
+        hint="mean ± standard deviation on the validation split",
     ),
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
     Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
     Column("seeds", lambda p: str(len(p.seeds)), 5),
     Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
     COST,
-    Column("own", lambda p: f"{p.own_steps:,.0f}", hint="of these, steps that no other trial shares"),
-    Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="of work, from initialisation"),
+    Column("own", lambda p: f"{p.own_steps:,.0f}", hint="steps that no other trial shares"),
+    Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="seconds of work from initialisation"),
 )
 HARM = Column(
     "harmed most",
@@ -83,32 +84,32 @@ NARROW = tuple(column for column in COLUMNS if column.width)
 
 
 def narrow(comparison: Comparison, points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of a table of text: with the cost where what is compared among these points differs in it."""
+    """Return the columns of a text table, with the cost if points at one level differ in it."""
     unequal = {id(point) for point, _ in comparison.costlier}
     shown = (*NARROW, COST) if any(id(point) in unequal for point in points) else NARROW
     return _with_asked(shown, points)
 
 
 def columns(points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns of the page: those of every comparison, and what these points show beside."""
+    """Return the columns of the HTML page: the common ones, and the optional ones that these points have."""
     shown = [column for name in names_of_further(points) for column in on_further(name)]
     harm = [HARM] if any(point.harmed for point in points) else []
     return _with_asked((*COLUMNS, *shown, *measured_columns(points), *harm), points)
 
 
 def _with_asked(shown: tuple[Column, ...], points: Sequence[Point]) -> tuple[Column, ...]:
-    """Return the columns, with what was asked for beside the sparsity that was reached where that is something else."""
+    """Insert the requested sparsity after the achieved one if they differ at a point."""
     return (shown[0], ASKED, *shown[1:]) if any(map(reached_another, points)) else shown
 
 
 def reached_another(point: Point) -> bool:
-    """Say whether what was asked for is no fraction of weights, or not the one that was reached."""
+    """Whether the requested sparsity is not a fraction of weights, or differs from the achieved one."""
     gap = 0.0 if point.requested_sparsity is None else abs(point.sparsity - point.requested_sparsity)
     return point.budget != WEIGHTS or gap > TOLERANCE
 
 
 def names_of_further(points: Sequence[Point]) -> list[str]:
-    """Return the names of the further test sets."""
+    """Return the names of the points' further test sets."""
     return list(dict.fromkeys(each.name for point in points for each in point.further))
 
 
@@ -127,17 +128,17 @@ def on_further(name: str) -> Iterator[Column]:
 
 
 def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
-    """Yield the columns of what was measured of deployed networks, one format after another."""
+    """Yield the columns of deployment measurements, format by format."""
     found = dict.fromkeys((each.format, each.batch_size, each.hardware) for p in points for each in p.deployed)
     for name in dict.fromkeys(name for name, _, _ in found):
-        yield Column(f"{name} kB", _kilobytes(name), 8, "bytes of the deployed network")
+        yield Column(f"{name} kB", _kilobytes(name), 8, "size of the deployed network")
         if any(each.test for point in points for each in point.deployed if each.format == name):
-            hint = f"of the networks as {name}, measured in its runtime: mean ± standard deviation"
+            hint = f"of the networks in {name}, measured in its runtime: mean ± standard deviation"
             yield Column(f"{name} {{metric}}", _achieved(name), 15, hint)
         machines = list(dict.fromkeys(hardware for each, _, hardware in found if each == name))
         for key in (key for key in found if key[0] == name):
             number = f" #{1 + machines.index(key[2])}" if len(machines) > 1 else ""
-            hint = f"measured: times as fast as dense in the same format, 95% interval; {key[2]}"
+            hint = f"measured speed-up over dense in the same format, 95% interval; {key[2]}"
             yield Column(f"at batch {key[1]}{number}", _times(key), 21, hint)
 
 
@@ -146,7 +147,7 @@ def _kilobytes(name: str) -> Callable[[Point], str]:
 
 
 def _achieved(name: str) -> Callable[[Point], str]:
-    """Return the cell of what networks achieve in a format that changes outputs."""
+    """Return the cell of the primary metric in a format that changes outputs."""
 
     def cell(point: Point) -> str:
         found = next((each for each in point.deployed if each.format == name), None)
@@ -182,7 +183,7 @@ def ratio(value: float) -> str:
 
 
 def macs(point: Point) -> str:
-    """Return the cell of the MACs: dense / remaining, or which of the two is 0."""
+    """MACs dense / remaining; `0 left` if none remain, `–` if none are counted."""
     if point.speedup is not None:
         return ratio(point.speedup)
     return "0 left" if point.macs else "–"
@@ -196,14 +197,14 @@ def spread(estimate: Estimate | None, metric: Metric) -> str:
 
 
 def interval(estimate: Estimate | None, metric: Metric) -> str:
-    """The ends of the interval of the mean, where values differ."""
+    """Ends of the interval of the mean; empty if values do not differ."""
     if estimate is None or estimate.low is None or estimate.high is None or not has_spread(estimate):
         return ""
     return f"{metric.written(estimate.low)} – {metric.written(estimate.high)}"
 
 
 def difference(estimate: Estimate | None, metric: Metric) -> str:
-    """Mean difference with its interval where seeds differ, signed; of fractions in percentage points."""
+    """Signed mean difference, with its interval if seeds differ; for fractions in percentage points."""
     if estimate is None:
         return ""
     mean = metric.written(estimate.mean, "+")
@@ -213,5 +214,5 @@ def difference(estimate: Estimate | None, metric: Metric) -> str:
 
 
 def verdict(point: Point) -> str:
-    """Say whether a point matches dense, as short as its column is."""
+    """Match verdict of a point; `–` if not tested."""
     return "–" if point.matching in (None, "not tested") else str(point.matching)

@@ -1,4 +1,4 @@
-"""Two sweeps side by side, as text for the terminal and as CSV."""
+"""Differences between two sweeps, as text for the terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILE = "comparison/differences.csv"
 HEADINGS = ("asked %", "figure", "first", "second", "change [95% interval]", "seeds", "verdict")
 WIDTHS = (10, 20, 8, 8, 22, 5, 9)
 LISTED, LETTERS = 20, 80
-"""At most so many lines are named, and so many letters of a value shown."""
+"""Maximum number of lines named, and of characters shown of a value."""
 
 
 def two_sweeps_text(found: TwoSweeps) -> Iterator[str]:
-    """Yield the lines: what differs between the sweeps, the table, and what is to be known of it."""
+    """Yield the text: settings that differ between the sweeps, the table, and notes on it."""
     yield f"first:  {found.first.name}"
     yield f"second: {found.second.name}"
     yield from _unlike(found)
@@ -39,12 +39,12 @@ def two_sweeps_text(found: TwoSweeps) -> Iterator[str]:
             if each.word == "undecided" and each.verdict.reason:
                 yield f"undecided: {title_of(each.verdict)}: {each.verdict.reason}"
         if point.same_stages and any(each.word != "the same" for each in point.differences[:1]):
-            yield f"{title_of(point.differences[0].verdict)}: the stages are the same, and their results are not"
+            yield f"{title_of(point.differences[0].verdict)}: the stages are the same, but their results are not"
     yield from _notes(found)
 
 
 def two_sweeps_csv(found: TwoSweeps) -> bytes:
-    """Return a line for each difference, in the figures' own scales."""
+    """Return one CSV row for each difference, in the figures' own scales."""
     rows = []
     for point in found.points:
         for each in point.differences:
@@ -69,9 +69,9 @@ def two_sweeps_csv(found: TwoSweeps) -> bytes:
 
 def _unlike(found: TwoSweeps) -> Iterator[str]:
     if not found.unlike:
-        yield "Nothing differs between them in any of their settings, code or environment."
+        yield "The sweeps do not differ in settings, code or environment."
         return
-    yield "what differs between them, and not within either:"
+    yield "different between the sweeps, equal within each:"
     rows = [(name, *map(_value, values)) for name, values in found.unlike.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *values in rows:
@@ -91,7 +91,7 @@ def _word(point: PairedPoint, each: Difference) -> str:
 def _notes(found: TwoSweeps) -> Iterator[str]:
     renamed = dict.fromkeys(point.name.line for point in found.points if " | " in point.name.line)
     for line in renamed:
-        yield f"Paired though they are called differently: {line}."
+        yield f"Paired in spite of different names: {line}."
     for side, points, others in ((found.first, found.only[0], 0), (found.second, found.only[1], 1)):
         if points:
             yield f"Only in {side.name}: {_listed(points)}."
@@ -101,8 +101,8 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
             yield f"Seeds only in {side.name}: {', '.join(map(str, each))}, at {count} of {len(found.points)} points."
     yield from _asked(found)
     yield (
-        "Test figures of the models selected on validation; change: second less first, paired by seed; of speed-ups "
-        "and latencies the ratio, of sizes the largest growth. better, worse: the interval leaves out 0; no worse: "
+        "Test figures of the models selected on validation; change: second - first, paired by seed; for speed-ups "
+        "and latencies the ratio, for sizes the largest growth. better, worse: the interval excludes 0; no worse: "
         f"{' or '.join(_margins(found))} is ruled out (one-sided 97.5% limit); open: it is not."
     )
     yield from two_seeds_note(each.verdict.change for point in found.points for each in point.differences)
@@ -115,23 +115,23 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
 
 
 def _asked(found: TwoSweeps) -> Iterator[str]:
-    """Yield of what the sweeps were asked for a fraction, where that is not of weights in both or was not reached."""
+    """Yield notes on the quantity that sparsities are fractions of, unless it is weights and sparsities are equal."""
     told = (point for point in found.points if any(each.verdict.metric == SPARSITY for each in point.differences))
     reached = {point.asked_of for point in told}
     for first, second in dict.fromkeys(point.asked_of for point in found.points):
         if first != second:
             yield (
                 f"asked: of {first} in {found.first.name}, of {second} in {found.second.name}; the networks of a row "
-                "are not of one size, so that both sparsities are told and sizes have no verdict."
+                "differ in size, so both sparsities are shown and sizes have no verdict."
             )
         elif first != WEIGHTS:
-            yield f"asked: of {first}; sparsity: what that came to, of the prunable weights."
+            yield f"asked: of {first}; sparsity: reached, of the prunable weights."
         elif (first, second) in reached:
-            yield "asked: of weights; where unlike sparsities were reached, both are told and sizes have no verdict."
+            yield "asked: of weights; if the reached sparsities differ, both are shown and sizes have no verdict."
 
 
 def _margins(found: TwoSweeps) -> Iterator[str]:
-    """Yield the losses that the verdict `no worse` rules out, each once."""
+    """Yield the losses that the verdict `no worse` rules out, without repetition."""
     verdicts = [each.verdict for point in found.points for each in point.differences]
     metrics = dict.fromkeys(each.metric for each in verdicts if each.metric not in (None, SPARSITY, SPEEDUP, LATENCY))
     yield from (metric.loss for metric in metrics if metric is not None)
@@ -140,15 +140,15 @@ def _margins(found: TwoSweeps) -> Iterator[str]:
 
 
 def _many(found: TwoSweeps) -> Iterator[str]:
-    """Yield how many intervals there are, and how many of them leave out 0, which some do by chance."""
+    """Yield the number of intervals, and how many of them exclude 0, which some do by chance."""
     count, (alone, together) = len(found.tested), found.beyond_zero
     if not count:
-        yield "No difference of a primary metric has an interval: that takes two seeds or more that differ."
+        yield "No difference of a primary metric has an interval: an interval needs two or more seeds that differ."
         return
     yield (
-        f"Differences of primary metrics with an interval: {count}. Intervals of {LEVEL:.0%}, each by itself, leave "
-        f"out 0 at {alone} of them, by chance at {count * (1 - LEVEL):.2g} if nothing differed; intervals that hold "
-        f"together ({found.level_together:.2%} each, Bonferroni) at {together}."
+        f"Differences of primary metrics with an interval: {count}. Single {LEVEL:.0%} intervals exclude 0 at {alone} "
+        f"of them (by chance at {count * (1 - LEVEL):.2g} if nothing differed), simultaneous intervals "
+        f"({found.level_together:.2%} each, Bonferroni) at {together}."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a gate found: a table for the terminal, and JUnit XML for a CI service."""
+"""Gate results: a table for the terminal, and JUnit XML for a CI service."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from orchestrator.views.report.tables import aligned, two_seeds_note
 HEADINGS = ("asked %", "figure", "baseline", "now", "change [95% interval]", "limit", "verdict")
 WIDTHS = (10, 20, 9, 9, 22, 7, 9)
 NOTE = (
-    "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes where a loss "
-    "of its limit is ruled out (one-sided 97.5% limit), a speed-up likewise by its ratio, a size where no seed's has "
-    "grown by more."
+    "Test figures of the models selected on validation, paired by seed with the baseline: a metric passes if a loss of "
+    "its limit is ruled out (one-sided 97.5% limit), a speed-up by the same test of its ratio, a size if it has not "
+    "grown by more at any seed."
 )
 
 
 def gate_table(found: Sequence[Verdict]) -> Iterator[str]:
-    """Yield the lines of the table, why what does not pass does not, and a count."""
+    """Yield the table, the reason of each verdict that is not a pass, and the counts."""
     of_points = [each for each in found if each.point is not None]
     yield from verdict_table(HEADINGS, WIDTHS, [(each, (*cells(each), each.status)) for each in of_points])
     for each in found:
@@ -42,8 +42,9 @@ def verdict_table(
     """Yield the lines of a table of verdicts on points, panel by panel and line by line.
 
     Args:
-        widths: of the columns at least, in characters
-        rows: verdicts with the cells that stand for them
+        headings: column headings
+        widths: minimum column widths, in characters
+        rows: verdicts with their cells
     """
     columns = zip(headings, *(cells for _, cells in rows), strict=True)
     widths = [max(least, *map(len, column)) for least, column in zip(widths, columns, strict=True)]
@@ -58,7 +59,7 @@ def verdict_table(
 
 
 def title_of(verdict: Verdict) -> str:
-    """Return what a verdict is on, as a sentence names it."""
+    """Return the subject of a verdict, for messages: line, sparsity and figure, or the failed trial."""
     name = verdict.point
     if name is None:
         return f"trial {verdict.figure}"
@@ -68,10 +69,12 @@ def title_of(verdict: Verdict) -> str:
 
 
 def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
-    """Return JUnit XML of a test case for each limit; skipped where undecided is allowed.
+    """Return JUnit XML with a test case for each limit.
 
     Args:
-        name: of the suite, such as the sweep's
+        found: verdicts
+        allow_undecided: report an undecided limit as skipped instead of failed
+        name: name of the test suite, for example the sweep's
     """
     cases = []
     for each in found:
@@ -96,7 +99,7 @@ def junit(found: Sequence[Verdict], allow_undecided: bool, name: str) -> bytes:
 
 
 def _with_figures(verdict: Verdict) -> str:
-    """Return why a limit does not pass, the figures and the seeds."""
+    """Return the reason why a limit does not pass, with the figures and the seeds."""
     if verdict.point is None:
         return verdict.reason
     _, figure, baseline, now, _, limit = cells(verdict)
@@ -106,11 +109,11 @@ def _with_figures(verdict: Verdict) -> str:
 
 
 def cells(verdict: Verdict) -> tuple[str, ...]:
-    """Return sparsity, figure, the values then and now, the change and its limit as texts; empty for no value."""
+    """Return the cells: sparsity, figure, value before, value now, change and limit; empty for a missing value."""
     metric, name, figure, change = verdict.metric, verdict.point, verdict.figure, ""
     assert name is not None
     sparsity = percent(name.sparsity) if name.round else "dense"
-    measured = is_latency(figure) or is_speedup(figure)  # whose unit is that of the change
+    measured = is_latency(figure) or is_speedup(figure)  # the metric's unit is the unit of the change
     form, limit = _written(verdict)
     then, now = ("" if each is None else form(each) for each in (verdict.baseline, verdict.now))
     if metric is None:
@@ -128,11 +131,11 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _written(verdict: Verdict) -> tuple[Callable[[float], str], str]:
-    """Return how the values of a figure are written, and its limit."""
+    """Return the function that writes a figure's values, and the limit as text."""
     metric, margin = verdict.metric, verdict.margin
     if is_size(verdict.figure):
         return _count, f"{margin:+.1%}"
-    if metric is None:  # the sweep has no value that says how it is written
+    if metric is None:  # the sweep has no such figure, so its format is not known
         return _plain, f"{margin:g}"
     if is_latency(verdict.figure):
         return _milliseconds, f"{metric.written(margin, '+')} {metric.unit}"

@@ -1,4 +1,4 @@
-"""A trial's masks at a glance: a small SVG that says how much of each tensor every round has pruned. Pure."""
+"""SVG overview of a trial's masks: the sparsity of each tensor after each round. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROW, CELL, LETTER = 22, 74, 6.6
 
 
 def mask_picture(chain: Sequence[StageRecord]) -> bytes:
-    """Return a grid as SVG: a row for each tensor, a column for each round, darker where more is pruned."""
+    """Return an SVG grid with a row for each tensor and a column for each round; sparser cells are darker."""
     rounds = [record for record in chain if KINDS[record.kind].prunes]
     names = list(dict.fromkeys(name for record in rounds for name in record.tensor_sparsity))
     sizes = {name: size for record in rounds for name, size in record.tensor_sizes.items()}

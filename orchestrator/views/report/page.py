@@ -1,4 +1,4 @@
-"""The report as one HTML page: tables, figures, audit, configuration; nothing is fetched from anywhere."""
+"""Report as one self-contained HTML page: tables, figures, audit, configuration."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CAPTIONS = {
     "tradeoff": "Test figures against compression. Bands: 95% intervals over seeds. Grey: dense, with its interval.",
     "fine_tuning": "Validation figures before and after fine-tuning.",
     "curves": "Validation figures along the training of each method's sparsest networks, mean over seeds. "
-    "A mark: a round begins, pruned and not yet trained.",
-    "cost": "Test figures against the cost: optimizer steps, and what scores read as further ones.",
-    "latency": "Test figures against measured latency, deployed. Dotted: those that no other is better than in both.",
+    "Marks: the start of a round, after pruning and before training.",
+    "cost": "Test figures against the training cost: optimizer steps, and the cost of scoring in steps.",
+    "latency": "Test figures against the measured latency of deployed networks. Dotted: the Pareto front.",
     "bytes": "Test figures against the bytes of deployed networks.",
     "layers": "Sparsity of each tensor, mean over seeds.",
-    "densities": "What each method keeps of each tensor, at the sparsity that most were asked for; mean over seeds.",
-    "overlap": "Of the entries that two methods keep, the fraction that both keep, for the same seed; on the diagonal "
-    "for two seeds of one method. In brackets: by chance, with as many entries kept of each tensor.",
+    "densities": "Density of each tensor by method, at the most frequent requested sparsity; mean over seeds.",
+    "overlap": "Fraction of kept entries that two methods have in common at the same seed; on the diagonal, for two "
+    "seeds of one method. In brackets: the value by chance, with equally many entries kept in each tensor.",
 }
 
 STYLE = """
@@ -68,9 +68,9 @@ summary { cursor: pointer; font-weight: 600; margin: .6rem 0; }
 """
 
 ROWS = 1000
-"""At most so many rows of a table, and names of trials: what is more is in the files beside the page."""
+"""Maximum number of table rows and of trial names on the page; the files next to the page have all."""
 HALF_PAGE = 480.0
-"""Points of width beyond which a figure has a row to itself."""
+"""Width in points above which a figure has a row to itself."""
 
 
 def page(
@@ -81,7 +81,16 @@ def page(
     svgs: Mapping[str, bytes],
     spent: str = "",
 ) -> str:
-    """Return the whole page; `spent` says what the sweep was estimated to take, and took."""
+    """Return the whole page.
+
+    Args:
+        info: name, command and configuration of the sweep
+        plan: plan of the sweep
+        comparison: comparison of its trials
+        findings: results of the audit
+        svgs: name of a figure -> SVG
+        spent: sentence with the estimated and the actual time
+    """
     most = max((len(columns(points)) for _, points in tables.sections(comparison)), default=0)
     wide = ' class="wide"' if most > len(COLUMNS) else ""
     return "\n".join(
@@ -114,7 +123,7 @@ def _head(info: SweepInfo, plan: Plan, comparison: Comparison) -> Iterator[str]:
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[str]:
-    """Yield the parts of the tables, panel by panel, and the sentences below them."""
+    """Yield the HTML parts of the tables, panel by panel, and the notes below them."""
     for title, points in tables.sections(comparison):
         shown = columns(points)
         yield f'<h3>{html(title)}</h3><div class="scroll"><table><thead><tr>'
@@ -137,7 +146,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
 
 
 def _typeset(cell: str) -> str:
-    """Write signs as print does; a space at the end stands where others have a star."""
+    """Use typographic signs and no-break spaces; a trailing space keeps cells aligned with starred ones."""
     return cell.replace(" ", "\u00a0").replace("-", "−").replace("x", "×")
 
 
@@ -167,7 +176,7 @@ def _width(svg: bytes) -> float:
 
 
 def _inlined(svg: str, name: str) -> str:
-    """Return an SVG file as an element, its identifiers made unique within the page."""
+    """Return an SVG file as an element with identifiers that are unique within the page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg)
@@ -186,8 +195,8 @@ def _audit(findings: Sequence[Finding]) -> Iterator[str]:
     yield "</table>"
     yield (
         '<p class="quiet">After Blalock et al., What is the State of Neural Network Pruning?, arXiv 2003.03033. '
-        "Masked dense weights run no faster as they stand: MACs count what is left, and what was measured is told as "
-        "deployed.</p>"
+        "Masked dense weights run no faster by themselves: MACs count the remaining operations, and measured speeds "
+        "are those of deployed networks.</p>"
     )
 
 

@@ -1,4 +1,4 @@
-"""A comparison as files that programs read: CSV and JSON."""
+"""Comparison as machine-readable files: CSV and JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.compare.round_columns import Chosen
 from orchestrator.core.redact import shown, shown_json
 
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""How a text begins that a spreadsheet takes for a formula, in wide letters, too."""
+"""First characters by which a spreadsheet takes a text for a formula, with their full-width forms."""
 
 
 def rows_csv(comparison: Comparison) -> bytes:
-    """Return the tidy table, a line for each trial and round."""
+    """Return trials.csv: one row for each trial and round."""
     columns = row_columns(comparison.rows)
     return table_csv(
         [*columns], (dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True))
@@ -26,15 +26,15 @@ def rows_csv(comparison: Comparison) -> bytes:
 
 
 def points_csv(comparison: Comparison) -> bytes:
-    """Return the summary, a line for each operating point."""
+    """Return summary.csv: one row for each operating point."""
     found = points(comparison)
     return table_csv(list(dict.fromkeys(name for point in found for name in point)), found)
 
 
 def row_columns(each: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return the columns of rows of a comparison; those of other metrics and test sets stand last.
+    """Return column name -> values of a comparison's rows; None for a missing value.
 
-    Before these stand those of what was chosen, and what scoring took. What a row lacks is None.
+    The order: fields of `Row`, fields of `Chosen`, then other metrics and test sets by name.
     """
     found = _by_field(Row._fields, each)
     chosen, others = found.pop("chosen"), found.pop("others")
@@ -48,12 +48,12 @@ def _by_field(names: Sequence[str], each: Sequence[tuple[Any, ...]]) -> dict[str
 
 
 def points(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the columns of each operating point, those of dense networks first; estimates are spread over columns."""
+    """Return column name -> value of each point, dense points first; an estimate takes several columns."""
     return [_flat(point) for point in (*comparison.dense, *comparison.operating_points)]
 
 
 def as_json(comparison: Comparison) -> bytes:
-    """Return everything as JSON; what is not finite becomes null."""
+    """Return the comparison as JSON; a number that is not finite becomes null."""
     return (shown_json(_finite(comparison.to_json()), indent=1) + "\n").encode()
 
 
@@ -80,7 +80,7 @@ def _flat(point: Point) -> dict[str, Any]:
 
 
 def measured(each: Deployed) -> dict[str, Any]:
-    """Return the columns of a deployment; of several kinds of machine the last one's."""
+    """Return the columns of a deployment; of several kinds of machine, the last one wins."""
     where = f"{each.format}_{each.batch_size}"
     estimate = {f"{where}_speedup_{part}": getattr(each.speedup, part) for part in ("mean", "low", "high")}
     times = {f"{where}_latency_ms": each.latency_ms, f"{where}_dense_ms": each.dense_ms}
@@ -90,7 +90,7 @@ def measured(each: Deployed) -> dict[str, Any]:
 
 
 def _achieved(each: Deployed) -> dict[str, Any]:
-    """Return the columns of what networks achieve in a format that changes outputs; none of another."""
+    """Return the metric columns of a format that changes outputs; empty for other formats."""
     if each.test is None and each.val is None:
         return {}
     splits = {"val": each.val, "test": each.test}
@@ -100,7 +100,7 @@ def _achieved(each: Deployed) -> dict[str, Any]:
 
 
 def table_csv(names: Sequence[str], rows: Any) -> bytes:
-    """Return a table as CSV, names and texts as people may be shown them."""
+    """Return a table as CSV; names and texts are made safe to display."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_cell, names))
@@ -109,9 +109,9 @@ def table_csv(names: Sequence[str], rows: Any) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a CSV cell: numbers as they are, and texts that a spreadsheet would compute behind an apostrophe.
+    """Return a CSV cell; a text that a spreadsheet would take for a formula gets an apostrophe in front.
 
-    An apostrophe is what a spreadsheet itself puts before such a text. A number never gets one, whatever its sign.
+    Spreadsheets use the same escape. Numbers stay unchanged, negative ones too.
     """
     if not isinstance(value, str):
         return value

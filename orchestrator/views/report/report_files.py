@@ -1,4 +1,4 @@
-"""The report of a sweep, which goes to `comparison/` on its parent run: a page that needs no network, and the data."""
+"""Files of a sweep's report, in `comparison/` of the parent run: a self-contained page, figures and data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _LOGGER = logger("orchestrator")
 FOLDER = "comparison"
 METRICS_SHOWN = 200
-"""At most so many summary metrics: a run with thousands of them is of no use in a table."""
+"""Maximum number of summary metrics: MLflow's table cannot show thousands."""
 
 
 def report(
@@ -40,9 +40,16 @@ def report(
     comparison: Comparison,
     read: ReadFile | None = None,
 ) -> dict[str, bytes]:
-    """Return the files of a report, {path: content}; `read(stage key, file name)` fetches masks to be compared.
+    """Return the files of a report: path -> content.
 
-    A file that cannot be made is left out with a warning: the others stand, and so does the sweep's status.
+    A file that cannot be made is left out with a warning; the other files and the sweep's status are not affected.
+
+    Args:
+        info: name, command and configuration of the sweep
+        plan: plan of the sweep
+        records: stage key -> record
+        comparison: comparison of the trials
+        read: reads a file of a stage (stage key, file name), for the overlap of masks; None: without this figure
     """
     findings = _or_left_out("the audit", lambda: audit(plan, records, comparison)) or ()
     figures = draw(plan, records, comparison, read)
@@ -65,7 +72,7 @@ def report(
 
 
 def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
-    """Return what `make` returns; where it raises, whatever it raises, say so in a sentence and return None."""
+    """Call `make`; if it raises any exception, log a warning and return None."""
     try:
         return make()
     except Exception as error:
@@ -75,7 +82,7 @@ def _or_left_out(what: str, make: Callable[[], T]) -> T | None:
 
 
 def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
-    """Return the report that stands below `folder` if it is of this very comparison, else nothing: drawing is slow."""
+    """Return the report in `folder` if its comparison is equal, else an empty dict; drawing it again is slow."""
     try:
         if (folder / FOLDER / "comparison.json").read_bytes() != plain_files.as_json(comparison):
             return {}
@@ -86,7 +93,7 @@ def kept(folder: Path, comparison: Comparison) -> dict[str, bytes]:
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a report below `folder`; a file that holds these bytes already is left alone."""
+    """Write the files of a report below `folder`; files with equal content are not touched."""
     for name, content in files.items():
         path = folder / name
         with suppress(OSError):
@@ -99,7 +106,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
 def draw(
     plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile | None
 ) -> dict[str, dict[str, bytes]]:
-    """Return the figures there is something to show in: name -> {"svg": ..., "png": ...}."""
+    """Return the figures that have data: name -> {"svg": ..., "png": ...}."""
     if not comparison.operating_points:
         return {}
     figures: dict[str, Callable[[], Figure]] = {
@@ -127,9 +134,9 @@ def draw(
 
 
 def headline(comparison: Comparison) -> dict[str, float]:
-    """Return the few figures by which sweeps can be sorted: those of dense, and what each line can do without loss.
+    """Return summary metrics for sorting sweeps: the dense networks' means, and each line's largest matching sparsity.
 
-    Of a line of which nothing could be tested it is not known, and left out.
+    A line without a tested point is left out, because its matching sparsity is not known.
     """
     many = len(comparison.panels) > 1
     figures: dict[str, float] = {}
@@ -145,7 +152,7 @@ def headline(comparison: Comparison) -> dict[str, float]:
 
 
 def note(comparison: Comparison, findings: Sequence[Finding], drawn: Sequence[str]) -> str:
-    """Return the parent run's description: links to the files beside it, then the table, in Markdown."""
+    """Return the parent run's description in Markdown: links to the report's files, then the tables."""
     links = [("report", "report.html"), ("summary", "summary.csv"), ("every round", "trials.csv")]
     links += [(name, f"figures/{name}.png") for name in drawn]
     lines = [" · ".join(f"[{name}]({path})" for name, path in links), ""]

@@ -1,4 +1,4 @@
-"""A comparison as text: the table for the terminal, and what is said below it."""
+"""Comparison as text: the table for the terminal, and the notes below it."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ FAILURES_LISTED, LINES_LISTED = 10, 40
 
 
 def match_note(comparison: Comparison) -> str:
-    """Say what a match is."""
+    """Explain the verdicts on matching."""
     return (
         f"match: {' or '.join(metric.loss for metric in comparison.metrics)} against dense is ruled out "
         "(one-sided 97.5% limit of the paired difference), tested along each line from the least sparse point up to "
-        "its first no; –: not tested; untested: a test takes two seeds or more that differ."
+        "its first no; –: not tested; untested: a test needs two or more seeds that differ."
     )
 
 
 def two_seeds_note(estimates: Iterable[Estimate | None]) -> Iterator[str]:
-    """Yield why intervals of two seeds are so wide, where there are such among the estimates."""
+    """Yield a note on wide intervals if an estimate has two seeds."""
     if any(each is not None and each.n == 2 and has_spread(each) for each in estimates):
         two, three, five = (t_quantile(LEVEL, seeds - 1) for seeds in (2, 3, 5))
         yield (
-            f"2 seeds: t = {two:.1f}. Intervals from two seeds reach {two:.1f} standard errors to either side of the "
+            f"2 seeds: t = {two:.1f}. Intervals from two seeds extend {two:.1f} standard errors on either side of the "
             f"mean, from three {three:.1f}, from five {five:.1f}."
         )
 
@@ -62,7 +62,7 @@ def sections(comparison: Comparison) -> Iterator[tuple[str, list[Point]]]:
 
 
 def text_table(comparison: Comparison) -> Iterator[str]:
-    """Yield the lines of the table, 79 characters wide where figures are short, panel by panel."""
+    """Yield the lines of the table, panel by panel; 79 characters wide unless cells are long."""
     for title, points in sections(comparison):
         yield title
         yield from _block(narrow(comparison, points), points)
@@ -70,7 +70,7 @@ def text_table(comparison: Comparison) -> Iterator[str]:
             yield f"{title}: {name}"
             yield from _block((COLUMNS[0], *on_further(name)), points)
         if measured := [point for point in points if point.deployed]:
-            yield f"{title}: deployed, times as fast as dense [95% interval]"
+            yield f"{title}: deployed, speed-up over dense [95% interval]"
             anew = any(each.test for point in measured for each in point.deployed)
             yield from _block((*COLUMNS[: 2 if anew else 1], *measured_columns(measured)), measured)
         yield ""
@@ -90,7 +90,7 @@ def _block(shown: Sequence[Column], points: Sequence[Point]) -> Iterator[str]:
 
 
 def print_comparison(comparison: Comparison, console: Console, *, failures: bool = True) -> None:
-    """Print the table, the largest matching sparsities, what it cost and, unless told elsewhere, what failed."""
+    """Print the table, the largest matching sparsities, the cost and, with `failures`, the failed trials."""
     for line in text_table(comparison):
         _print(console, line, "bold" if "*" in line or not line.startswith(" ") else "")
     for line in (*notes(comparison), *(failure_notes(comparison) if failures else ())):
@@ -98,36 +98,36 @@ def print_comparison(comparison: Comparison, console: Console, *, failures: bool
 
 
 def print_audit(findings: Sequence[Finding], console: Console) -> None:
-    """Print how the audit went, and each rule that fails with its reason."""
+    """Print the audit's counts, and each failed rule with its reason."""
     for line in audit_notes(findings):
         _print(console, line)
 
 
 def print_forecast(info: SweepInfo, plan: Plan, records: Mapping[str, StageRecord], console: Console) -> None:
-    """Print what the last run was estimated to take and what it took, where that was estimated."""
+    """Print the estimated and the actual time of the last run, if it had an estimate."""
     if info.forecast is not None:
         _print(console, afterwards(info.forecast, plan, records))
 
 
 def _print(console: Console, line: str, style: str = "") -> None:
-    """Print a line as people may be shown it."""
+    """Print a line, made safe to display."""
     from rich.text import Text
 
     console.print(Text(shown(line), style=style), soft_wrap=True)
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """Yield the sentences below the table, where there is one."""
+    """Yield the notes below the table; none if the comparison has no points."""
     if not comparison.points:
         return
     reached = any(map(reached_another, comparison.operating_points))
-    rivals = "of those that were asked for the same" if reached else "at this sparsity"
+    rivals = "at this requested sparsity" if reached else "at this sparsity"
     best = f" *: the best mean {rivals}." if any(point.best for point in comparison.points) else ""
     names = " or ".join(f"{metric.title} ({metric.better} is better)" for metric in comparison.metrics)
     steps = f" {COST.name}: {COST.hint}." if comparison.costlier else ""
     odd = f" {NO_MACS}." if any(point.speedup is None for point in comparison.points) else ""
     points = "percentage points, " if any(metric.scale != 1 for metric in comparison.metrics) else ""
-    sparsity = " sparsity: what was reached, of the prunable weights, for what was asked." if reached else ""
+    sparsity = " asked: the requested sparsity; sparsity: the achieved one, of the prunable weights." if reached else ""
     yield (
         f"Test {names}: mean ± standard deviation over seeds, of the model selected on validation.{best}{sparsity} "
         f"vs dense: {points}paired by seed. size, MACs: dense / remaining.{odd}{steps}"
@@ -137,7 +137,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
     largest = comparison.largest_matching
     for key in islice(comparison.lines, LINES_LISTED):
         model, data, line = key
-        shown = "not known, as a test takes two seeds or more that differ" if key not in largest else "none"
+        shown = "not known, because a test needs two or more seeds that differ" if key not in largest else "none"
         if point := largest.get(key):
             shown = f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
         panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
@@ -147,7 +147,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
             shown = ", ".join(f"{each.label} (-{percent(each.loss)})" for each in sparsest.harmed)
             yield f"Classes that {line}{panel} at {percent(sparsest.sparsity)}% harms most, in points: {shown}"
     if (more := len(comparison.lines) - LINES_LISTED) > 0:
-        yield f"Those of {more:,} more lines are in summary.csv of the report."
+        yield f"{more:,} more lines are in summary.csv of the report."
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (
@@ -157,7 +157,7 @@ def notes(comparison: Comparison) -> Iterator[str]:
 
 
 def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield how the audit went, and a line for each rule that fails."""
+    """Yield the audit's counts, and a line for each failed rule."""
     failed = [finding for finding in findings if finding.verdict == "fail"]
     passed = sum(finding.verdict == "pass" for finding in findings)
     idle = len(findings) - passed - len(failed)
@@ -169,7 +169,7 @@ def audit_notes(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def failure_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield what did not finish, with the reasons."""
+    """Yield the trials that did not finish, with the reasons."""
     missing = [name for name, status in comparison.trials.items() if status != "finished"]
     if not missing:
         return
@@ -187,5 +187,5 @@ def failure_notes(comparison: Comparison) -> Iterator[str]:
 
 
 def aligned(row: Iterable[str], widths: Iterable[int]) -> str:
-    """Return the cells of a line of a table, each at the right of its column."""
+    """Return a line of a table, cells aligned to the right."""
     return " ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -1,4 +1,4 @@
-"""Data as texts for people: YAML. Pure."""
+"""YAML for people. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.core.redact import shown_tree
 
 
 def as_yaml(data: Any) -> bytes:
-    """Return `data` as YAML in its own order, as people may be shown it."""
+    """Return `data` as YAML in its own order, with secrets redacted and texts safe to display."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

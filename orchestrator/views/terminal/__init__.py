@@ -1,1 +1,1 @@
-"""What a terminal shows of a sweep while it runs."""
+"""Terminal display of a running sweep."""

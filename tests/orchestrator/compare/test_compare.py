@@ -151,11 +151,12 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
     assert not any(point.best for point in found.points), "a half of weights is no half of multiply-accumulates"
     assert found.costlier == ()
     assert any(
-        "sparsity: what was reached, of the prunable weights, for what was asked." in line for line in notes(found)
+        "asked: the requested sparsity; sparsity: the achieved one, of the prunable weights." in line
+        for line in notes(found)
     )
     assert any("*: the best mean at this sparsity." in line for line in notes(alike))
     starred = replace(found, points=tuple(replace(point, best=True) for point in found.points))
-    assert any("*: the best mean of those that were asked for the same." in line for line in notes(starred))
+    assert any("*: the best mean at this requested sparsity." in line for line in notes(starred))
     halves = replace(found, points=tuple(replace(p, requested_sparsity=p.sparsity - 0.01) for p in alike.points))
     assert "49% of weights" in "".join(text_table(halves)), "more than rounding to entries"
 
@@ -164,8 +165,8 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
 def test_why_intervals_of_two_seeds_are_wide_is_told_once(seeds: int, told: int) -> None:
     # t(0.975, n - 1) of any table: 12.706, 4.303, 2.776
     note = (
-        "2 seeds: t = 12.7. Intervals from two seeds reach 12.7 standard errors to either side of the mean, from three "
-        "4.3, from five 2.8."
+        "2 seeds: t = 12.7. Intervals from two seeds extend 12.7 standard errors on either side of the mean, from "
+        "three 4.3, from five 2.8."
     )
 
     assert [*notes(line_of([(0.01, 0.02, 0.04)[:seeds]] * 3))].count(note) == told
@@ -384,7 +385,7 @@ def test_merging_adds_seeds_and_counts_no_stage_twice() -> None:
 def test_what_one_seed_cannot_tell_is_not_denied() -> None:
     plan = make_plan(methods=("l1_unstructured",), seeds=(0,), rounds=1)
     found = list(notes(compare_trials(plan, make_records(plan))))
-    assert any("l1_unstructured: not known, as a test takes two seeds" in line for line in found)
+    assert any("l1_unstructured: not known, because a test needs two or more seeds" in line for line in found)
     assert list(notes(compare_trials(plan, {}))) == []
 
 

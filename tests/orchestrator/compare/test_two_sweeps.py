@@ -73,7 +73,7 @@ def test_differences_are_paired_by_seed_by_hand() -> None:
     assert (dense.same_stages, point.same_stages) == (True, False)
     assert found.unlike == {"method.name": ("l1_unstructured", "lamp"), "method.kind": ("l1_unstructured", "lamp")}
     text = said(found)
-    assert "Paired though they are called differently: l1_unstructured | lamp." in text
+    assert "Paired in spite of different names: l1_unstructured | lamp." in text
     assert "     50.00      test/accuracy %    85.00    89.00   +4.00 [+1.52, +6.48]     3          better" in text
     assert "the same stages" in text
 
@@ -130,7 +130,7 @@ def test_the_same_sweep_twice_is_the_same_stages() -> None:
     assert all(each.verdict.change and each.verdict.change.mean == 0 for p in found.points for each in p.differences)
     assert found.only == ((), ())
     assert not found.tested
-    assert "Nothing differs between them" in said(found)
+    assert "The sweeps do not differ" in said(found)
     assert said(found).count("the same stages") == 5
 
 
@@ -155,7 +155,7 @@ def test_equal_stages_with_other_results_are_told() -> None:
         side("two", plan, trained(plan, {0: 0.91, 1: 0.8, 2: 0.7}, environment={"processor": "Pen", "torch": "3"})),
     )
 
-    assert "l1_unstructured at 50.00%, test/accuracy: the stages are the same, and their results are not" in said(found)
+    assert "l1_unstructured at 50.00%, test/accuracy: the stages are the same, but their results are not" in said(found)
 
 
 def test_lines_are_paired_by_settings_whatever_they_are_called() -> None:
@@ -401,7 +401,7 @@ def test_what_classes_cut_in_whole_channels_is_asked_of_channels() -> None:
     rows = {each.verdict.figure: each.word for each in found.points[1].differences}
 
     assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
-    assert "asked: of channels in g, of weights in h; the networks of a row are not of one size" in said(found)
+    assert "asked: of channels in g, of weights in h; the networks of a row differ in size" in said(found)
     assert "asked: of weights" not in said(found)
 
 
@@ -410,7 +410,7 @@ def test_sparsities_that_were_reached_are_explained_where_weights_were_asked_of_
     rows = {each.verdict.figure: each.word for each in found.points[1].differences}
 
     assert (rows["sparsity"], rows["parameters/remaining"]) == ("no verdict", "no verdict")
-    assert "asked: of weights; where unlike sparsities were reached, both are told" in said(found)
+    assert "asked: of weights; if the reached sparsities differ, both are shown" in said(found)
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -444,7 +444,7 @@ def save(uri: str, name: str, method: str) -> None:
 def test_the_command_pairs_two_and_merges_on_request(run: Run) -> None:
     status, out, err = run("old", "new", "--output", "out")
     assert (status, err) == (0, "")
-    assert out.startswith("first:  old-1\nsecond: new-2\nwhat differs between them, and not within either:\n")
+    assert out.startswith("first:  old-1\nsecond: new-2\ndifferent between the sweeps, equal within each:\n")
     rows = list(csv.DictReader(io.StringIO(Path("out/comparison/differences.csv").read_text())))
     assert [row["line"] for row in rows] == ["dense", "l1 | lamp", "l1 | lamp"][: len(rows)]
     change = float(rows[1]["second"]) - float(rows[1]["first"])

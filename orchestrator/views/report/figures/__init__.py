@@ -1,1 +1,1 @@
-"""The figures of a comparison: what each shows, as plain data, and how it is drawn."""
+"""Figures of a comparison: their plain data, and how they are drawn."""

@@ -1,6 +1,6 @@
-"""What tells methods apart at one sparsity: where their masks keep weights, and how many of these are the same.
+"""Data of figures that compare methods' masks at one sparsity: densities by layer, and overlap of masks.
 
-Pure; `orchestrator.views.report.figures.drawing` draws it.
+Pure; `orchestrator.views.report.figures.drawing` draws them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from orchestrator.core.records import StageRecord
 from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
 
 METHODS, SEEDS = 20, 3
-"""At most so many lines are shown beside each other, and so many seeds of each are compared."""
+"""Maximum number of lines shown, and of seeds compared for each line."""
 
 Shared = Callable[[str, str], tuple[float, float] | None]
-"""Two stages -> what fraction of the entries that they keep both keep, and what it would be by chance."""
+"""Two stages -> fraction of kept entries that both have in common, and its value by chance."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A line for each method over the layers of a network, in their order; values are densities in [0, 1]."""
+    """Densities in [0, 1] of a network's layers, in order, with one series for each method."""
 
     title: str
     layers: tuple[str, ...]
@@ -32,10 +32,12 @@ class Profile:
 
 
 def densities(records: Mapping[str, StageRecord], comparison: Comparison, least: int = 2) -> tuple[Profile, ...]:
-    """The fraction of each tensor that is kept, by method at one sparsity, mean over seeds.
+    """Return the density of each tensor by method at one sparsity, mean over seeds.
 
     Args:
-        least: methods that a panel must have to be shown.
+        records: stage key -> record
+        comparison: comparison of the trials
+        least: minimum number of methods of a panel to show
     """
     profiles = []
     for panel in comparison.panels:
@@ -53,15 +55,15 @@ def densities(records: Mapping[str, StageRecord], comparison: Comparison, least:
 
 
 def overlapping(comparison: Comparison) -> tuple[str, ...]:
-    """Return the stages whose masks `overlap` compares, none of a panel that has but one method."""
+    """Return the keys of the stages whose masks `overlap` compares, from panels with two or more methods."""
     chosen = [_at_one_sparsity(comparison, panel)[1].values() for panel in comparison.panels]
     return tuple(key for points in chosen if len(points) > 1 for point in points for key in point.stages[:SEEDS])
 
 
 def overlap(comparison: Comparison, readable: Container[str], shared: Shared) -> tuple[Matrix, ...]:
-    """What fraction of the entries that two methods keep both keep, of one seed, mean over seeds; and that by chance.
+    """Return the fraction of kept entries that two methods have in common at one seed, mean over seeds, and by chance.
 
-    Of a method with itself, on the diagonal, that of two seeds. Stages that are not `readable` are left out.
+    The diagonal compares two seeds of one method. Stages that are not `readable` are left out.
     """
     matrices = []
     for panel in comparison.panels:
@@ -88,7 +90,7 @@ def _shared(one: Mapping[int, str], other: Mapping[int, str], shared: Shared) ->
 
 
 def _at_one_sparsity(comparison: Comparison, panel: Panel) -> tuple[str, dict[str, Point]]:
-    """Return the sparsity that most lines of a panel were asked for, the largest such, and these points by line."""
+    """Return the requested sparsity that most lines of a panel share, the largest if tied, and its points by line."""
     levels: dict[tuple[str, float], dict[str, Point]] = {}
     for label, points in lines_of(comparison, panel).items():
         for point in points:

@@ -1,4 +1,4 @@
-"""Draw the figures of a report with matplotlib, without pyplot and its global state; equal data, equal SVG."""
+"""Drawing of a report's figures with matplotlib, without pyplot's global state; equal data give equal SVG."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ STYLE: dict[Any, Any] = {
     "legend.edgecolor": "none",
     "svg.hashsalt": "pruning-orchestrator",
     "svg.fonttype": "path",
-    "text.parse_math": False,  # a name is no formula
+    "text.parse_math": False,  # a name with a dollar sign is no formula
 }
 WIDTH, HEIGHT = 5.2, 3.8
-"""Inches of one pair of axes."""
+"""Size of one pair of axes, in inches."""
 ENTRY = 0.2
-"""Inches that each entry of a legend is high that stands beside the axes."""
+"""Height of an entry of a legend beside the axes, in inches."""
 LETTER = 0.08
-"""Inches of a letter of a label."""
+"""Width of a letter of a label, in inches."""
 
 _one_at_a_time = threading.Lock()
-"""matplotlib's settings are those of the whole process."""
+"""Lock for matplotlib's settings, which are global to the process."""
 
 
 def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
-    """Return what `draw` draws as `{"svg": ..., "png": ...}`."""
+    """Render the figure that `draw` returns as `{"svg": ..., "png": ...}`."""
     with _one_at_a_time:
         return _rendered(draw)
 
 
 def prepare() -> None:
-    """Import what drawing needs, and find the fonts: a second that may pass while others work."""
+    """Import matplotlib and find its fonts ahead of time, which takes about a second."""
 
     def words() -> Figure:
         from matplotlib.figure import Figure
@@ -57,7 +57,7 @@ def prepare() -> None:
         figure.text(0, 0, "0")
         return figure
 
-    with suppress(Exception):  # what is amiss is said where a figure is left out
+    with suppress(Exception):  # the error is reported later, when a figure is left out
         render(words)
 
 
@@ -69,44 +69,44 @@ def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
     with mpl.rc_context(STYLE):
         figure = draw()
         FigureCanvasAgg(figure)
-        figure.draw_without_rendering()  # lays the figure out, which takes longest; the files then share the layout
+        figure.draw_without_rendering()  # computes the layout, the slowest part, once for both files
         figure.set_layout_engine("none")
         svg, png = io.BytesIO(), io.BytesIO()
-        canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
+        canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
         canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
         figure.dpi = 150
         canvas = FigureCanvasAgg(figure)
-        canvas.print_png(png)  # `savefig` would draw twice: it asks first whether the layout holds
+        canvas.print_png(png)  # `savefig` would draw twice, because it checks the layout first
         return {"svg": svg.getvalue(), "png": png.getvalue()}
 
 
 def tradeoff(plots: Sequence[Plot]) -> Figure:
-    """The primary metric against compression, a panel each."""
+    """Draw the primary metric against compression, one axes for each panel."""
     return _panels(plots, drawn.tradeoff)
 
 
 def cost(plots: Sequence[Plot]) -> Figure:
-    """The primary metric against training steps and scoring."""
+    """Draw the primary metric against training steps and scoring."""
     return _panels(plots, drawn.cost)
 
 
 def deployed(plots: Sequence[Plot], x_label: str) -> Figure:
-    """The primary metric against what was measured."""
+    """Draw the primary metric against a measured quantity."""
     return _panels(plots, lambda axes, plot: drawn.deployed(axes, plot, x_label))
 
 
 def fine_tuning(plots: Sequence[Plot]) -> Figure:
-    """Before and after fine-tuning."""
+    """Draw the primary metric before and after fine-tuning."""
     return _panels(plots, drawn.fine_tuning)
 
 
 def curves(plots: Sequence[Plot]) -> Figure:
-    """Training curves."""
+    """Draw training curves."""
     return _panels(plots, drawn.curves)
 
 
 def densities(profiles: Sequence[Profile]) -> Figure:
-    """What each method keeps of each tensor, one above the other."""
+    """Draw the density of each tensor by method, one panel above the other."""
     from matplotlib.figure import Figure
 
     beside, least = _room_beside([profile.series for profile in profiles])
@@ -119,7 +119,7 @@ def densities(profiles: Sequence[Profile]) -> Figure:
 
 
 def matrices(panels: Sequence[Matrix], label: str) -> Figure:
-    """Matrices, one above the other."""
+    """Draw matrices, one above the other."""
     from matplotlib.figure import Figure
 
     shown = [matrix for matrix in panels if matrix.rows and matrix.columns]
@@ -151,7 +151,7 @@ def _longest(labels: Sequence[str]) -> int:
 
 
 def _room_beside(plots: Sequence[Sequence[Series]]) -> tuple[float, float]:
-    """Return the inches that the longest legend needs beside the axes, and in height; 0 where all stand within."""
+    """Return width and height in inches of the largest legend beside axes; 0 if all legends fit within."""
     long = [series for series in plots if len(series) > WITHIN]
     labels = [each.label for series in long for each in series]
     return (0.7 + LETTER * _longest(labels), 0.8 + ENTRY * (1 + max(map(len, long)))) if long else (0.0, 0.0)

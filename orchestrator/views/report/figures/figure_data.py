@@ -1,4 +1,4 @@
-"""What each figure of a comparison shows, as plain data. Pure; `orchestrator.views.report.figures.drawing` draws it."""
+"""Plain data of a comparison's figures. Pure; `orchestrator.views.report.figures.drawing` draws them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Panel = tuple[str, str]
 """Model and data set."""
 
 FRONT = "Pareto front"
-"""The series that joins the points that no other is better than in both."""
+"""Label of the series of points that no other point beats in both quantities."""
 HEAT_ROWS, CURVES, LINES = 40, 6, 20
-"""At most so many operating points in a heat map, curves in a plot, and lines in any figure: more cannot be read."""
+"""Maximum number of operating points in a heat map, curves in a plot, lines in a figure: more cannot be read."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot; `low` and `high` bound its band and are None where there is no interval."""
+    """One line of a plot; `low` and `high` bound its band, None at points without an interval."""
 
     label: str
     x: tuple[float, ...]
@@ -33,12 +33,12 @@ class Series:
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
     marks: tuple[int, ...] | None = None
-    """Indices of the points that are marked; None: each."""
+    """Indices of points with a marker; None: all points."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines in one pair of axes, and the dense network as a horizontal line with its band."""
+    """Lines in one pair of axes, and the dense network (`reference`) as a horizontal line with its band."""
 
     title: str
     metric: Metric
@@ -48,29 +48,29 @@ class Plot:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A grid of values in [0, 1]; None where there is no value."""
+    """Grid of values in [0, 1]; None for a missing value."""
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float | None, ...], ...]
     chance: tuple[tuple[float | None, ...], ...] = ()
-    """What each value would be by chance, if that is known."""
+    """Value of each cell by chance, if known."""
 
 
 def tradeoff(comparison: Comparison, against: str = "compression") -> tuple[Plot, ...]:
-    """The primary metric on test against `compression` or `sparsity`: one line a method, its 95% interval as a band."""
+    """Return the primary metric on test against `compression` or `sparsity`, with its 95% interval, line by line."""
     return _plots(comparison, lambda point: point.sparsity if against == "sparsity" else point.compression)
 
 
 def cost(comparison: Comparison) -> tuple[Plot, ...]:
-    """The same against the steps spent on a network from its initialisation on, with scoring; of several lines."""
+    """Return the primary metric on test against training cost in steps; panels with one line are left out."""
     plots = _plots(comparison, lambda point: point.total_cost)
     return tuple(plot for plot in plots if len(plot.series) > 1)
 
 
 def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
-    """The primary metric on the validation split against sparsity, before and after fine-tuning: two lines a method."""
+    """Return the primary metric on validation against sparsity, before and after fine-tuning: two series a line."""
     plots = []
     for panel in comparison.panels:
         series: list[Series] = []
@@ -83,7 +83,7 @@ def fine_tuning(comparison: Comparison) -> tuple[Plot, ...]:
 
 
 def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Plot, ...]:
-    """The primary metric on the validation split while each line's sparsest networks train, mean over seeds."""
+    """Return the training curves on validation of each line's sparsest networks, mean over seeds."""
     plots = []
     for panel in comparison.panels:
         series = []
@@ -96,7 +96,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
 
 
 def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -> tuple[Matrix, ...]:
-    """Sparsity of each tensor at each operating point, mean over seeds."""
+    """Return the sparsity of each tensor at each operating point, mean over seeds."""
     matrices = []
     for panel in comparison.panels:
         points = [point for line in lines_of(comparison, panel).values() for point in line]
@@ -114,9 +114,9 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
 
 
 def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...]]:
-    """Return the operating points of each line of a panel that figures show, by sparsity.
+    """Return the operating points of the panel's lines that figures show, sorted by sparsity.
 
-    Of many lines these are the LINES with the best mean on the validation split, in the order of all.
+    A panel with more than LINES lines shows the LINES with the best means on validation, in the original order.
     """
     lines = {line: points for (model, data, line), points in comparison.lines.items() if (model, data) == panel}
     if len(lines) <= LINES:
@@ -126,10 +126,12 @@ def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...
 
 
 def left_out(comparison: Comparison) -> str:
-    """Say of which panels figures do not show all lines; empty where they do."""
+    """Return a note on panels whose figures do not show all lines; empty if they do."""
     counts = Counter((model, data) for model, data, _ in comparison.lines)
-    many = [f"{count:,} lines of {title(panel)}" for panel, count in counts.items() if count > LINES]
-    return f"Of {' and '.join(many)} figures show the {LINES} with the best means on validation." if many else ""
+    many = [f"{title(panel)} ({count:,} lines)" for panel, count in counts.items() if count > LINES]
+    return (
+        f"Figures show only the {LINES} lines with the best means on validation for {', '.join(many)}." if many else ""
+    )
 
 
 def _validated(points: Sequence[Point]) -> float:
@@ -154,7 +156,7 @@ def _series(label: str, points: Iterable[tuple[float, Estimate | None]]) -> Seri
 
 
 def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[StageRecord]:
-    """Return the stages whose network `key` goes on from, the first one first, and that one."""
+    """Return the records from the first stage of the chain to stage `key`."""
     chain: list[StageRecord] = []
     following: str | None = key
     while following is not None:
@@ -164,7 +166,7 @@ def _chain(plan: Plan, records: Mapping[str, StageRecord], key: str) -> list[Sta
 
 
 def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[tuple[int, int], float]]:
-    """Yield ((place in the chain, step over all of it), primary metric on validation); of a round first once pruned."""
+    """Yield ((place in the chain, total step), primary metric on validation); a round starts after pruning."""
     offset = 0
     for place, record in enumerate(chain):
         name = f"val/{record.primary.name}"
@@ -175,7 +177,7 @@ def _curve(chain: Sequence[StageRecord]) -> Iterator[tuple[tuple[int, int], floa
 
 
 def _mean_curve(label: str, chains: Sequence[Sequence[StageRecord]]) -> Series:
-    """Average curves over the steps that all of them have, marked where each round begins."""
+    """Average curves over their common steps, with a mark at the start of each round."""
     curves = [dict(_curve(chain)) for chain in chains]
     shared = sorted(set.intersection(*map(set, curves)))
     first = {place: index for index, (place, _) in reversed([*enumerate(shared)])}
@@ -185,7 +187,7 @@ def _mean_curve(label: str, chains: Sequence[Sequence[StageRecord]]) -> Series:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are known, None where none is."""
+    """Return the mean of the known values, None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -195,5 +197,5 @@ def _metric(comparison: Comparison, panel: Panel) -> Metric:
 
 
 def title(panel: Panel) -> str:
-    """Return what a panel is called."""
+    """Return the title of a panel."""
     return f"{panel[0]} on {panel[1]}"

@@ -1,4 +1,4 @@
-"""The metric against milliseconds and bytes of deployed networks, or what masks leave, and who is best. Pure."""
+"""Data of figures with the metric against latency or bytes of deployed networks, or remaining size. Pure."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Place = tuple[float, float]
 Kind = tuple[str, int, str]
 """Format, batch size and machine."""
 LABELS: Mapping[str, str] = {
-    "parameters": "parameters left (% of dense)",
-    "macs": "multiply-accumulates left (% of dense)",
+    "parameters": "remaining parameters (% of dense)",
+    "macs": "remaining multiply-accumulates (% of dense)",
     "latency": "milliseconds of a call, measured",
     "bytes": "bytes, deployed",
 }
-"""What the metric is drawn against -> what is written at the axis."""
+"""Quantity on the x axis -> its label."""
 
 
 def against_latency(comparison: Comparison) -> tuple[Plot, ...]:
-    """The primary metric on test against measured milliseconds: a plot for each format, batch size and machine."""
+    """Return plots of the primary metric on test against latency, one for each format, batch size and machine."""
     return tuple(
         _plot(comparison, panel, kind, "latency_ms", f"{kind[0]}, batch {kind[1]}", machine)
         for panel in comparison.panels
-        for kind, machine in _told(_kinds(comparison, panel))
+        for kind, machine in _with_machine(_kinds(comparison, panel))
     )
 
 
 def against_bytes(comparison: Comparison) -> tuple[Plot, ...]:
-    """The same against the bytes of the deployed network: a plot for each format."""
+    """Return plots of the primary metric on test against the deployed network's bytes, one for each format."""
     return tuple(
         _plot(comparison, panel, kind, "bytes", kind[0], "")
         for panel in comparison.panels
@@ -41,7 +41,7 @@ def against_bytes(comparison: Comparison) -> tuple[Plot, ...]:
 
 
 def against_size(comparison: Comparison, of: str) -> tuple[Plot, ...]:
-    """The same against the `parameters` or `macs` that masks leave, in percent of dense: counted, not measured."""
+    """Return plots of the primary metric on test against remaining `parameters` or `macs`, counted, in % of dense."""
     plots = []
     for panel in comparison.panels:
         places = {
@@ -64,7 +64,7 @@ def against(comparison: Comparison, of: str) -> tuple[Plot, ...]:
 
 
 def front(places: Sequence[Place], metric: Metric) -> list[Place]:
-    """Return the places that no other one is better than in both, the least x first."""
+    """Return the Pareto front: places that no other place beats in both, in order of x."""
     found: list[Place] = []
     for x, y in sorted(places, key=lambda place: (place[0], -metric.gain(place[1], 0.0))):
         if not found or metric.gain(y, found[-1][1]) > 0:
@@ -81,8 +81,8 @@ def _kind(each: Deployed) -> Kind:
     return each.format, each.batch_size, each.hardware
 
 
-def _told(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, str]]:
-    """Yield each kind with the machine, where a format at a batch size was measured on several."""
+def _with_machine(kinds: Sequence[Kind]) -> Iterator[tuple[Kind, str]]:
+    """Yield each kind with its machine, empty if the format and batch size were measured on only one."""
     for kind in kinds:
         yield kind, kind[2] if sum(kind[:2] == other[:2] for other in kinds) > 1 else ""
 
@@ -111,17 +111,21 @@ def _with_front(
     dense_at: Sequence[float],
     dense_test: Sequence[float] = (),
 ) -> Plot:
-    """Return a plot of these places, with the mean of the dense networks and the front.
+    """Return a plot of these places, with the mean of the dense networks and the Pareto front.
 
     Args:
-        dense_at: where the dense networks lie; none are shown where that is not known.
-        dense_test: what they achieve there, where that is not what they were trained to.
+        comparison: comparison of the trials
+        panel: model and data set
+        name: title of the plot
+        places: line -> its places
+        dense_at: x values of the dense networks; empty: dense is not shown
+        dense_test: primary metric of the dense networks in a format that changes outputs; empty: as trained
     """
     dense = [p for p in comparison.dense if (p.model, p.data) == panel and p.test is not None]
     if dense and dense_at:
         places["dense"] = [(fmean(dense_at), fmean(dense_test or map(_test, dense)))]
     metric = next(p.metric for p in (*comparison.dense, *comparison.points) if (p.model, p.data) == panel)
-    best = front([place for each in places.values() for place in each], metric)  # of all, whatever is drawn beside it
+    best = front([place for each in places.values() for place in each], metric)  # includes lines that are not drawn
     drawn = {label: each for label, each in places.items() if label in (*lines_of(comparison, panel), "dense")}
     series = tuple(
         Series(label, tuple(x for x, _ in each), tuple(y for _, y in each))

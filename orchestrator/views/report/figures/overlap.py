@@ -1,4 +1,4 @@
-"""How many of the weights that two methods keep are the same: masks, read from the store and compared."""
+"""Overlap of methods' masks, which are read from the store."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 _LOGGER = logger("orchestrator")
 MOST = MOST_ENTRIES
-"""Entries of all masks that are compared: a byte each, and while one is read some more."""
+"""Maximum number of mask entries compared in all: one byte each, and more while a mask is read."""
 
 ReadFile = Callable[[str, str], bytes]
 """Stage key and name of a file -> its content."""
 
 
 def overlap_of(records: Mapping[str, StageRecord], comparison: Comparison, read: ReadFile) -> tuple[Matrix, ...]:
-    """Return a matrix for each panel in which masks of two methods, for networks of one shape, can be read."""
+    """Return an overlap matrix for each panel with readable masks of two methods for networks of equal shapes."""
     masks = _masks(records, read, by_method.overlapping(comparison))
     return by_method.overlap(comparison, masks, lambda one, other: _shared(masks[one], masks[other]))
 
 
 def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[str]) -> Mapping[str, Masks]:
-    """Return the masks of these stages; where some cannot be read, or would fill the memory, say so and do without."""
+    """Return stage key -> masks; masks that cannot be read or exceed the limit are left out with a warning."""
     readable: dict[str, Masks] = {}
     room = MOST
     for key in keys:
         entries = records[key].prunable_parameters
         try:
             if entries > room:
-                raise ValueError(f"The figure holds at most {MOST} entries of masks.")
+                raise ValueError(f"The figure compares at most {MOST} entries of masks.")
             room -= entries
             readable[key] = masks_in(read(key, MASKS), records[key])
         except (OrchestratorError, OSError, ValueError) as error:
@@ -48,9 +48,11 @@ def _masks(records: Mapping[str, StageRecord], read: ReadFile, keys: Iterable[st
 
 
 def _shared(one: Masks, other: Masks) -> tuple[float, float] | None:
-    """Return what fraction of the entries that two networks keep both keep; None for networks of other shapes.
+    """Return the fraction of kept entries that two networks have in common, and by chance; None for unequal shapes.
 
-    The second is what it would be by chance, with as many entries kept of each tensor.
+    common = |A and B| / ((|A| + |B|) / 2)
+
+    The value by chance has equally many kept entries in each tensor.
     """
     if {name: mask.shape for name, mask in one.items()} != {name: mask.shape for name, mask in other.items()}:
         return None

@@ -1,7 +1,7 @@
-"""Draw what a figure shows into one pair of matplotlib axes, be it a panel of the report or a caller's own.
+"""Drawing of a figure's data into matplotlib axes, of the report or of a caller.
 
-Lines differ in colour (Okabe and Ito's palette, safe for the colour-blind), marker and dash, so that they can be told
-apart in grey as well; matrices use cividis, whose lightness grows with the value.
+Lines differ in colour (Okabe and Ito's palette, safe for colour-blind readers), marker and dash, so that they also
+differ in grey; matrices use cividis, whose lightness grows with the value.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 WITHIN = 6
-"""Entries of a legend that have room within the axes."""
+"""Maximum number of legend entries within the axes; a longer legend goes beside them."""
 SPARSE = 0.05
-"""Densities below are told apart on a logarithmic axis."""
+"""Density below which the axis is logarithmic."""
 PERCENT = Metric("density", "%", "higher", margin=0.01, format=".2%")
 WRITTEN = 480
-"""Cells of a matrix into which values are written: more take long to draw."""
+"""Maximum number of matrix cells with written values: more take long to draw."""
 LONGEST = 48
-"""Letters shown of a label."""
+"""Maximum number of characters shown of a label."""
 
 
 def tradeoff(axes: Axes, plot: Plot, against: str = "compression") -> None:
-    """The primary metric against compression, on a logarithmic axis of base 2, or against sparsity in percent."""
+    """Draw the primary metric against compression, on a logarithmic axis of base 2, or against sparsity in percent."""
     if against == "compression":
         _plot(axes, plot, "compression (parameters, dense / remaining)", "test", axis=_compression_axis)
     else:
@@ -42,27 +42,27 @@ def tradeoff(axes: Axes, plot: Plot, against: str = "compression") -> None:
 
 
 def cost(axes: Axes, plot: Plot) -> None:
-    """The primary metric against training steps and scoring, a mark for each operating point."""
+    """Draw the primary metric against training steps and scoring, a marker for each operating point."""
     deployed(axes, plot, "steps from initialisation, with scoring")
 
 
 def deployed(axes: Axes, plot: Plot, x_label: str) -> None:
-    """The primary metric against what was measured or counted, a mark for each operating point."""
+    """Draw the primary metric against a measured or counted quantity, a marker for each operating point."""
     _plot(axes, plot, x_label, "test", axis=_axis_from_zero, joined=False)
 
 
 def fine_tuning(axes: Axes, plot: Plot) -> None:
-    """Before and after fine-tuning; lines of one method share colour and marker, before is dashed."""
+    """Draw the metric before and after fine-tuning; a method's lines share colour and marker, `before` is dashed."""
     _plot(axes, plot, "sparsity (% of prunable weights)", "validation", pairs=True, scale=100.0)
 
 
 def curves(axes: Axes, plot: Plot) -> None:
-    """Training curves, a mark where a round begins: after pruning, before its first step."""
+    """Draw training curves, with a marker at the start of each round: after pruning, before its first step."""
     _plot(axes, plot, "optimizer steps from initialisation", "validation")
 
 
 def densities(axes: Axes, profile: Profile) -> None:
-    """What each method keeps of each tensor; on a logarithmic axis, with 0, where some keep little."""
+    """Draw the density of each tensor by method; the axis is symmetric-logarithmic if a density is below SPARSE."""
     for index, series in enumerate(profile.series):
         _line(axes, series, PERCENT, index, DASHES[index % len(DASHES)], True, 1.0)
     least = min((y for series in profile.series for y in series.y if y), default=1.0)
@@ -73,13 +73,13 @@ def densities(axes: Axes, profile: Profile) -> None:
     axes.set_ylabel("density (% of the tensor)")
     scaled = axes.yaxis.get_transform()
     top = float(scaled.transform([100 * (max((y for series in profile.series for y in series.y), default=0) or 1)])[0])
-    axes.set_ylim(*scaled.inverted().transform([-0.03 * top, 1.05 * top]))  # marks at either end are drawn whole
+    axes.set_ylim(*scaled.inverted().transform([-0.03 * top, 1.05 * top]))  # room for whole markers at both ends
     axes.set_title(shown(profile.title))
     _legend(axes, len(profile.series))
 
 
 def matrix(axes: Axes, found: Matrix, label: str) -> None:
-    """A matrix with its colours explained beside it, each value written into its cell where there is room."""
+    """Draw a matrix with a colour bar; values are written into the cells if there are at most WRITTEN cells."""
     values = [[math.nan if value is None else value for value in row] for row in found.values]
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     _name_columns(axes, found.columns)
@@ -99,7 +99,7 @@ def matrix(axes: Axes, found: Matrix, label: str) -> None:
 
 
 def shortened(label: str) -> str:
-    """Return a label as it may be shown, without the middle of one that would need more room than the matrix."""
+    """Make a label safe to display, and cut the middle of a long one."""
     label = shown(label)
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
 
@@ -136,7 +136,7 @@ def _plot(
 
 
 def _legend(axes: Axes, entries: int) -> None:
-    """Add a legend; a long one beside the axes, where it hides nothing."""
+    """Add a legend; a long one goes beside the axes, where it covers no data."""
     if entries > WITHIN:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
     else:
@@ -175,14 +175,14 @@ def _reference(axes: Axes, plot: Plot) -> None:
 
 
 def _band(metric: Metric, low: float, high: float) -> tuple[float, float]:
-    """Return the ends of a band; of fractions as far as there are such fractions."""
+    """Return the ends of a band in the axis's unit; bands of fractions are clipped to [0%, 100%]."""
     if metric.scale == 1:
         return low, high
     return max(0.0, metric.scale * low), min(metric.scale, metric.scale * high)
 
 
 def _axis_from_zero(axes: Axes, largest: float) -> None:
-    axes.set_xlim(left=0, right=1.1 * largest or 1)  # nothing may have been trained
+    axes.set_xlim(left=0, right=1.1 * largest or 1)  # `largest` is 0 if nothing was trained
 
 
 def _compression_axis(axes: Axes, largest: float) -> None:

@@ -265,11 +265,14 @@ def test_of_many_lines_page_and_figures_show_some_and_say_so(monkeypatch: pytest
     text = page(sweep_info(), plan, comparison, (), {"cost": b'<svg width="1pt"></svg>'})
 
     assert [series.label for series in plot.series] == methods[-figure_data.LINES :]
-    assert '<p class="quiet">Of 45 lines of cnn on digits figures show the 20 with the best means' in text
+    assert (
+        '<p class="quiet">Figures show only the 20 lines with the best means on validation for cnn on digits (45'
+        in text
+    )
     assert text.count("<tr") == 1 + 10 + 1
     assert "36 more rows are in summary.csv." in text
     assert "\nand 35 more, in trials.csv</pre>" in text
-    assert "Those of 5 more lines are in summary.csv of the report." in text
+    assert "5 more lines are in summary.csv of the report." in text
     assert figure_data.left_out(compare_trials(PLAN, RECORDS)) == ""
 
 
@@ -541,7 +544,7 @@ def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
 
 @pytest.mark.parametrize(
     ("recorded", "said"),
-    [(5, "has not the 5 entries that the record says"), (10**9, "holds at most 134217728 entries")],
+    [(5, "has not the 5 entries that the record says"), (10**9, "compares at most 134217728 entries")],
 )
 def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_read(
     caplog: pytest.LogCaptureFixture, recorded: int, said: str
