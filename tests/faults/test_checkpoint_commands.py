@@ -68,7 +68,7 @@ def test_an_interrupted_stage_writes_a_checkpoint_and_goes_on_from_it(
     )
     again = start(folder, *LONG, f"cluster={cluster}")
     assert again.wait(300) == 0
-    assert f"Going on from checkpoints: dense, seed 0 from step {step}." in again.stdout
+    assert f"Resumed from checkpoints: dense, seed 0 from step {step}." in again.stdout
     assert results_of(folder) == results_of(quiet[0])
     assert not key_of(folder)
 

@@ -1,4 +1,4 @@
-"""How far a sweep is along each of its axes, and how good the best of its trials is there. Pure."""
+"""Progress of a sweep by the values of its axes, with the best trial of each value. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Group:
-    """The trials that have one value of an axis: those done, all, and the best of them on the validation split."""
+    """Trials with one value of an axis: how many are done, how many there are, the best metric on validation."""
 
     value: str
     done: int
@@ -28,7 +28,7 @@ class Group:
 
 
 class ByAxis:
-    """Follows a sweep along the axes that vary."""
+    """Progress of a sweep along the axes that vary."""
 
     def __init__(self, plan: Plan, tally: Tally) -> None:
         self._plan, self._tally = plan, tally
@@ -41,12 +41,12 @@ class ByAxis:
         self._axes = {key: values for key, values in self._axes.items() if len(values) > 1}
 
     def groups(self) -> Iterator[tuple[str, Sequence[Group]]]:
-        """Yield each axis by the last part of its name, with the groups of its values; of seeds no best."""
+        """Yield each axis by the last part of its name, with the groups of its values; seeds have no best trial."""
         last = [key.rpartition(".")[2] for key in self._axes]
         for (key, values), name in zip(self._axes.items(), last, strict=True):
-            told = name if last.count(name) == 1 else key
+            label = name if last.count(name) == 1 else key
             yield (
-                told,
+                label,
                 [
                     Group(value, self._done(trials), len(trials), "" if key == SEED else self._best(trials)[0])
                     for value, trials in values.items()
@@ -54,9 +54,9 @@ class ByAxis:
             )
 
     def best(self) -> str:
-        """Say which trial is the best so far, on the validation split; empty where several metrics are compared."""
-        told, trial = self._best(range(len(self._plan.trials)))
-        return f"best so far on validation: {told}, {trial}" if told else ""
+        """Return a line about the best trial so far on validation; empty if trials differ in their primary metric."""
+        value, trial = self._best(range(len(self._plan.trials)))
+        return f"best so far on validation: {value}, {trial}" if value else ""
 
     def _done(self, trials: Sequence[int]) -> int:
         return sum(self._tally.state(trial) == "done" for trial in trials)

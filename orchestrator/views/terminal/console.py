@@ -1,4 +1,4 @@
-"""The console that a comparison and a sweep's display are printed on."""
+"""Console for a comparison and for a sweep's display."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.views.terminal.standard_streams import unread
 
 
 class Console(rich.console.Console):
-    """Rich's console, which ends the process as all commands end when the reader of the output has left."""
+    """Rich's console, except that it ends the process with EXIT_UNREAD if the reader of its output has left."""
 
     def on_broken_pipe(self) -> None:
         """End the process; Rich would end it with status 1."""

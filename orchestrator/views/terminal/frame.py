@@ -1,4 +1,4 @@
-"""Texts fitted into a terminal: never wider, never taller, whatever the characters. Pure."""
+"""Texts fitted into a terminal's width and height, with wide characters counted. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from rich.cells import cell_len, set_cell_size
 
 MOST_RUNNING, LEAST_RUNNING, MOST_OF_AN_AXIS = 12, 3, 4
-"""Lines of running stages, where there is room, and where it is scarce; lines of an axis with many values."""
+"""Maximum and minimum number of lines for running stages; maximum number of lines for an axis with many values."""
 
 Running = tuple[str, str, str]
-"""A running stage: its name, what is told of it, since when it runs."""
+"""Running stage: its name, its state, its running time."""
 
 
 def frame(
     head: Sequence[str], axes: Mapping[str, Sequence[str]], running: Sequence[Running], width: int, height: int
 ) -> list[str]:
-    """Return the lines of a display, `height` of them at most, none wider than `width` cells.
+    """Return the lines of a display: at most `height` lines of at most `width` cells.
 
     Args:
-        head: what comes first; what does not fit of it is left out from its end
-        axes: name -> how far it is with each value; a line each, several where there is room
-        running: stages that run, the rest of which are counted
+        head: first lines; the last of them are dropped if there is no room
+        axes: name of an axis -> progress of each value; one line each, several if there is room
+        running: running stages; those without room are counted in a last line
+        width: cells of a line
+        height: number of lines
     """
     least = min(len(running), LEAST_RUNNING)
     lines = [fitted(text, width) for text in head[: max(1, height - least)]][: max(0, height)]
@@ -36,7 +38,7 @@ def frame(
 
 
 def fitted(text: str, width: int) -> str:
-    """Return a text on one line of `width` cells at most; dots stand where it is cut."""
+    """Fit a text into one line of at most `width` cells; `..` marks a cut."""
     text = " ".join(text.split("\n"))
     if cell_len(text) <= width:
         return text
@@ -44,7 +46,7 @@ def fitted(text: str, width: int) -> str:
 
 
 def abridged(text: str, width: int) -> str:
-    """Return a text on one line of `width` cells at most, cut in its midst: names differ in how they end."""
+    """Fit a text into one line of at most `width` cells, cut in the middle, because names differ at the end."""
     text = " ".join(text.split("\n"))
     if cell_len(text) <= width or width < 6:
         return fitted(text, width)
@@ -55,7 +57,7 @@ def abridged(text: str, width: int) -> str:
 
 
 def row(label: str, texts: Sequence[str], width: int, lines: int) -> list[str]:
-    """Return texts side by side behind a label, on so many lines at most; those that do not fit are counted."""
+    """Return texts side by side after a label, on at most `lines` lines; texts that do not fit are counted."""
     indent = cell_len(label) + 2
     left, found = list(texts), list[str]()
     while left and len(found) < lines:
@@ -73,7 +75,7 @@ def row(label: str, texts: Sequence[str], width: int, lines: int) -> list[str]:
 
 
 def columns(running: Sequence[Running], width: int, lines: int) -> list[str]:
-    """Return running stages in columns, on so many lines at most: what is told is cut first, the time never."""
+    """Return running stages in columns, on at most `lines` lines; the state is cut first, the time never."""
     if lines < len(running):
         count = len(running) - max(0, lines - 1)
         more = f"and {count} more run" if lines > 1 else f"{count} stages run"
@@ -86,8 +88,8 @@ def columns(running: Sequence[Running], width: int, lines: int) -> list[str]:
     found = []
     for name, text, time in running:
         time = " " * (time_room - cell_len(time)) + time
-        told = f"{_cell(abridged(name, name_room), name_room)}  {_cell(text, text_room)}  {time}"
-        found.append(fitted(told, width))
+        line = f"{_cell(abridged(name, name_room), name_room)}  {_cell(text, text_room)}  {time}"
+        found.append(fitted(line, width))
     return found
 
 

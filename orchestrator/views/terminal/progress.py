@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live display on a terminal, one line an event without one."""
+"""Progress of a running sweep: a live display on a terminal, else one line for each event."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 BAR, LEAST_BAR = 40, 8
-"""Cells of the progress bar, which is left out where there is no room for it."""
+"""Maximum and minimum width of the progress bar in cells; without room for the minimum there is no bar."""
 
 LONG = 100
-"""Stages from which on, without a display, only what ends is told: trials, dense trainings, and what fails."""
+"""Number of stages from which, without a display, only finished trials, dense trainings and failures get a line."""
 
 REFRESHES_PER_SECOND = 4
 
 
 class Progress:
-    """Shows a sweep's progress; a context manager.
+    """Display of a sweep's progress; a context manager.
 
     Args:
-        plan: the whole sweep
-        finished: records of the stages that need not run (stage key -> record)
-        console: where to; standard output where None
-        slots: how many stages can run at once where that is known, else the most that did
-        pace: what earlier sweeps tell of how long stages take
-        clock: returns Unix seconds
+        plan: plan of the whole sweep
+        finished: stage key -> record of the stages that need not run
+        console: console to print on; None: standard output
+        slots: number of stages that can run at once; None: the largest number seen running at once
+        pace: durations of stages in earlier sweeps
+        clock: function that returns Unix seconds
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Progress:
         self._lock = threading.Lock()
         self._live: Live | None = None
         self._points: dict[str, tuple[CurvePoint, Metric]] = {}
-        """Of the stages that run, the last point of the curve that was told."""
+        """Key of a running stage -> last point of its curve."""
         self._interrupted = False
         self._reasons = {""}
-        """Why stages were killed, as told: what never began is not told one by one."""
+        """Reasons of killed stages that were printed; a stage that never began gets no line for a printed reason."""
 
     def __enter__(self) -> Self:
         if self._console.is_interactive and not os.environ.get("CI"):
@@ -102,21 +102,21 @@ class Progress:
 
     @property
     def live(self) -> bool:
-        """Whether there is a display that shows how far running stages are."""
+        """Whether there is a live display, which shows the progress of running stages."""
         return self._live is not None
 
     def point(self, key: str, point: CurvePoint, metric: Metric) -> None:
-        """Show from now on how far a running stage is, and its primary metric on the validation split."""
+        """Update the progress of a running stage and its primary metric on validation."""
         with self._lock:
             self._points[key] = (point, metric)
 
     def opening(self, sweep: str, places: Mapping[str, str], steps: Mapping[str, int] | None = None) -> None:
-        """Say what will run, what is done already, and where things are: {"MLflow": "mlflow ui", ...}.
+        """Print what will run, what is done already, and where to find things.
 
         Args:
-            sweep: its name
-            places: what -> where
-            steps: stage -> step of the checkpoint that it goes on from
+            sweep: name of the sweep
+            places: label -> place, for example {"MLflow": "mlflow ui", ...}
+            steps: stage key -> step of the checkpoint that the stage resumes from
         """
         stages, tally = self._plan.stages, self._tally
         asked = sum(map(len, self._plan.work))
@@ -130,15 +130,15 @@ class Progress:
         if tally.records:
             done = f"{counted(len(tally.records), 'stage')}, {counted(tally.trials()['done'], 'trial')}"
             self.say(f"Done already: {done}; {counted(self._to_run(), 'stage')} to run.")
-        if going_on := [f"{named(self._plan, key)} from step {step}" for key, step in (steps or {}).items()]:
-            more = f" and {len(going_on) - 3} more" if len(going_on) > 3 else ""
-            self.say(f"Going on from checkpoints: {'; '.join(going_on[:3])}{more}.")
+        if resumed := [f"{named(self._plan, key)} from step {step}" for key, step in (steps or {}).items()]:
+            more = f" and {len(resumed) - 3} more" if len(resumed) > 3 else ""
+            self.say(f"Resumed from checkpoints: {'; '.join(resumed[:3])}{more}.")
         if self._live is None and len(stages) >= LONG:
-            self.say("A line follows for each trial and each dense training that ends, and for what fails.")
+            self.say("One line follows for each finished trial, each finished dense training and each failure.")
         self._say_places(places)
 
     def closing(self, places: Mapping[str, str]) -> None:
-        """Say what became of the sweep, and where the results are."""
+        """Print the outcome of the sweep, and where the results are."""
         trials = self._tally.trials()
         outcome = f"{trials['done']} of {len(self._plan.trials)} trials done"
         if failed := trials["failed"]:
@@ -152,8 +152,8 @@ class Progress:
             known = event.key in self._tally.lost
             reason = event.failure.message if event.failure else ""
             began = event.kind != "killed" or event.key in self._tally.running
-            told = event.kind == "killed" and reason in self._reasons
-            idle = told and not began
+            printed = event.kind == "killed" and reason in self._reasons
+            idle = printed and not began
             known = known or self._is_below_a_failure(event)
             if event.kind == "killed":
                 self._interrupted = True
@@ -166,20 +166,20 @@ class Progress:
                 self._time_left.finished(event.key, event.time, event.record)
             elif event.kind in ("failed", "killed"):
                 self._time_left.dropped(event.key)
-        if (self._live is None and not idle and self._tells(event)) or (
+        if (self._live is None and not idle and self._has_line(event)) or (
             event.kind in ("failed", "retried") and not known
         ):
-            self.say(self._line(event, named(self._plan, event.key) if began else "", told=told))
+            self.say(self._line(event, named(self._plan, event.key) if began else "", printed=printed))
 
-    def _tells(self, event: StageEvent) -> bool:
-        """Whether an event has a line of its own where there is no display: of a long sweep not each one."""
+    def _has_line(self, event: StageEvent) -> bool:
+        """Whether an event gets a line if there is no display; in a long sweep not every event does."""
         if len(self._plan.stages) < LONG or event.kind not in ("started", "finished"):
             return True
         ends = any(self._tally.state(index) == "done" for index in self._plan.trials_of.get(event.key, ()))
         return event.kind == "finished" and (ends or not KINDS[self._plan.stages[event.key].kind].prunes)
 
     def say(self, text: str) -> None:
-        """Print a line, above the live display where there is one."""
+        """Print a line, above the live display if there is one."""
         from rich.text import Text
 
         self._console.print(Text(shown(text)), soft_wrap=True)
@@ -196,15 +196,21 @@ class Progress:
     def _to_run(self) -> int:
         return len(self._plan.stages) - self._tally.settled
 
-    def _line(self, event: StageEvent, name: str, *, told: bool) -> str:
-        """One event as a line of text; why stages were stopped is `told` once, of what never began without a name."""
+    def _line(self, event: StageEvent, name: str, *, printed: bool) -> str:
+        """Format an event as a line of text.
+
+        Args:
+            event: event of a stage
+            name: name of the stage; empty for a stage that never began
+            printed: whether the reason was printed before; it is printed once
+        """
         word = "stopped" if event.kind == "killed" else event.kind
         parts = [f"{duration(event.time - self._begun):>8}", f"{word:<8}", *([name] if name else [])]
         if event.record is not None:
             parts.append(figures(event.record))
         if self._is_below_a_failure(event):
-            parts.append("not run, as the stage before it failed")
-        elif event.failure is not None and not told:
+            parts.append("not run, because the stage before it failed")
+        elif event.failure is not None and not printed:
             parts.append(event.failure.message.strip().partition("\n")[0])
             if event.failure.log:
                 parts.append(f"log: {event.failure.log}")
@@ -215,31 +221,31 @@ class Progress:
         return "  ".join(parts)
 
     def _is_below_a_failure(self, event: StageEvent) -> bool:
-        """Whether a stage failed because the one before it did, whose reason has been told."""
+        """Whether a stage failed because a stage that it needs failed."""
         spec = self._plan.stages.get(event.key)
         return (
             event.kind == "failed" and spec is not None and not self._tally.lost.isdisjoint(self._plan.needs(event.key))
         )
 
     def _seen(self) -> tuple[str, str, str, Mapping[str, Sequence[str]]]:
-        """The time to finish, the trials by state, the best, and how far each axis is, which are of one moment.
+        """Return time left, trials by state, best trial and progress of each axis, all at one moment.
 
-        It is looked at each second, or more seldom where that takes long.
+        The values are refreshed every second, or less often if refreshing is slow.
         """
         now = self._clock()
         if now - self._last[0] >= self._pause:
             begun = time.process_time()
             left = self._time_left.seconds(now)
             least = "at least " if left.unknown else ""
-            told = f", {least}{duration(left.known)} left" if left.known else ""
+            remaining = f", {least}{duration(left.known)} left" if left.known else ""
             found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
-            self._last = now, (told, self._trials(), shown(self._axes.best()), found)
+            self._last = now, (remaining, self._trials(), shown(self._axes.best()), found)
             self._pause = max(1.0, 20 * (time.process_time() - begun))
-        told, trials, best, axes = self._last[1]
-        return told if self._to_run() else "", trials, best, axes
+        remaining, trials, best, axes = self._last[1]
+        return remaining if self._to_run() else "", trials, best, axes
 
     def _trials(self) -> str:
-        """How many trials are in each state: what failed first, as a narrow terminal cuts the end."""
+        """Return the number of trials in each state, failures first, because a narrow terminal cuts the end."""
         count = self._tally.trials()
         failed = [f"{count['failed']} {self._lost_are}"] if count["failed"] else []
         return ", ".join([*failed, *(f"{count[state]} {state}" for state in ("waiting", "running", "done"))])
@@ -279,7 +285,7 @@ class Progress:
             yield shown(named(self._plan, key)), shown(figure.strip()), duration(now - begun)
 
     def _in_use(self) -> str:
-        """What the running stages have reserved."""
+        """Return the CPUs and GPUs that running stages have reserved."""
         cpus = gpus = 0.0
         for key in self._tally.running:
             indices = self._plan.trials_of[key]

@@ -1,4 +1,4 @@
-"""A stage in a few words: its name, what a finished one achieved, how far a running one is."""
+"""Short texts about a stage: its name, the figures of a finished stage, the progress of a running one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.core.stage_kinds import KINDS
 
 
 def named(plan: Plan, key: str) -> str:
-    """Name a stage by its trial and round; a shared one also by how many trials share it."""
+    """Return a stage's name by trial and round, with the number of trials that share it."""
     spec = plan.stages.get(key)
     if spec is None:
         return key[:12]
@@ -32,44 +32,45 @@ def named(plan: Plan, key: str) -> str:
 
 
 def figures(record: StageRecord) -> str:
-    """A finished stage in a few words."""
+    """Return the figures of a finished stage in a few words."""
     if not KINDS[record.kind].trains:
-        told = measured(record.measurements)
-        return f"{told}, {validated(record)}" if record.after else told  # in a format that changes outputs
+        text = measured(record.measurements)
+        return f"{text}, {validated(record)}" if record.after else text  # the format changes outputs
     text = validated(record)
     return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
 
 
 def measured(figures: Mapping[str, float]) -> str:
-    """What was measured of a deployment: its size, or how many times as fast it is at each batch size."""
+    """Return the size of a deployment, or its speed-up at each batch size."""
     ratios = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("speedup/")}
     if not ratios:
         return f"{figures.get('parameters', 0):,.0f} parameters, {figures.get('bytes', 0) / 1e3:,.1f} kB"
-    told = ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
+    text = ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
     others = figures.get("others", 0.0)
-    return told if others < BUSY else f"{told}, while {others:.1f} other processes ran"
+    return text if others < BUSY else f"{text}, while {others:.1f} other processes ran"
 
 
 def validated(record: StageRecord) -> str:
-    """The primary metric on the validation split: while a sweep runs, nobody should steer by the test split."""
+    """Return the primary metric on validation; the test split is not shown, so that nobody selects by it."""
     found = record.figure("val")
     return f"validation {record.primary.title} {record.primary.said(found) if math.isfinite(found) else '?'}"
 
 
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
-    """How far a stage is that trains, as in `34%, validation loss 0.4100`."""
+    """Return the progress of a stage that trains, as `34%, validation loss 0.4100`."""
     done = share(spec, point.step, point.epoch)
-    told = f"step {point.step}" if done is None else f"{done:.0%}"
+    text = f"step {point.step}" if done is None else f"{done:.0%}"
     value = point.metrics.get(f"val/{metric.name}")
-    return told if value is None else f"{told}, validation {metric.title} {metric.said(value)}"
+    return text if value is None else f"{text}, validation {metric.title} {metric.said(value)}"
 
 
 def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str:
-    """How far the checkpoint of a stage is, as in `round 2 is at step 120 (34%)`.
+    """Return the progress of a stage's checkpoint, as `round 2 is at step 120 (34%)`.
 
     Args:
-        step: that of the checkpoint
-        curve: which the checkpoint holds
+        spec: the stage
+        step: step of the checkpoint
+        curve: training curve in the checkpoint
     """
     epoch = step * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
     done = share(spec, step, epoch)
@@ -77,7 +78,7 @@ def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str
 
 
 def share(spec: StageSpec, step: int, epoch: float | None) -> float | None:
-    """Return the part of a stage's training that is done at a step; None where its length is not known."""
+    """Return the fraction of a stage's training that is done at a step; None if its length is not known."""
     training, until = spec.training_config, spec.typed.until
     steps = training.get("steps") if until is None else until if isinstance(until, int) else None
     epochs = float(until.removesuffix("ep")) if isinstance(until, str) else training.get("epochs")

@@ -1,4 +1,4 @@
-"""The standard streams of our commands: characters that they lack, and readers that have left."""
+"""Standard streams of the commands: unprintable characters, and readers that have left."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ EXIT_UNREAD = 141
 
 
 def show_what_can_be_shown() -> None:
-    """Print `?` for a character that a stream's encoding lacks, as latin-1 lacks the dash: it would raise otherwise."""
+    """Print `?` for a character that a stream's encoding lacks, for example a dash in latin-1, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def say(text: object, *, amiss: bool = False) -> None:
-    """Print what may be shown of a text that others had a hand in, such as the name of a file or a message."""
+    """Print a text, made safe to display: it may contain foreign text, for example a file name or an error message.
+
+    Args:
+        text: text to print
+        amiss: print to standard error instead of standard output
+    """
     try:
         print(shown(text), file=sys.stderr if amiss else sys.stdout)
     except BrokenPipeError:
@@ -32,22 +37,22 @@ def say(text: object, *, amiss: bool = False) -> None:
 
 
 def unread() -> None:
-    """End the process with EXIT_UNREAD: the reader of its output has left, as `head` does.
+    """End the process with EXIT_UNREAD, because the reader of its output has left, for example `head`.
 
-    A thread only loses its line; the next line of the main thread ends the process.
+    In another thread than the main one, only the line is lost; the main thread's next line ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not _flushed(stream):
-            os.dup2(nowhere, stream.fileno())  # or Python says at exit that it cannot flush
+            os.dup2(nowhere, stream.fileno())  # else Python complains at exit that it cannot flush
     sys.exit(EXIT_UNREAD)
 
 
 @contextmanager
 def ended_quietly() -> Iterator[None]:
-    """End the process without a word where the reader of its output has left."""
+    """End the process without a message if the reader of its output has left."""
     try:
         yield
     except BrokenPipeError:
@@ -58,11 +63,11 @@ def ended_quietly() -> Iterator[None]:
 
 
 def _flushed(stream: TextIO) -> bool:
-    """Flush a stream; say whether somebody reads it."""
+    """Flush a stream; return False if its reader has left."""
     try:
         stream.flush()
     except BrokenPipeError:
         return False
-    except OSError:  # a full disk, which Python tells at exit
+    except OSError:  # a full disk, which Python reports at exit
         pass
     return True

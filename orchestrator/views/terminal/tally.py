@@ -1,4 +1,4 @@
-"""How many trials and stages of a sweep wait, run, are done or have failed: kept up event by event. Pure."""
+"""Counts of a sweep's trials and stages by state, updated event by event. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ TrialState = Literal["waiting", "running", "done", "failed"]
 
 
 class Tally:
-    """Counts of a sweep; a trial runs when a stage that it takes does, and is done when all of them are."""
+    """Counts of a sweep. A trial runs if one of its stages runs, and is done if all of them are."""
 
     def __init__(self, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         self.plan = plan
         self.records = {key: record for key, record in finished.items() if key in plan.stages}
         self.running: dict[str, float] = {}
-        """Key of a running stage -> when it started."""
+        """Key of a running stage -> Unix time of its start."""
         self.lost: set[str] = set()
-        """Stages that failed or were killed, with the stages below them."""
+        """Keys of stages that failed or were killed, and of stages that depend on them."""
         self._states = [self._state_of(keys) for keys in plan.work]
 
     @property
     def settled(self) -> int:
-        """Stages that are done or lost."""
+        """Number of stages that are done or lost."""
         return len(self.records) + len(self.lost)
 
     def trials(self) -> Counter[TrialState]:
-        """Return how many trials are in each state."""
+        """Return state -> number of trials."""
         return Counter(self._states)
 
     def state(self, trial: int) -> TrialState:
@@ -41,7 +41,7 @@ class Tally:
     def take(self, event: StageEvent) -> None:
         """Count one event."""
         if event.key not in self.plan.stages or event.key in self.records:
-            return  # what is finished is durable: nothing that is heard later changes it
+            return  # a finished stage is durable: no later event changes it
         self.running.pop(event.key, None)
         self.lost.discard(event.key)
         if event.kind == "started":

@@ -1,4 +1,4 @@
-"""When a sweep will be done: the work left, at the pace seen so far, on as many slots as have been busy. Pure."""
+"""Estimate of a sweep's remaining time: remaining work, at the pace seen so far, on the busy slots. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from orchestrator.planning.pace import Pace, places, wall
 
 
 class TimeLeft:
-    """Estimates the seconds that are left, as `planning.pace` says.
+    """Estimator of the remaining seconds, see `planning.pace`.
 
     Args:
-        plan: the whole sweep
+        plan: plan of the whole sweep
         finished: stages that need not run
-        slots: how many can run at once where that is known, else the most that did
-        pace: what earlier sweeps tell
+        slots: number of stages that can run at once; None: the largest number seen running at once
+        pace: durations of stages in earlier sweeps
     """
 
     def __init__(
@@ -32,23 +32,23 @@ class TimeLeft:
         self._most_at_once = 1
 
     def started(self, key: str, time: float) -> None:
-        """Note that a stage has started (again)."""
+        """Note that a stage has started, maybe again."""
         self._started[key] = time
         self._most_at_once = max(self._most_at_once, len(self._started))
 
     def finished(self, key: str, time: float, record: StageRecord) -> None:
-        """Note that a stage has finished; where its start was not seen, the record says how long it took."""
+        """Note that a stage has finished; if its start was not seen, its duration comes from the record."""
         begun = self._started.pop(key, None)
         self._pace.learn(self._places[key], record, None if begun is None else time - begun, own=True)
         self._left.pop(key, None)
 
     def dropped(self, key: str) -> None:
-        """Note that a stage will not be run."""
+        """Note that a stage will not run."""
         self._started.pop(key, None)
         self._left.pop(key, None)
 
     def seconds(self, now: float) -> Amount:
-        """Return the estimate at time `now`, and of how many stages it leaves out the time, which is not known."""
+        """Return the estimate at time `now`, with the number of stages whose time is unknown and left out."""
         expected: dict[str, float] = {}
         for key in self._left:
             whole = self._pace.expect(self._places[key], self._plan.stages[key]).seconds

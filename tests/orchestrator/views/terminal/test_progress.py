@@ -81,8 +81,8 @@ def test_the_opening_says_what_runs_what_is_done_and_where_things_are() -> None:
 def test_the_opening_says_from_which_steps_stages_go_on(stages: int, more: str) -> None:
     text = shown(make_plan(seeds=(0,)), [], begun_stages=stages)
 
-    (line,) = (line for line in text.splitlines() if line.startswith("Going on from checkpoints: "))
-    assert line.startswith("Going on from checkpoints: dense, seed 0 (shared by 4 trials) from step 40")
+    (line,) = (line for line in text.splitlines() if line.startswith("Resumed from checkpoints: "))
+    assert line.startswith("Resumed from checkpoints: dense, seed 0 (shared by 4 trials) from step 40")
     assert line.endswith(f"from step 40{more}.")
 
 
@@ -143,7 +143,7 @@ def test_a_reason_is_told_once_however_many_stages_it_stops(terminal: bool) -> N
     text = shown(plan, [failed(key) for key in plan.stages], terminal=terminal)
 
     assert text.count("loss is nan") == 1
-    assert text.count("not run, as the stage before it failed") == (0 if terminal else len(plan.stages) - 1)
+    assert text.count("not run, because the stage before it failed") == (0 if terminal else len(plan.stages) - 1)
     assert "0 of 4 trials done, 4 failed" in text
 
 
@@ -326,7 +326,7 @@ def test_the_tally_never_loses_a_trial_nor_what_is_durable(steps: list[tuple[int
 
 
 def simulate(plan: Plan, slots: int, spread: float, seed: int = 0) -> tuple[float, list[tuple[float, float]]]:
-    """Run `plan` on `slots` slots in made-up time; return its end and the estimates (time, seconds left)."""
+    """Simulate `plan` on `slots` slots; return its end and the estimates (time, seconds left)."""
     draw = random.Random(seed)
     took = {
         key: (12.0 if spec.kind == "dense" else 4.0) * draw.uniform(1 - spread, 1 + spread)
