@@ -1,1 +1,1 @@
-"""The MLflow view of a sweep, and the process that writes it."""
+"""MLflow view of a sweep, and the process that writes it."""

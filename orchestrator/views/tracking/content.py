@@ -1,4 +1,4 @@
-"""What is written to one tracked run, and the names and texts that MLflow gets. Pure."""
+"""Content of a tracked run, with names and texts that MLflow accepts. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ODD = re.compile(r"[^/\w.\- ]")
 
 
 class Point(NamedTuple):
-    """One point of a metric; `time` is Unix time."""
+    """One point of a metric; `time` is in Unix seconds."""
 
     key: str
     value: float
@@ -22,7 +22,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Content:
-    """What is to be written to one run: all, or what it lacks. Times are Unix times."""
+    """Content to write to one run: everything, or what the run lacks. Times are in Unix seconds."""
 
     status: str = "RUNNING"
     points: list[Point] = field(default_factory=list)
@@ -30,18 +30,18 @@ class Content:
     tags: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     masks: dict[str, str] = field(default_factory=dict)
-    """File of the run -> key of the stage whose masks it holds."""
+    """File of the run -> key of the stage with its masks."""
     start: float | None = None
     end: float | None = None
     anew: bool = False
-    """Whether the run there is holds another execution of a stage, whose points cannot be taken back."""
+    """Whether a new run is needed: the old one holds another execution of a stage, and points cannot be deleted."""
 
     def shown(self) -> Content:
-        """Return the content with texts as people may be shown them, under names that MLflow takes."""
+        """Return the content with texts made safe to display and names that MLflow accepts."""
         params, tags = ({key_of(name): shown(text) for name, text in of.items()} for of in (self.params, self.tags))
         return replace(self, params=params, tags=tags)
 
 
 def key_of(name: str) -> str:
-    """Return a name as MLflow takes it for a parameter, a tag or a metric."""
+    """Return a name as MLflow accepts it for a parameter, a tag or a metric."""
     return _ODD.sub("_", shown(name))

@@ -1,6 +1,6 @@
-"""The driver's side of the process that writes a sweep's view, which so costs the driver neither time nor memory.
+"""Driver's side of the process that writes a sweep's view, so that writing costs the driver neither time nor memory.
 
-They speak over the process's standard input and output, pickled: each trusts the other, they are one.
+Driver and process exchange pickled messages over the process's standard input and output; they trust each other.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from orchestrator.core.specs import Plan
 
 RESTARTS = 3
 SILENCE, KILLED_LIMIT = 60.0, 5.0
-"""Seconds without a word after which a view that is finished is given up; seconds that an interrupted sweep waits."""
+"""Seconds of silence after which `finish` gives up the view; seconds that an interrupted sweep waits for it."""
 
 
 class TrackerProcess(Tracker):
-    """Keeps a view by what `make` returns, a `ViewWriter`, in a process that is started at once.
+    """Tracker that writes the view in a process of its own, which is started at once.
 
-    `make` is pickled. A process that dies is started again, up to `RESTARTS` times, and told everything again: what was
-    written it finds. Only `finish` waits. As a context manager it ends the process where the sweep ends without
-    `finish`; where an error ends it, such as an output that nobody reads any more, the view is closed as killed.
+    A process that dies is started again, up to `RESTARTS` times, and gets all requests again; it finds what was
+    written before. Only `finish` waits. As a context manager, the tracker ends the process if the sweep ends without
+    `finish`; if an error ends the sweep, for example a closed output, the view is closed as killed.
+
+    Args:
+        make: function that returns the process's `ViewWriter`; it is pickled
+        say: prints messages to the user
     """
 
     def __init__(self, make: Callable[..., Any], say: Callable[[str], None]) -> None:
@@ -45,20 +49,20 @@ class TrackerProcess(Tracker):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and len(self._told) > 1 and not self._ended:
-            self._say = lambda _: None  # the error says more, and there may be nobody to read it
+            self._say = lambda _: None  # the error says more, and the output may be closed
             self.finish("killed", {})
         self._end()
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
-        """Open the view, with what is finished already."""
+        """Open the view with the stages that are finished already."""
         self._told.append(("start", sweep, plan, dict(finished)))
 
     def record(self, event: StageEvent) -> None:
-        """Take one event."""
+        """Pass one event to the process."""
         self._told.append(("record", event))
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
-        """Close the view and end the process; wait until it has written what can be written."""
+        """Close the view, wait until the process has written what it can, and end it."""
         begun = self._heard = time.monotonic()
         self._told.append(("finish", status, dict(report)))
         while self._attending.is_alive() and time.monotonic() < self._heard + SILENCE:
@@ -79,7 +83,7 @@ class TrackerProcess(Tracker):
         threading.Thread(target=self._tell, args=(self._process,), daemon=True).start()
 
     def _tell(self, process: subprocess.Popen[bytes]) -> None:
-        """Tell the process all that was told, and what is told from now on, as long as it lives."""
+        """Send the process all requests so far and all later ones, while it lives."""
         assert process.stdin is not None
         told = 0
         with suppress(OSError), process.stdin as pipe:
@@ -91,7 +95,7 @@ class TrackerProcess(Tracker):
                 time.sleep(0.05)
 
     def _attend(self) -> None:
-        """Hear what the process says; start it again where it dies."""
+        """Read the process's answers; start it again if it dies."""
         for left in reversed(range(RESTARTS + 1)):
             assert self._process.stdout is not None
             with suppress(EOFError, pickle.UnpicklingError), self._process.stdout as pipe:
@@ -105,14 +109,14 @@ class TrackerProcess(Tracker):
                         return
             if self._ended:
                 return
-            what = "it is started again" if left else "the store holds everything"
-            self._say(f"The process that writes to MLflow has died; {what}.")
+            remedy = "it is started again" if left else "the store holds everything"
+            self._say(f"The process that writes to MLflow has died; {remedy}.")
             if left:
                 self._begin()
 
     def _end(self) -> None:
         self._ended = True
-        while self._attending.is_alive():  # which may be about to start another
+        while self._attending.is_alive():  # the thread may be about to start another process
             self._process.kill()
             self._attending.join(0.05)
         self._process.kill()

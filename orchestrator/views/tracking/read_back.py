@@ -1,4 +1,4 @@
-"""Sweeps as MLflow holds them: listed, and read back without the store."""
+"""Listing and loading of sweeps from MLflow, without the store."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def load_from_mlflow(name: str, uri: str | None = None, experiment: str | None = None) -> SavedSweep:
-    """Return a sweep as MLflow holds it: plan and configuration from the parent run, records from the children.
+    """Load a sweep from MLflow: plan and configuration from the parent run, records from its child runs.
 
     Raises:
-        OrchestratorError: MLflow cannot be read, or holds no such sweep
+        OrchestratorError: MLflow cannot be read, or does not hold the sweep
     """
     with _reading(uri, experiment, of_sweep(name)) as (client, runs), tempfile.TemporaryDirectory() as folder:
         parent = next((run for run in runs if TRIAL_TAG not in run.data.tags), None)
@@ -70,7 +70,11 @@ def sweeps_in_mlflow(uri: str | None = None, experiment: str | None = None) -> l
 
 @contextmanager
 def _reading(uri: str | None, experiment: str | None, condition: str) -> Iterator[tuple[MlflowClient, list[Run]]]:
-    """Give a client and the runs that meet `condition`; nothing is made, and whatever fails within is told."""
+    """Give a client and the runs that match `condition`, without creating anything.
+
+    Raises:
+        OrchestratorError: MLflow cannot be read, here or in the body of the `with` statement
+    """
     from mlflow.exceptions import MlflowException
 
     uri, experiment = resolve_uri(uri), resolve_experiment(experiment)

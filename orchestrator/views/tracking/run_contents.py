@@ -1,6 +1,6 @@
-"""A sweep as tracked runs: the identity, parameters, metric points, tags, files and status of each trial. Pure.
+"""Contents of a sweep's tracked runs: identity, parameters, metric points, tags, files and status. Pure.
 
-Points carry the worker's time, so replaying a record changes nothing.
+Points have the worker's time, so writing a record again changes nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MASKS_PICTURE, FAILURE_FILE = "masks/summary.svg", "failure.txt"
 
 
 def sweep_tag(name: str) -> str:
-    """Return the tag that the runs of the sweep called `name` have."""
+    """Return the tag of the runs of the sweep `name`."""
     return digest(canonical_json(["sweep", name]))[:32]
 
 
 def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
-    """Return the tag by which each trial's run is found again: a digest of the sweep's name and its stage keys."""
+    """Return the tag that identifies each trial's run: a digest of the sweep's name and the trial's stage keys."""
     seen: Counter[tuple[str, ...]] = Counter()
     ids = []
     for trial in trials:
@@ -48,10 +48,14 @@ def trial_ids(sweep: SweepInfo, trials: Iterable[TrialSpec]) -> tuple[str, ...]:
 
 
 def points_of(record: StageRecord, offset: int, held: int = 0) -> Iterator[Point]:
-    """Yield a stage's figures with step = round, then its training curve less the points that are `held` already.
+    """Yield a stage's figures with step = round, then its training curve.
 
-    The curve's steps count from `offset` on. The primary metric comes first: MLflow lists metrics so, and plots the
-    first one where nobody has chosen.
+    The primary metric comes first, because MLflow lists metrics in this order, and by default plots the first.
+
+    Args:
+        record: record of the stage
+        offset: number of steps before the stage, added to the curve's steps
+        held: number of the curve's points that the run holds already, which are left out
     """
     first = (f"test/{record.primary.name}", f"val/{record.primary.name}")
     figures = {name: record.figures[name] for name in first if name in record.figures} | record.figures
@@ -67,9 +71,9 @@ def _curve_points(curve: Iterable[CurvePoint], offset: int) -> Iterator[Point]:
 
 
 def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -> str:
-    """Return how many stages a run holds, and a digest that tells these executions of them from any others.
+    """Return the number of stages that a run holds, and a digest of these executions of the stages.
 
-    The same of the points of the next stage's `curve`, where it holds some of a stage that runs.
+    If the run holds points of the next stage's `curve`, their number and digest follow.
     """
     marks = [[record.key, record.started, record.weights_digest] for record in chain]
     times = [point.time for point in curve]
@@ -78,7 +82,7 @@ def logged_tag(chain: Sequence[StageRecord], curve: Sequence[CurvePoint] = ()) -
 
 
 class SweepView:
-    """What is known of a sweep so far; says what each run should hold."""
+    """State of a sweep so far, from which the content of each run follows."""
 
     def __init__(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         self.sweep, self.plan, self.outcome = sweep, plan, "RUNNING"
@@ -87,16 +91,16 @@ class SweepView:
         self._failures: dict[str, tuple[str, Failure, float]] = {}
         self._attempts: dict[str, int] = {}
         self.running: set[str] = set()
-        """Keys of the stages that have begun and not ended."""
+        """Keys of the running stages."""
         self._curves: dict[str, Sequence[CurvePoint]] = {}
-        """Of stages that have not finished, as far as a checkpoint holds them."""
+        """Key of an unfinished stage -> its curve in the last checkpoint."""
         self._report: Mapping[str, bytes] = {}
         settings = settings_of_each([trial.config for trial in plan.trials])
         self._settings = [{key_of(name): as_typed(value) for name, value in each.items()} for each in settings]
-        """Each trial's, as flat text: `schedule.sparsity` -> `0.9`."""
+        """Settings of each trial as flat text: `schedule.sparsity` -> `0.9`."""
 
     def take(self, event: StageEvent) -> Sequence[int]:
-        """Take an event; return the indices of the trials whose runs it changes."""
+        """Update the state by an event; return the indices of the trials whose runs it changes."""
         if event.kind == "started":
             self.running.add(event.key)
             return ()
@@ -114,26 +118,26 @@ class SweepView:
         return self.plan.trials_of.get(event.key, ())
 
     def reach(self, key: str, curve: Sequence[CurvePoint]) -> Sequence[int]:
-        """Take the curve of a stage that runs, as its checkpoint holds it; return the trials whose runs it changes."""
+        """Update the curve of a running stage from its checkpoint; return the indices of the trials it changes."""
         if not curve or curve == self._curves.get(key):
             return ()
         self._curves[key] = curve
         return self.plan.trials_of.get(key, ())
 
     def close(self, outcome: str, report: Mapping[str, bytes]) -> None:
-        """End the sweep: from now on a trial that has neither finished nor failed counts as killed."""
+        """End the sweep: a trial that has neither finished nor failed then counts as killed."""
         self.outcome, self._report = outcome.upper(), report
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The parameters that differ between trials; a class whose name differs too goes by that."""
+        """Parameters that differ between trials; if a class and its name both differ, only the name."""
         found = varying(self._settings)
         return tuple(name for name in found if name_of(name) not in found)
 
     def saved_views(self, parent: str) -> dict[str, str]:
-        """Return the views of the trials below the run `parent` that the interface offers: key -> state.
+        """Return the saved views of the trials below the run `parent`: key -> state.
 
-        There are none before a stage has finished: what it is measured by stands in its record.
+        The dict is empty until a stage has finished, because the metric comes from its record.
         """
         if not self._records:
             return {}
@@ -142,7 +146,7 @@ class SweepView:
         return saved_views(self.sweep.name, sweep_tag(self.sweep.name), parent, self.axes, everywhere, metric)
 
     def opening(self) -> Content:
-        """Return what the parent run holds from the start."""
+        """Return the parent run's content at the start."""
         differ = varying(self._settings)
         first = self._settings[0] if self._settings else {}
         content = self._described(
@@ -155,7 +159,7 @@ class SweepView:
         return content
 
     def closing(self) -> Content:
-        """Return what the parent run holds at the end; no figures before all is done, as no point can be taken back."""
+        """Return the parent run's content at the end; figures only if all is done, because points cannot be deleted."""
         ends = [record.ended for record in self._records.values()]
         end = max([*ends, *(time for _, _, time in self._failures.values())], default=0.0)
         content = Content(self.outcome, files=dict(self._report), end=end or None)
@@ -167,7 +171,13 @@ class SweepView:
         return content
 
     def content(self, index: int, logged: str = "", status: str = "") -> Content | None:
-        """Return what the run of trial `index` lacks; `logged` is the tag that says which stages it holds already."""
+        """Return the content that the run of trial `index` lacks; None if it lacks nothing.
+
+        Args:
+            index: index of the trial
+            logged: the run's `LOGGED_TAG`, which identifies the stages that it holds; empty for a new run
+            status: status of the run
+        """
         trial, chain = self.plan.trials[index], self.chain(index)
         ending, failure, time = self._ending(index)
         curve = next((self._curves.get(key, ()) for key in trial.stages[len(chain) :][:1]), ())
@@ -180,7 +190,7 @@ class SweepView:
             held, points, content = 0, 0, self._described(self._settings[index], trial.config)
             content.tags[OVERRIDES_TAG] = " ".join(trial.overrides)
         content.status, content.anew = ending, anew
-        if held <= len(chain):  # else the store has lost records; the run keeps its own until they are made again
+        if held <= len(chain):  # else the store has lost records, and the run keeps its own until they are made again
             content.tags[LOGGED_TAG] = current
         offset = 0
         for position, record in enumerate(chain):
@@ -193,7 +203,7 @@ class SweepView:
             content.start, content.end = content.start or record.started, record.ended
         if held <= len(chain):
             content.points += _curve_points(curve[points if held == len(chain) else 0 :], offset)
-        for key in {*self.plan.work[index]} - {*trial.stages}:  # what it goes back to, and is compared with
+        for key in {*self.plan.work[index]} - {*trial.stages}:  # stages to rewind to, and the dense network
             if key in self._records:
                 content.files[f"records/{key[:16]}.json"] = _json(self._records[key].to_json())
         content.points += [
@@ -208,16 +218,16 @@ class SweepView:
             content.tags[WARNINGS_TAG] = "\n".join(warnings)
         if failure is not None:
             content.end, content.tags[FAILURE_TAG] = time, failure.message
-            told = f"{failure.message}\nhost: {failure.host}\nlog: {failure.log}\n\n{failure.traceback}"
-            content.files[FAILURE_FILE] = told.encode()
+            text = f"{failure.message}\nhost: {failure.host}\nlog: {failure.log}\n\n{failure.traceback}"
+            content.files[FAILURE_FILE] = text.encode()
         return content
 
     def chain(self, index: int) -> list[StageRecord]:
-        """Return the records of a trial's finished stages, from the dense one on without a gap."""
+        """Return the records of a trial's finished stages, from the first stage up to the first gap."""
         return [self._records[key] for key in takewhile(self._records.__contains__, self.plan.trials[index].stages)]
 
     def _ending(self, index: int) -> tuple[str, Failure | None, float]:
-        """Return the status of a trial's run; of one that failed or was killed, also why and when."""
+        """Return the status of a trial's run; for a failed or killed stage also the failure and its time."""
         stages = self.plan.work[index]
         if all(key in self._records for key in stages):
             return "FINISHED", None, 0.0
@@ -225,7 +235,7 @@ class SweepView:
         return next((self._failures[key] for key in stages if key in self._failures), (status, None, 0.0))
 
     def _described(self, settings: Mapping[str, str], config: Mapping[str, Any]) -> Content:
-        """Return settings as parameters, those of classes that go by a name as tags, and what every run holds."""
+        """Return the content of every run: settings as parameters, tags for settings of named classes, and files."""
         tags = {"sweep": self.sweep.name, COMMAND_TAG: self.sweep.command}
         tags |= {"mlflow.source.name": "python -m orchestrator", "mlflow.source.type": "LOCAL"}
         if commit := self.sweep.environment.get("git_commit"):
@@ -248,18 +258,18 @@ class SweepView:
 def _standing(
     logged: str, held: int, points: int, chain: Sequence[StageRecord], curve: Sequence[CurvePoint]
 ) -> tuple[bool, str]:
-    """Return whether a run's tag tells of these executions, as far as is known; and what it is to say.
+    """Return whether a run's tag fits these executions, as far as is known, and the tag that the run should have.
 
     Args:
-        logged: the tag
-        held: the stages that it tells of
-        points: those of the next stage's curve that it tells of
-        chain: the stages that have finished
-        curve: of the one after them
+        logged: tag of the run
+        held: number of stages in the tag
+        points: number of points of the next stage's curve in the tag
+        chain: records of the finished stages
+        curve: curve of the stage after them
     """
     if held > len(chain):
         return True, logged_tag(chain, curve)
-    if held == len(chain) and points > len(curve):  # of a stage that ran before this driver did, or begins anew
+    if held == len(chain) and points > len(curve):  # the stage ran under an earlier driver, or starts again
         stands = logged.startswith(f"{logged_tag(chain)} ")
         return stands, logged if stands else logged_tag(chain, curve)
     following = chain[held].curve if held < len(chain) else curve

@@ -1,6 +1,6 @@
-"""The right to create the runs of a sweep's view, which drivers that share a store have one at a time.
+"""Right to create the runs of a sweep's view, which only one of the drivers that share a store has at a time.
 
-MLflow lets any number of runs have the same tags: two drivers that both look and find nothing would both create.
+MLflow allows any number of runs with the same tags: two drivers that both look and find no run would both create one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from orchestrator.store.leases import Leases
 
 
 class CreatedElsewhere(Exception):
-    """Another driver creates runs of the sweep now: look again later, they are likely there then."""
+    """Another driver is creating runs of the sweep; search for them again later."""
 
 
 class Creating:
-    """A driver's claim to create the runs of one view, by a lease in the store.
+    """Driver's right to create the runs of one view, as a lease in the store.
 
-    Without the store's leases, or where the store cannot be written, the right is always given: doubles are withdrawn
+    Without leases, or if the store cannot be written, the right is always granted, and duplicate runs are withdrawn
     later.
 
     Args:
-        leases: makes the leases of this driver; None where no store is shared
-        view: what the runs belong to: MLflow's address, the experiment, the sweep
+        leases: function that makes this driver's leases; None if no store is shared
+        view: identity of the view: MLflow's address, experiment, sweep
     """
 
     def __init__(self, leases: Callable[[], Leases] | None, *view: str) -> None:
@@ -33,7 +33,7 @@ class Creating:
         self._leases: Leases | None = None
 
     def take(self) -> bool:
-        """Take the right, or keep it; return whether this driver has it."""
+        """Acquire or keep the right; return whether this driver has it."""
         if self._make is None:
             return True
         try:
@@ -44,7 +44,7 @@ class Creating:
             return True
 
     def give_back(self) -> None:
-        """Give the right to whoever asks next."""
+        """Release the right."""
         if self._leases is not None:
             with suppress(StoreError):
                 self._leases.close()

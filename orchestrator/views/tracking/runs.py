@@ -1,8 +1,9 @@
-"""The runs of one sweep in MLflow: found again by their tags, created, completed.
+"""Runs of one sweep in MLflow: found by their tags, created, completed.
 
-Drivers that start one sweep at once come to share its runs: one of them creates, the others look again (`creating`).
-Where they share no store, of several runs with one identity the oldest stays. A driver that writes to one which was
-withdrawn is refused and looks again; at its end each sees that every trial has one run.
+Drivers that start one sweep at the same time share its runs: one of them creates, the others search again
+(`run_creation`). If they share no store, several runs can get one identity; the oldest stays and the others are
+withdrawn. MLflow refuses writes to a withdrawn run, and its driver then searches again. At its end each driver checks
+that every trial has one run.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ if TYPE_CHECKING:
 
 ReadFile = Callable[[str, str], bytes]  # (stage key, file name) -> content, from the store
 PARENT_TAG, USER_TAG = "mlflow.parentRunId", "mlflow.user"
-SAVED_VIEW_TAG = "mlflow.sharedViewState."  # how the interface names a saved view among an experiment's tags
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on runs, not on traces
-MOST_POINTS, MOST_PARAMS = 800, 100  # that MLflow takes at once, with the tags
+SAVED_VIEW_TAG = "mlflow.sharedViewState."  # prefix of saved views among an experiment's tags
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the interface then opens on runs, not traces
+MOST_POINTS, MOST_PARAMS = 800, 100  # limits of one request to MLflow, which also has the tags
 
 
 class MlflowRuns:
-    """A connection to MLflow that knows the runs of one sweep; made anew after every trouble.
+    """Connection to MLflow with the runs of one sweep; a new one is made after every error.
 
-    `claim` takes the right to create runs, and says whether this driver has it.
+    Args:
+        uri: MLflow's address
+        experiment: name of the experiment
+        read: reads a file of a stage from the store
+        say: prints messages to the user
+        claim: acquires the right to create runs; returns whether this driver has it
     """
 
     def __init__(
@@ -61,18 +67,18 @@ class MlflowRuns:
         self._children: dict[str, Run] = {}
         self._statuses: dict[str, str] = {}
         self._created = False
-        """Whether a run was created here since all were last looked at."""
+        """Whether this driver has created a run since the last search."""
         self._creates = False
-        """Whether this driver has the right to create, and has looked since it got that."""
+        """Whether this driver has the right to create, and has searched since it got the right."""
         self._offered = False
-        """Whether the views of this sweep are saved, which takes a stage that has finished."""
+        """Whether the views of this sweep are saved, which needs a finished stage."""
 
     def open(self, view: SweepView) -> bool:
-        """See that the parent run is there and under way; return whether anything had to be written."""
+        """Ensure that the parent run exists and is running; return whether anything had to be written."""
         parent, content = self._parent or self._find(view), view.opening()
         status = self._statuses[parent.info.run_id]
         if view.outcome != "RUNNING":
-            content.status = status  # until all else is written
+            content.status = status  # it changes only after all else is written
         plan = content.tags[runs_hold.PLAN_TAG]
         if (parent.data.tags.get(runs_hold.PLAN_TAG), status) == (plan, content.status):
             return False
@@ -111,14 +117,14 @@ class MlflowRuns:
         return True
 
     def close(self, view: SweepView) -> bool:
-        """Look at all runs again, as another driver may have written too, then end the parent run; return True."""
+        """Complete all runs, because another driver may have written too, then end the parent run; return True."""
         parent = self._find(view)
         self.open(view)
         for index in range(len(view.ids)):
             self.write(view, index)
         content, held = view.closing(), parent.data.metrics
         content.points = [
-            point._replace(time=time.time()) if point.key in held else point  # of two the later one is shown
+            point._replace(time=time.time()) if point.key in held else point  # MLflow shows the latest of two points
             for point in content.points
             if held.get(point.key) != point.value
         ]
@@ -135,7 +141,7 @@ class MlflowRuns:
             try:
                 self._client.create_experiment(name, artifact_location(uri, name), EXPERIMENT_TAGS)
             except MlflowException:
-                if self._client.get_experiment_by_name(name) is None:  # else another driver was faster
+                if self._client.get_experiment_by_name(name) is None:  # else another driver created it first
                     raise
             found = self._client.get_experiment_by_name(name)
         assert found is not None, name
@@ -147,12 +153,12 @@ class MlflowRuns:
 
         views = view.saved_views(parent.info.run_id)
         self._offered = bool(views)
-        with suppress(MlflowException):  # where only an administrator may, do without
+        with suppress(MlflowException):  # a server may allow only administrators to set these tags
             for key, state in views.items():
                 self._client.set_experiment_tag(self._experiment, f"{SAVED_VIEW_TAG}{key}", state)
 
     def _find(self, view: SweepView) -> Run:
-        """Find the sweep's runs again; return the parent, which is created if there is none."""
+        """Search for the sweep's runs; return the parent run, created if there is none."""
         self._parent, self._children, self._created = None, {}, False
         for run in search(self._client, self._experiment, of_sweep(view.sweep.name)):
             identity = run.data.tags.get(runs_hold.TRIAL_TAG)
@@ -170,7 +176,7 @@ class MlflowRuns:
         return self._parent
 
     def _may_create(self) -> bool:
-        """Return whether to create what was not found; False where the right to do so is new: look again then.
+        """Return whether to create a missing run; False if the right is new, and the caller has to search again.
 
         Raises:
             CreatedElsewhere: another driver has the right
@@ -183,18 +189,18 @@ class MlflowRuns:
         return False
 
     def settle(self) -> None:
-        """Forget the right to create, which is about to be given back."""
+        """Forget the right to create, because it is about to be released."""
         self._creates = False
 
     def _withdraw(self, run: Run) -> None:
         from mlflow.exceptions import MlflowException
 
-        with suppress(MlflowException):  # another driver has done so
+        with suppress(MlflowException):  # another driver has withdrawn it
             self._client.delete_run(run.info.run_id)
 
     def _create(self, view: SweepView, name: str, tags: Mapping[str, str], start: float | None) -> Run:
         user = "unknown"
-        with suppress(OSError, KeyError, ImportError):  # no entry in the password database, as in many containers
+        with suppress(OSError, KeyError, ImportError):  # many containers have no entry in the password database
             user = getpass.getuser()
         tags = {runs_hold.SWEEP_TAG: runs_hold.sweep_tag(view.sweep.name), USER_TAG: user, **tags}
         run = self._client.create_run(self._experiment, round(1000 * (start or time.time())), tags, shown(name))
@@ -203,12 +209,12 @@ class MlflowRuns:
         return run
 
     def _update(self, run: Run, content: Content) -> None:
-        """Write files first and tags last: a run says that it holds a stage when all of the stage is there."""
+        """Write files first and tags last, so that a run's tag names a stage only after all of the stage is written."""
         from mlflow.entities import Metric, Param, RunTag
 
         content = content.shown()
         id, held, failure = run.info.run_id, run.data, content.tags.get(runs_hold.FAILURE_TAG)
-        if failure is not None:  # before its file: where this tag is, the file is looked for
+        if failure is not None:  # before its file, because the tag tells readers to look for the file
             self._client.set_tag(id, runs_hold.FAILURE_TAG, failure)
         elif runs_hold.FAILURE_TAG in held.tags:
             content.files[runs_hold.FAILURE_FILE] = b""
@@ -234,7 +240,7 @@ class MlflowRuns:
             self._statuses[id] = content.status
 
     def _write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Write files; an empty one is taken away, or is empty where MLflow's client cannot do so."""
+        """Write files; an empty file is deleted, or written empty if artifacts are on a server."""
         if not files:
             return
         aside = tempfile.TemporaryDirectory() if self._folder is None else nullcontext()
@@ -247,7 +253,11 @@ class MlflowRuns:
                 self._client.log_artifacts(run.info.run_id, folder)
 
     def _place(self, artifacts: str, name: str = "") -> Path:
-        """Return where a file of a run is; refuse one that a database from elsewhere puts outside of its own folder."""
+        """Return the path of a run's file.
+
+        Raises:
+            CannotKeep: a database from elsewhere puts the file outside of its own folder
+        """
         folder = local_folder(artifacts) or Path("/")
         if self._folder is not None and not (folder / name).resolve().is_relative_to(self._folder):
             raise CannotKeep(
@@ -257,7 +267,7 @@ class MlflowRuns:
         return folder / name
 
     def _linked(self, note: str, run_id: str) -> str:
-        """Return a description whose links and pictures lead, in the interface, to saved views and this run's files."""
+        """Resolve the links and pictures of a description to saved views and this run's files in the interface."""
         experiment = f"#/experiments/{self._experiment}/runs"
         note = note.replace("](views/", f"]({experiment}?viewStateShareKey=")
         note = note.replace("](comparison/", f"]({experiment}/{run_id}/artifacts/comparison/")
@@ -265,12 +275,12 @@ class MlflowRuns:
 
 
 def of_sweep(name: str) -> str:
-    """Return the condition that the runs of a sweep meet."""
+    """Return the search condition for the runs of a sweep."""
     return f"tags.`{runs_hold.SWEEP_TAG}` = '{runs_hold.sweep_tag(name)}'"
 
 
 def search(client: MlflowClient, experiment: str, condition: str) -> list[Run]:
-    """Return the runs that meet `condition`, the oldest first, in an order that is everyone's."""
+    """Return the runs that match `condition`, oldest first, in an order that is equal for all drivers."""
 
     def pages() -> Iterator[Run]:
         token = None

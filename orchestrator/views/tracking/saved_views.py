@@ -1,7 +1,7 @@
-"""Views of a sweep's trials that MLflow's interface offers under "Views": columns, grouping and charts set up. Pure.
+"""Saved views of a sweep's trials for MLflow's interface, under "Views": columns, grouping and charts. Pure.
 
 The interface keeps a saved view as a tag of the experiment, `mlflow.sharedViewState.KEY`, in the JSON written here.
-What another release of it does not know it leaves at its default.
+Another release ignores entries that it does not know, and uses its defaults.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from orchestrator.core.metrics import Metric
 
 COMPRESSION = "parameters/compression"
 MOST_AXES = 6
-"""Axes shown: a tag holds 5000 characters, and a parallel plot of more cannot be read."""
+"""Maximum number of axes shown: a tag holds 5000 characters, and a parallel plot of more axes cannot be read."""
 
 
 def links(axes: Sequence[str]) -> dict[str, str]:
-    """Return the views of a sweep with these axes: end of the key -> what it shows."""
+    """Return the views of a sweep with these axes: end of the key -> label."""
     averaged = 0 < len(_points(axes)) < len(axes)
     return ({"trials": "trials"} if axes else {}) | ({"means": "means over seeds"} if averaged else {})
 
@@ -29,8 +29,13 @@ def saved_views(
 ) -> dict[str, str]:
     """Return the views of the trials below the run `parent`: key -> value of its tag.
 
-    `everywhere` are the axes that every trial has: a parallel plot leaves out trials that lack one of its axes.
-    `metric` is the primary one.
+    Args:
+        sweep: name of the sweep
+        identity: tag of the sweep's runs, the beginning of the keys
+        parent: ID of the parent run
+        axes: axes of the sweep
+        everywhere: axes that every trial has; a parallel plot leaves out trials that lack one of its axes
+        metric: primary metric
     """
     now, views = round(1000 * time.time()), {}
     for view, label in links(axes).items():
@@ -70,7 +75,7 @@ def _state(parent: str, axes: Sequence[str], metric: Metric, *, means: bool) -> 
 
 
 def _points(axes: Sequence[str]) -> list[str]:
-    """Return the axes that tell operating points apart: all but the seeds."""
+    """Return the axes that distinguish operating points: all but seeds."""
     return [name for name in axes if not name.endswith("seed")]
 
 

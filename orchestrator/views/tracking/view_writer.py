@@ -1,7 +1,7 @@
-"""Write a sweep's view: the one way, for a sweep that runs and for `orchestrator.sync`; and a process that does so.
+"""Writer of a sweep's view, for a running sweep and for `orchestrator.sync`, and the process that runs it.
 
-Runs are looked at, and get what they lack. After any trouble the connection is made anew and every run is looked at
-again, so whatever was lost on the way, even the answer to a request that succeeded, is found and completed.
+The writer checks runs, and writes what they lack. After any error it makes a new connection and checks every run
+again, so that everything that was lost, even the answer to a successful request, is found and completed.
 """
 
 from __future__ import annotations
@@ -29,29 +29,35 @@ from orchestrator.views.tracking.run_contents import SweepView
 from orchestrator.views.tracking.run_creation import CreatedElsewhere, Creating
 from orchestrator.views.tracking.runs import MlflowRuns, ReadFile
 
-OPENING, CLOSING = -2, -1  # stand for the parent run among the indices of trials
-REFUSALS = 3  # attempts in a row that MLflow refuses, after which the rest is left out
-LOOK_EVERY = 10.0  # seconds between two looks at the checkpoints of running stages
-LOOK_AGAIN = 0.5  # seconds after which runs that another driver creates are looked for again
-SETTLING = 0.5  # seconds in which further events are awaited: to write many costs little more than to write one
-LONGEST_PAUSE = 30.0  # seconds between two attempts while MLflow is away
-DOUBLED = 10  # times that the pause is doubled at most: a float has no power of 1024
-PATIENCE = 20.0  # seconds at the end in which nothing could be written, after which the rest is left out
-FULL_PATIENCE = 2.0  # the same where the disk is full, which nobody changes so soon
+OPENING, CLOSING = -2, -1  # the parent run's start and end, among the indices of trials
+REFUSALS = 3  # refused attempts in a row after which the rest is left out
+LOOK_EVERY = 10.0  # seconds between checks of the checkpoints of running stages
+LOOK_AGAIN = 0.5  # seconds until the next search for runs that another driver is creating
+SETTLING = 0.5  # seconds to wait for more events: writing many costs little more than writing one
+LONGEST_PAUSE = 30.0  # maximum seconds between attempts while MLflow is away
+DOUBLED = 10  # maximum number of doublings of the pause: 2.0**1024 overflows
+PATIENCE = 20.0  # seconds without a successful write, after the sweep's end, after which the rest is left out
+FULL_PATIENCE = 2.0  # the same for a full disk, which rarely changes soon
 NICENESS = 5  # of the process: the view may lag behind a little, the trials may not
 ELSEWHERE = "name another place with `tracking.uri` (`--uri`) or MLFLOW_TRACKING_URI"
 _REFUSED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "INVALID_STATE"}
 
 Requests = queue.SimpleQueue[tuple[Any, ...]]
-"""("start", sweep, plan, finished), ("record", event) ..., ("finish", status, report): the calls of a `Tracker`."""
+"""Calls of a `Tracker`: ("start", sweep, plan, finished), ("record", event) ..., ("finish", status, report)."""
 
 
 class ViewWriter:
-    """Writes the view that `requests` tell of, over a connection that is opened before the first of them.
+    """Writer of the view that requests describe; it connects to MLflow before the first request.
 
-    `say` takes sentences for the user, `wrote` how many runs are left whenever one was written, and `read` fetches the
-    masks of a stage from the store. `curve` gives the points that a running stage's checkpoint holds. `leases` makes
-    leases of the store, by which drivers that share it create runs one at a time.
+    Args:
+        requests: queue of requests
+        say: prints messages to the user
+        wrote: called with the number of remaining runs after each written run
+        read: reads a stage's masks from the store
+        uri: MLflow's address
+        experiment: name of the experiment
+        curve: returns the points of a running stage's checkpoint
+        leases: makes leases of the store, so that drivers that share it create runs one at a time
     """
 
     def __init__(
@@ -75,14 +81,14 @@ class ViewWriter:
         self._view: SweepView | None = None
         self._closed = False
         self._todo: dict[int, None] = {}
-        """Runs to be looked at, in order."""
-        self._troubles, self._told, self._progress = 0, False, 0.0
+        """Indices of runs to check, in order."""
+        self._troubles, self._reported, self._progress = 0, False, 0.0
 
     def write(self) -> None:
-        """Write until the view is finished and holds everything.
+        """Write until the view is finished and complete.
 
         Raises:
-            CannotKeep: MLflow can never be used, refuses something, or was away for too long at the end
+            CannotKeep: MLflow cannot be used, refuses a run, or was away for too long at the end
         """
         try:
             while not self._closed or self._todo:
@@ -109,11 +115,11 @@ class ViewWriter:
             self._gather(min(2.0 ** min(self._troubles - 2, DOUBLED), LONGEST_PAUSE))
 
     def _claim(self) -> bool:
-        """Take the right to create runs; at the end of the sweep another driver is not waited for without end."""
+        """Acquire the right to create runs; at the end of the sweep the wait for another driver is limited."""
         return self._creating.take() or (self._closed and time.monotonic() > self._progress + PATIENCE)
 
     def _wait(self) -> None:
-        """Take the next requests; meanwhile look now and then what checkpoints hold of the stages that run."""
+        """Wait for the next requests; every LOOK_EVERY seconds update the curves of running stages from checkpoints."""
         with suppress(queue.Empty):
             self._take(self._requests.get(timeout=LOOK_EVERY))
             self._gather(SETTLING)
@@ -129,10 +135,10 @@ class ViewWriter:
         del self._todo[index]
         if written:
             self._wrote(len(self._todo))
-            self._troubles, self._told, self._progress = 0, False, time.monotonic()
+            self._troubles, self._reported, self._progress = 0, False, time.monotonic()
 
     def _gather(self, seconds: float) -> None:
-        """Take what comes within `seconds`; when the view is finished nothing comes any more."""
+        """Take all requests that come within `seconds`; none come after `finish`."""
         due = time.monotonic() + seconds
         with suppress(queue.Empty):
             while not self._closed:
@@ -155,13 +161,13 @@ class ViewWriter:
                     self._look_at_all()
 
     def _look_at_all(self, last: int = OPENING) -> None:
-        """Look at every run again; at `last`, which was just refused, after the other trials."""
+        """Queue every run for a check; the run `last`, which was just refused, goes after the other trials."""
         if self._view is not None:
             trials = sorted(range(len(self._view.ids)), key=last.__eq__)
             self._todo = dict.fromkeys((OPENING, *trials, *([CLOSING] if self._closed else [])))
 
     def _note(self, error: Exception, index: int) -> None:
-        """Note a trouble; raise `CannotKeep` where trying again cannot help."""
+        """Handle an error: report it and check all runs again, or raise `CannotKeep` if trying again cannot help."""
         connecting, self._runs, self._troubles = self._runs is None, None, self._troubles + 1
         reason = shorten(redact(view_database.reason(error)), 240, placeholder=" ...").rstrip(". ")
         passing = isinstance(error, OrchestratorError) or view_database.may_pass(error)
@@ -173,9 +179,11 @@ class ViewWriter:
             raise CannotKeep(f"{self._name} cannot be used: {reason}; {remedy}.") from error
         if refused and not passing and self._closed and self._troubles >= REFUSALS:
             raise CannotKeep(f"{self._name} does not take a run of this sweep: {reason}.") from error
-        if (passing or not refused) and not self._told:
-            self._told = True
-            self._say(f"{self._name} cannot be written now ({reason}); the store keeps all, and it is tried again.")
+        if (passing or not refused) and not self._reported:
+            self._reported = True
+            self._say(
+                f"{self._name} cannot be written now ({reason}); the store keeps all, and writing is tried again."
+            )
         patience = FULL_PATIENCE if view_database.is_full(error) else PATIENCE
         if self._closed and time.monotonic() > self._progress + patience:
             raise CannotKeep(f"{self._name} is given up ({reason}).") from error
@@ -183,18 +191,18 @@ class ViewWriter:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Return errors that come again each time: of a package that is missing, a URI that names no kind of database."""
-    sqlalchemy = sys.modules.get("sqlalchemy.exc")  # where it is not imported yet, nothing of its was raised
+    """Return error types that recur on every attempt: a missing package, a URI of no known kind of database."""
+    sqlalchemy = sys.modules.get("sqlalchemy.exc")  # without its import it cannot have raised an error
     return (ImportError, *([sqlalchemy.ArgumentError] if sqlalchemy else []))
 
 
 def main() -> None:
-    """Write for the driver that started this process; leave at once when done, or when the driver is gone."""
+    """Write for the driver that started this process; exit at once when done, or when the driver is gone."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # Ctrl-C and `ray job stop` also reach this process,
-        signal.signal(number, signal.SIG_IGN)  # but are the driver's: it then asks for the view to be closed
+        signal.signal(number, signal.SIG_IGN)  # but only the driver handles them: it then closes the view
     os.nice(NICENESS)
     replies, requests = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0), Requests()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what a library prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # output of a library must not mix with answers
 
     def reply(answer: str | bool | int) -> None:
         replies.write(pickle.dumps(answer))

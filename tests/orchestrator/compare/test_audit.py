@@ -54,7 +54,7 @@ def test_masks_that_are_trained_from_a_step_need_a_control(control: Mapping[str,
 
 
 def pruned_at_start(restart: Mapping[str, str], rewind: bool, lr: float) -> tuple[Plan, dict[str, StageRecord]]:
-    """Return a network that is pruned as it is initialised; it may go back to another, or be compared with another."""
+    """Return a sweep that prunes at initialisation, optionally with another network to rewind to or compare with."""
     plan = make_plan(("snip",), (0.5,), (0,), rounds=1)
     (trial,) = plan.trials
     dense = plan.stages[trial.dense]
@@ -101,7 +101,7 @@ def test_a_round_that_scored_other_weights_than_its_start_s_is_named() -> None:
 
 
 def unequal(steps: int) -> tuple[Plan, dict[str, StageRecord]]:
-    """Return random and l1 at two sparsities, of which l1's last rounds train `steps` more."""
+    """Return random and l1 at two sparsities; l1's last rounds train `steps` steps longer."""
     plan = make_plan(rounds=1)
     records = make_records(plan)
     longer = {trial.stages[-1] for trial in plan.trials if trial.name.startswith("l1")}
@@ -124,7 +124,7 @@ def test_what_a_score_reads_makes_no_unequal_training() -> None:
 
 
 def gaining(gains: tuple[float, ...], methods: tuple[str, ...], restart: str = "keep") -> Finding:
-    """Return what is found of l1, which is better than dense by `gains`, one for each seed, beside other methods."""
+    """Return the finding on gains for l1, which is better than dense by `gains` (one a seed), with other methods."""
     plan = make_plan(("l1_unstructured", *methods), (0.5,), tuple(range(len(gains))), rounds=1)
     records = make_records(plan)
     for trial in plan.trials:
@@ -196,7 +196,7 @@ def test_what_a_sweep_lacks_fails_with_its_reason(word: str, plan: Plan, reason:
 
 
 def scored(*scores: Mapping[str, str], **changes: object) -> Plan:
-    """Return a plan of trials that a score decides, as magnitude does where none is chosen."""
+    """Return a plan whose trials rank by a score, by default magnitude."""
     given = {"method": {"name": "own"}, **changes}
     plan = plan_of([{**config("own", 0.5, 0), **given, "score": score} for score in scores])
     return Plan(plan.stages, tuple(replace(trial, name=f"trial {n}") for n, trial in enumerate(plan.trials)))
@@ -281,7 +281,7 @@ def test_dense_is_named_without_a_sparsity_and_labels_with_commas_stand_apart() 
 def cut(
     removed: float | None, unit: str = "group", budget: str = "channels", rounding: float = 0.04
 ) -> tuple[Plan, dict[str, StageRecord]]:
-    """Return a sweep asked for half of a budget, of which its networks lost `removed`, and of weights always 71%."""
+    """Return a sweep with half of a budget requested and `removed` of it removed; 71% of weights are always pruned."""
     plan = make_plan(("l1_unstructured",), (0.5,), (0,), rounds=1)
     key = plan.trials[0].stages[-1]
     fields = {**plan.stages[key].fields, "unit": {"kind": unit}, "scope": {"kind": "layer", "budget": budget}}

@@ -66,7 +66,7 @@ def test_golden_summary_by_hand() -> None:
 
 
 def line_of(losses: Sequence[Sequence[float]], margin: float | None = None) -> Comparison:
-    """Return the comparison of a line of points at which each seed loses that much against a dense 0.9."""
+    """Return the comparison of a line of points; the seeds of a point lose the given amounts against a dense 0.9."""
     sparsities = [0.1 * (1 + index) for index in range(len(losses))]
     plan = make_plan(("l1_unstructured",), sparsities, range(len(losses[0])), rounds=1)
     records = {key: with_accuracy(record, 0.9) for key, record in make_records(plan).items()}

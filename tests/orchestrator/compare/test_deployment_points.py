@@ -1,4 +1,4 @@
-"""What was measured of deployed networks: summed up by point, never over unlike machines, and where it is shown."""
+"""Deployment measurements: summarised by point, never across kinds of machines, and shown in tables and files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from orchestrator.views.report.plain_files import points_csv
 from orchestrator.views.report.tables import text_table
 
 SPEEDUPS = {0: 1.0, 1: 2.0, 2: 4.0}
-"""By seed."""
+"""Speed-up of each seed."""
 
 
 def deploying(seeds: tuple[int, ...] = (0, 1, 2), sizes: tuple[int, int] = (1, 8)) -> Plan:
-    """The plan of a line whose trials are deployed as onnx and measured at these batch sizes."""
+    """Return the plan of a line whose trials are deployed as ONNX and measured at these batch sizes."""
     plan = factories.make_plan(methods=("l1_unstructured",), sparsities=(0.5,), seeds=seeds)
     stages, trials = dict(plan.stages), []
     for trial in plan.trials:
@@ -44,12 +44,12 @@ def deploying(seeds: tuple[int, ...] = (0, 1, 2), sizes: tuple[int, int] = (1, 8
 
 
 def plain(plan: Plan) -> Plan:
-    """The same plan without what deploys and measures."""
+    """Return the plan without its deployment and measurement stages."""
     return replace(plan, stages={k: spec for k, spec in plan.stages.items() if spec.kind in ("dense", "round")})
 
 
 def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> dict[str, StageRecord]:
-    """Records of all stages; the networks of each seed are as fast as `SPEEDUPS` says, twice at the second size."""
+    """Return records of all stages; each seed has the speed-up in `SPEEDUPS`, doubled at the second batch size."""
     records: dict[str, StageRecord] = factories.make_records(plain(plan))
     for trial in plan.trials:
         seed, last = int(trial.config["seed"]), records[trial.stages[-1]]
@@ -75,7 +75,7 @@ def measured(plan: Plan, processor: Callable[[int], str] = lambda _: "Pen") -> d
 
 
 def quantised(plan: Plan) -> dict[str, StageRecord]:
-    """The same in a format that changes outputs: networks achieve 0.8 and a hundredth for each seed, dense 0.9."""
+    """Return the records in a format that changes outputs: networks reach 0.8 + seed / 100, dense networks 0.9."""
     records = measured(plan)
     for trial in plan.trials:
         (key,), test = trial.measured, 0.8 + 0.01 * int(trial.config["seed"])

@@ -1,4 +1,4 @@
-"""The gate's verdicts, by hand and simulated, its table, and its JUnit XML."""
+"""Verdicts of the gate, by hand and simulated, its table, and its JUnit XML."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TORCH = {"shrink": "torch 2"}
 
 
 class Swept(NamedTuple):
-    """A sweep, and its comparison."""
+    """A sweep and its comparison."""
 
     plan: Plan
     records: dict[str, StageRecord]
@@ -53,7 +53,7 @@ def swept(plan: Plan, records: dict[str, StageRecord], failures: dict[str, str] 
 def compared(
     values: Sequence[float] = WAS, speedups: Sequence[float] = (), runtimes: Mapping[str, str] = TORCH, **changes: Any
 ) -> Swept:
-    """Return a sweep in which the seeds have these test accuracies, dense and at 50%, and these speed-ups there."""
+    """Return a sweep with the seeds' test accuracies, dense and at 50%, and speed-ups at 50%."""
     plan = make_plan(("l1_unstructured",), (0.5,), range(len(values)), rounds=1)
     stages, records, trials = dict(plan.stages), make_records(plan), list(plan.trials)
     for trial, value in zip(plan.trials, values, strict=True):
@@ -85,7 +85,7 @@ def made(found: Swept, before: Baseline | None = None, name: str = "synthetic") 
 
 
 def baseline_of(found: Swept, **changes: Any) -> Baseline:
-    """Return its baseline as a file says it, fields changed as by an editor."""
+    """Return the sweep's baseline as read from a file in which fields were edited."""
     return read_baseline(json.dumps(json.loads(text_of(made(found))) | changes).encode())
 
 
@@ -145,7 +145,7 @@ def test_each_verdict_says_why(differences: list[float], status: Status, said: s
 
 @pytest.mark.parametrize("spread", [0.003, 0.003 * math.sqrt(2)])  # of the differences, or of either run's values
 def test_false_alarms_and_power_at_five_seeds(spread: float) -> None:
-    """A margin of a point, a standard deviation of 0.3: without a difference, and for a loss of twice the margin."""
+    """Simulate a margin of one point and a standard deviation of 0.3, for no difference and for twice the margin."""
     runs, draw = 4000, np.random.default_rng(0)
 
     def failing(loss: float) -> float:
@@ -154,7 +154,7 @@ def test_false_alarms_and_power_at_five_seeds(spread: float) -> None:
 
     assert failing(0.0) <= 0.05
     assert failing(0.02) >= 0.8
-    assert failing(0.01) == pytest.approx(0.975, abs=0.01)  # what passes although it loses the margin is one in forty
+    assert failing(0.01) == pytest.approx(0.975, abs=0.01)  # one in forty passes in spite of a loss of the margin
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(2, 0.003), (3, 0.003), (5, 0.003), (5, 0.006)])
@@ -215,7 +215,7 @@ def test_a_line_that_is_gone_fails_and_the_lines_there_are_told() -> None:
 
 
 def asking(budget: str) -> Swept:
-    """Return a sweep whose sparsities are fractions of what a whole network takes."""
+    """Return a sweep whose sparsities are fractions of a whole-network budget."""
     found = compared()
     points = tuple(replace(point, unit="group", budget=budget) for point in found.comparison.points)
     return found._replace(comparison=replace(found.comparison, points=points))
@@ -257,7 +257,7 @@ def test_a_size_may_grow_by_its_margin() -> None:
         return statuses(judged(held, compared(parameters=round(PARAMETERS * (1 + by)))), "parameters/remaining")
 
     assert grown(0.009) == grown(-0.5) == ["pass", "pass"]
-    assert grown(0.015) == ["pass", "fail"]  # half of them are pruned: what is left has grown by 3%
+    assert grown(0.015) == ["pass", "fail"]  # half of them are pruned: the remaining ones have grown by 3%
 
 
 SPEEDUP = "deploy/shrink/1/speedup"
@@ -265,7 +265,7 @@ SPEEDUP = "deploy/shrink/1/speedup"
 
 def test_a_measured_speedup_is_held_by_its_ratio() -> None:
     held = baseline_of(compared(speedups=(2.0, 2.1, 2.2)))
-    slower = compared(speedups=(1.90, 1.99, 2.10))  # ratios 0.9500 0.9476 0.9545, of which the lower limit is 0.942
+    slower = compared(speedups=(1.90, 1.99, 2.10))  # ratios 0.9500 0.9476 0.9545, whose lower limit is 0.942
     found = judged(held, slower)
 
     (it,) = (each for each in found if each.figure == SPEEDUP)
@@ -397,7 +397,7 @@ def test_margins_that_would_be_missed_too_often_are_told() -> None:
     assert "its margin of 1.00% in 89% of equally good runs" in point
     assert "more seeds, or `margins` of 0.0" in point
     (wide, *_) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))
-    assert "more seeds reduce the rate to 5%" in wide  # the margin that would do is more than all there is
+    assert "more seeds reduce the rate to 5%" in wide  # the sufficient margin would exceed 100%
     assert list(alarms(compared((0.9, 0.9001, 0.9002)).comparison, made(compared()))) == []
     assert "one seed: every later run will be undecided" in next(
         alarms(compared((0.9,)).comparison, made(compared((0.9,))))
@@ -433,7 +433,7 @@ def test_golden_table() -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_junit_has_a_case_for_each_limit(allowed: bool) -> None:
-    odd = replace(mixed()[0], status="undecided", reason='<"one" & \x01other>')  # a letter that XML cannot hold
+    odd = replace(mixed()[0], status="undecided", reason='<"one" & \x01other>')  # a character that XML forbids
     suites = ElementTree.fromstring(junit((*mixed(), odd), allowed, "gate of x"))
     (suite,) = suites
 

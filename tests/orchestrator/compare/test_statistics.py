@@ -86,7 +86,7 @@ def test_nothing_and_what_is_not_finite_have_no_estimate() -> None:
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_a_loss_of_the_margin_is_called_a_match_in_one_line_of_forty(seeds: int) -> None:
-    """Lines of four points that all lose exactly the margin; the normal law, under which the t-test is exact."""
+    """Simulate lines of four points that lose exactly the margin, with normal noise, for which the t-test is exact."""
     lines, margin = 8000, 0.01
     losses = np.random.default_rng(seeds).normal(-margin, 0.006, (lines, 4, seeds))
     false = sum("yes" in matches(map(estimate, line.tolist()), replace(ACCURACY, margin=margin)) for line in losses)
@@ -96,7 +96,7 @@ def test_a_loss_of_the_margin_is_called_a_match_in_one_line_of_forty(seeds: int)
 
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_few_test_images_do_not_add_false_matches(seeds: int) -> None:
-    """Of 360 images 1.5% more are wrong and 0.5% right, on average: two seeds lose equally many in one of ten cases."""
+    """Simulate 360 images, 1.5% newly wrong and 0.5% newly right: two seeds have equal losses in one of ten cases."""
     lines, images, draw = 8000, 360, np.random.default_rng(seeds)
     gains = (draw.poisson(1.8, (lines, 4, seeds)) - draw.poisson(5.4, (lines, 4, seeds))) / images
     false = sum("yes" in matches(map(estimate, line.tolist()), ACCURACY) for line in gains)

@@ -1,4 +1,4 @@
-"""Two sweeps side by side: what is paired, by hand, what is said of it, and what is refused."""
+"""Differences between two sweeps: pairing and verdicts by hand, texts, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAIN = {"epochs": 20, "batch_size": 64, "optimizer": {"_target_": "torch.optim.
 
 
 def trained(plan: Plan, values: Mapping[int, float], dense: float = 0.95, **changes: Any) -> dict[str, StageRecord]:
-    """Records of a plan: of each seed the pruned networks have this accuracy, and the dense one the same for all."""
+    """Return records of a plan: pruned networks have their seed's accuracy, dense networks one for all seeds."""
     records = make_records(plan)
     for key, record in records.items():
         value = values.get(plan.stages[key].fields["seed"], 0.9) if record.round else dense
@@ -52,7 +52,7 @@ def swept(name: str, values: Sequence[float], method: str = "l1_unstructured", *
 
 
 def words(found: TwoSweeps) -> dict[str, str]:
-    """Return line -> what came of its primary metric."""
+    """Return line -> verdict on its primary metric."""
     return {point.name.line: point.differences[0].word for point in found.points}
 
 
@@ -159,7 +159,7 @@ def test_equal_stages_with_other_results_are_told() -> None:
 
 
 def test_lines_are_paired_by_settings_whatever_they_are_called() -> None:
-    """Labels say what tells the lines of one sweep apart; that of the other has other lines."""
+    """Labels name the settings that distinguish lines within one sweep; the other sweep has other lines."""
     many = plan_of([config("l1", 0.9, seed, rounds) for seed in SEEDS for rounds in (1, 3)])
     many = replace(many, trials=tuple(replace(trial, name=f"{i}") for i, trial in enumerate(many.trials)))
     one = plan_of([config("l1", 0.9, seed, 3) for seed in SEEDS])
@@ -167,7 +167,7 @@ def test_lines_are_paired_by_settings_whatever_they_are_called() -> None:
 
     assert set(words(found)) == {"dense", "l1, rounds=3 | l1"}
     assert [point.line for point in found.only[0]] == ["l1, rounds=1"]
-    # of the one sweep every round is an operating point, as of the line with three rounds in the other
+    # every round is an operating point in one sweep, as on the other's line with three rounds
     assert [point.name.round for point in found.points] == [0, 1, 2, 3]
     assert found.unlike == {}, "one of two values of a setting is no difference between the sweeps"
 
@@ -260,7 +260,7 @@ def test_failed_trials_are_told_and_their_seeds_left_out() -> None:
 
 
 def test_many_comparisons_are_counted_and_held_together() -> None:
-    """By a simulation that knows the truth: nothing differs, and one in twenty intervals leaves out 0."""
+    """Simulate sweeps without a difference: one in twenty intervals excludes 0."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -276,7 +276,7 @@ def test_many_comparisons_are_counted_and_held_together() -> None:
     found = compare_two(*sides)
     alone, together = found.beyond_zero
 
-    assert len(found.tested) == 100  # dense among them, which is drawn anew, too
+    assert len(found.tested) == 100  # with dense, which is drawn again too
     assert 1 <= alone <= 12
     assert together <= 1
     assert found.level_together == pytest.approx(1 - 0.05 / len(found.tested))
@@ -325,7 +325,7 @@ def test_what_was_measured_stands_beside_and_is_never_compared_across_machines()
 
 
 def halved(name: str, unit: str, sparsity: float, budget: str = "channels", method: str = "l1") -> Side:
-    """Return a sweep that was asked for half of something, and what that came to in weights."""
+    """Return a sweep with half of a budget requested, and the sparsity of weights that it reached."""
     plan = make_plan((method,), (0.5,), (0, 1), 1)
     chosen = {"unit": {"kind": unit}, "scope": {"kind": "layer", "budget": budget}}
     keys = {trial.stages[-1] for trial in plan.trials}
@@ -418,7 +418,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command beside a store with two sweeps; return its exit status and what it said."""
+    """Run the command next to a store with two sweeps; return its exit status and output."""
     monkeypatch.chdir(tmp_path)
     save("store", "old-1", "l1")
     save("store", "new-2", "lamp")

@@ -1,4 +1,4 @@
-"""`orchestrator.open`: what a store holds, as tables, figures and networks, and what cannot be had in a sentence."""
+"""`orchestrator.open`: a store's sweeps as tables, figures and networks, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RECORDS = make_records(PLAN)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a sweep of four trials has run."""
+    """Folder where a sweep of four trials has run."""
     folder = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -63,12 +63,12 @@ def sweep(store: StoreResults) -> SweepResults:
 
 
 def synthetic(plan: Plan = PLAN, **changes: object) -> SweepResults:
-    """Return a sweep of which no store has more than the name."""
+    """Return a sweep whose store does not exist."""
     return SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, make_records(plan), **changes))
 
 
 def refusal(call: object, *arguments: object, **named: object) -> str:
-    """Return what is said in one line."""
+    """Return the message of the error, which has one line."""
     assert callable(call)
     with pytest.raises(OrchestratorError) as caught:
         call(*arguments, **named)
@@ -323,7 +323,7 @@ def test_names_from_a_store_are_no_markup_and_steer_no_terminal() -> None:
         assert "\x1b" not in sweep.frame(by=by).to_string()  # type: ignore[arg-type]
     figure = Figure()
     sweep.plot.tradeoff(ax=figure.add_subplot())
-    figure.draw_without_rendering()  # raises where the name is taken for a formula
+    figure.draw_without_rendering()  # raises if the name is parsed as a formula
 
 
 def test_failed_and_unfinished_trials_have_lines_without_figures() -> None:
@@ -448,20 +448,18 @@ def test_a_line_by_trial_is_that_of_its_last_round() -> None:
 
 
 def test_only_points_are_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a point takes, intervals and tests, takes most of the time of a large sweep's."""
+    """Points, with their intervals and tests, take most of the time of a large sweep."""
     monkeypatch.setattr("orchestrator.results.sweep_results.compare_trials", None)
 
     assert [len(synthetic().frame(by=by)) for by in ("trial", "round", "step")] == [12, 36, 240]  # type: ignore[arg-type]
 
 
-@pytest.mark.slow  # makes ten thousand trials
+@pytest.mark.slow  # builds ten thousand trials
 @pytest.mark.parametrize("by", ["point", "trial", "round", "step"])
 def test_ten_thousand_trials_are_a_frame_in_seconds(by: str) -> None:
     methods = [f"m{number}" for number in range(20)]
     made = make_plan(methods, [number / 101 for number in range(1, 101)], range(5), rounds=3)
-    plan = Plan.from_json(
-        json.loads(json.dumps(made.to_json()))
-    )  # which shares parts, as one that is read from a store
+    plan = Plan.from_json(json.loads(json.dumps(made.to_json())))  # shares parts, as a plan loaded from a store
     sweep = SweepResults(Store("nowhere", read_only=True), SavedSweep(sweep_info(), plan, make_records(plan)))
     begun = time.process_time()
     frame = sweep.frame(by=by)  # type: ignore[arg-type]
@@ -531,7 +529,7 @@ def test_the_notebook_runs_cell_by_cell(folder: Path, monkeypatch: pytest.Monkey
 
 
 def run(blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run code one block after another, as a notebook does, where a sweep has run."""
+    """Run code blocks in order, as a notebook does, in a folder where a sweep has run."""
     from matplotlib import pyplot
 
     monkeypatch.chdir(folder)

@@ -194,7 +194,7 @@ def test_what_one_method_cannot_show_is_not_drawn() -> None:
 def test_a_long_legend_stands_beside_the_axes() -> None:
     series = tuple(figure_data.Series(f"method_{i}, its learning rate", (1.0, 2.0), (0.9, 0.8)) for i in range(40))
     figure = drawing.tradeoff([figure_data.Plot("p", ACCURACY, series)])
-    figure.draw_without_rendering()  # warns where no room is left
+    figure.draw_without_rendering()  # warns if there is no room left
     legend, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
 
     assert legend.x0 >= axes.x1
@@ -289,7 +289,7 @@ def test_no_global_state_is_touched() -> None:
 def test_long_labels_leave_room_for_the_matrix(letters: int) -> None:
     names = tuple(f"{number} {'l1_unstructured, lr=0.1 ' * 9}"[:letters] for number in range(5))
     figure = drawing.matrices((figure_data.Matrix("title", names, names, ((0.5,) * 5,) * 5),), "IoU")
-    figure.draw_without_rendering()  # warns where no room is left
+    figure.draw_without_rendering()  # warns if there is no room left
     axes = figure.axes[0]
     box = axes.get_window_extent()
     assert box.width > 100

@@ -49,7 +49,7 @@ RECORDS = make_records(PLAN)
 
 
 class Page(HTMLParser):
-    """Collects tags, references and identifiers, and holds open tags to be closed in order."""
+    """Parser that collects tags, references and identifiers, and checks that tags are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
 
 def masks(key: str, name: str) -> bytes:
-    """Return random masks as a store would."""
+    """Return random masks as a store's file."""
     import torch
 
     from pruning import MaskSet
@@ -93,11 +93,11 @@ def mask_file(held: dict[str, NDArray[np.bool_]]) -> bytes:
 
 @pytest.fixture(scope="module", autouse=True)
 def _drawn_once() -> Iterator[None]:
-    """Draw figures of equal data once: their files are equal (`test_drawing`), and take most of the tests' time."""
+    """Draw figures of equal data once: their files are equal (see `test_drawing`), and drawing is the slowest part."""
     render, drawn = drawing._rendered, dict[str, dict[str, bytes]]()
 
     def rendered(draw: Callable[[], Any]) -> dict[str, bytes]:
-        import matplotlib  # noqa: F401 - which a test breaks
+        import matplotlib  # noqa: F401 - a test breaks this import
 
         kind, *data = draw()
         key = f"{kind.__name__}{data}"
@@ -191,7 +191,7 @@ def test_a_sweep_of_which_nothing_finished_has_a_report_too() -> None:
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_database: bytes) -> Store:
-    """A store with two finished sweeps, in the working directory."""
+    """Store with two finished sweeps, in the working directory."""
     monkeypatch.chdir(tmp_path)
     Path("mlflow.db").write_bytes(empty_database)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -592,7 +592,7 @@ def test_a_figure_that_cannot_be_made_costs_no_other_file(
 def test_no_figure_can_be_drawn_and_the_tables_stand(
     files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is broken: an ImportError
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # like a broken installation: ImportError
     drawing.prepare()
     made = report(sweep_info(), PLAN, RECORDS, compare_trials(PLAN, RECORDS), masks)
 
@@ -648,7 +648,7 @@ print("comparison/figures/overlap.svg" in files, {"torch", "ray", "mlflow"} & se
 
 @pytest.mark.parametrize(("total", "cell"), [(120_000, "0 left"), (0, "–")])
 def test_multiply_accumulates_of_0_are_told_and_are_no_infinite_speedup(total: int, cell: str) -> None:
-    """None are left of a network that is pruned whole; none are counted of one whose operations are not known."""
+    """A fully pruned network has no MACs left; a network with unknown operations has none counted."""
     changed = {
         key: dataclasses.replace(record, macs=total, macs_remaining=0.0)
         for key, record in RECORDS.items()

@@ -1,4 +1,4 @@
-"""A real `mlflow server`: stopped and started in mid-sweep, away for good, and looked at in a real browser."""
+"""A real `mlflow server`: stopped and started during a sweep, away for good, and shown in a real browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VIEWS = ("means", "trials")
 
 
 class Server:
-    """An `mlflow server` on loopback over one database, that can be stopped and started."""
+    """MLflow server on loopback with one database, which can be stopped and started."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -175,7 +175,7 @@ def test_a_trial_that_finishes_after_all_has_no_failure(server: Server) -> None:
 
 
 def failure_of(uri: str, trial: str) -> Any:
-    """Return what the failure.txt of a trial's run says; None where there is none."""
+    """Return the content of failure.txt in a trial's run; None if there is none."""
     client, runs = runs_of(uri)
     (run,) = [run for run in runs if run.info.run_name == trial]
     if "failure.txt" not in [file.path for file in client.list_artifacts(run.info.run_id)]:
@@ -218,7 +218,7 @@ def test_the_interface_shows_the_sweep(server: Server, tmp_path: Path) -> None:
 
 
 def groups_and_compares_without_tuning(window: Browser, base: str, parent: Any, children: list[Any]) -> None:
-    """Open the views that the parent's description links, and the page that compares the trials, as they come."""
+    """Open the views that the parent's description links, and the page that compares the trials."""
     means, trials = (f"{base}?viewStateShareKey={parent.data.tags['pruning.sweep']}-{view}" for view in VIEWS)
     window.open(f"{base}/{parent.info.run_id}")
     window.wait_for_text("trials", "means over seeds")

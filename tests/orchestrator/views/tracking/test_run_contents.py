@@ -139,7 +139,7 @@ def test_names_and_commands_are_no_markup() -> None:
 
 
 def running(known: int, points: int) -> SweepView:
-    """A view in which so many stages have finished, and a checkpoint of the next holds so many points."""
+    """Return a view with a number of finished stages, and a number of points in the next stage's checkpoint."""
     found = view(known)
     assert found.reach(CHAIN[known].key, CHAIN[known].curve[:points]) == ((0,) if points else ())
     return found
@@ -147,7 +147,7 @@ def running(known: int, points: int) -> SweepView:
 
 @pytest.mark.parametrize("known", [0, 2])
 def test_what_a_checkpoint_holds_of_a_curve_is_written_once(known: int) -> None:
-    """A run gets three points of a stage that runs, then two more, then the rest with the stage: none of them twice."""
+    """A run gets three points of a running stage, then two more, then the rest with the stage: no point twice."""
     whole = view(known + 1).content(0)
     tag, seen = logged_tag(CHAIN[:known]), view(known).content(0)
     assert whole is not None
@@ -185,7 +185,7 @@ def test_a_stage_that_began_anew_gets_another_run_once_it_has_as_many_points() -
 
 
 def test_a_run_that_holds_a_stage_keeps_its_curve_while_that_is_made_again() -> None:
-    """The points of the stage that is repeated would be written at every look, among those that the run holds."""
+    """Else the repeated stage's points would be written at every check, next to those that the run holds."""
     content = running(1, 3).content(0, logged_tag(CHAIN[:2]), "RUNNING")
 
     assert content is not None

@@ -13,7 +13,7 @@ from orchestrator.views.tracking.run_contents import SweepView
 
 
 def states(plan: Plan) -> dict[str, Any]:
-    """Return the state of each view that a sweep offers, by its name."""
+    """Return name -> state of each view of a sweep."""
     found = SweepView(sweep_info(), plan, measured(plan)).saved_views("parent")
     assert all(len(value) < 5000 for value in found.values()), "MLflow keeps no longer tags"
     views = [json.loads(value) for value in found.values()]

@@ -1,4 +1,4 @@
-"""What the view keeps in MLflow: a parent for the sweep, a child a trial, each point once, whatever happens between."""
+"""The view in MLflow: a parent run for the sweep, a child run a trial, each point once, in spite of interruptions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:D
 
 @dataclass
 class Run:
-    """One run as MLflow keeps it."""
+    """A run in MLflow."""
 
     status: str
     params: Mapping[str, str]
@@ -32,7 +32,7 @@ class Run:
 
 
 class Kept:
-    """What MLflow keeps in a SQLite database."""
+    """Content of MLflow's SQLite database."""
 
     def __init__(self, folder: Path) -> None:
         self.uri = f"sqlite:///{folder / 'mlflow.db'}"
@@ -89,7 +89,7 @@ def kept(tmp_path: Path, empty_database: bytes) -> Kept:
 
 
 def run_sweep(kept: Kept, plan: Plan, *, without: frozenset[str] = frozenset()) -> None:
-    """Track a whole sweep of which the stages `without` were finished before."""
+    """Track a whole sweep whose stages `without` were finished before."""
     records = make_records(plan)
     tracker = kept.tracker()
     tracker.start(sweep_info(), plan, {key: records[key] for key in without})
@@ -408,7 +408,7 @@ def test_the_curve_of_a_stage_that_runs_is_there_once_a_checkpoint_holds_it(
         runs = kept.children().values()
         return len(next(iter(runs)).points.get("curve/val/loss", ())) if runs else 0
 
-    for count in (3, 5):  # a driver that is killed, and its successor
+    for count in (3, 5):  # a killed driver, and its successor
         tracker = Writing(kept.uri, curve=lambda key, count=count: dense.curve[: count * (key == dense.key)])
         tracker.start(sweep_info(), plan, {})
         tracker.record(StageEvent("started", dense.key, EPOCH))

@@ -1,4 +1,4 @@
-"""Drivers that track one sweep at once come to share one parent run and one run a trial."""
+"""Drivers that track one sweep at the same time share one parent run and one run a trial."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: 
     create = MlflowRuns._create
 
     def create_together(self: MlflowRuns, view: Any, name: str, tags: Any, start: Any) -> Any:
-        if name == view.sweep.name:  # nothing is there yet, so each goes on to create a parent
+        if name == view.sweep.name:  # there is no run yet, so each goes on to create a parent
             both_looked.wait(60)
         return create(self, view, name, tags, start)
 
@@ -76,7 +76,7 @@ def test_two_drivers_that_start_at_once_share_one_parent(uri: str, monkeypatch: 
 
 
 def all_runs_of(uri: str) -> list[Any]:
-    """Return the runs, those that were deleted among them."""
+    """Return all runs, including deleted ones."""
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
 
@@ -93,7 +93,7 @@ def test_drivers_that_share_a_store_create_no_run_in_vain(
 
     def search_together(*arguments: Any) -> Any:
         found = search(*arguments)
-        if threading.get_ident() not in looked:  # nothing is there yet, for either
+        if threading.get_ident() not in looked:  # there is no run yet, for either driver
             looked.add(threading.get_ident())
             both_looked.wait(60)
         return found
@@ -141,7 +141,7 @@ def test_drivers_that_both_create_runs_as_they_end_settle_on_one_a_trial(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     track(uri, PLAN, {key: replace(record, started=record.started - 100) for key, record in RECORDS.items()})
-    views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]  # made anew, so new runs take these ones' place
+    views = [SweepView(sweep_info(), PLAN, RECORDS) for _ in range(2)]  # other executions, so new runs replace these
     one, other = (MlflowRuns(uri, "pruning", masks, print) for _ in views)
     create = MlflowRuns._create
 

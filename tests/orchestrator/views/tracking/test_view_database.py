@@ -1,4 +1,4 @@
-"""A new database for MLflow comes whole or not at all, and what cannot be one is told at once."""
+"""A new MLflow database is created completely or not at all; an unusable one is reported at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROCESSES.set_forkserver_preload(PRELOADED)  # imported once, not by each driver
 
 
 def track(uri: str) -> list[str]:
-    """Track a sweep as a driver does; return what the user is told."""
+    """Track a sweep as a driver does; return the messages to the user."""
     tracker = Writing(uri, experiment="views")
     tracker.start(sweep_info(), PLAN, make_records(PLAN))
     tracker.finish("finished", {})
@@ -38,15 +38,15 @@ def track(uri: str) -> list[str]:
 
 
 def drive(folder: Path, together: Barrier) -> None:
-    """Track a sweep in `folder`, as a driver there does, once all are there that are to begin together."""
+    """Track a sweep in `folder` as a driver does, once all drivers are ready to start together."""
     os.chdir(folder)
-    view_database.LOCK_SECONDS = 120.0  # on a busy machine migrations may take longer than a user is to wait
+    view_database.LOCK_SECONDS = 120.0  # on a busy machine migrations may take longer than users should wait
     together.wait(60)
     sys.exit(0 if track(f"sqlite:///{folder / 'mlflow.db'}") == [] else 1)
 
 
 def drivers(folder: Path, number: int) -> list[Process]:
-    """Start processes that begin to track together, and let them."""
+    """Start processes that track at the same time; return them."""
     together = PROCESSES.Barrier(number + 1)
     started = [PROCESSES.Process(target=drive, args=(folder, together)) for _ in range(number)]
     for process in started:
@@ -129,16 +129,16 @@ def test_a_database_that_is_half_made_is_told_at_once_with_the_remedy(tmp_path: 
     (told,) = track(f"sqlite:///{path}")
 
     assert time.monotonic() - begun < 10
-    assert f"{path} is only half made" in told
-    assert "Move that file away; `python -m orchestrator.sync` then completes the view." in told
-    with pytest.raises(CannotKeep, match="half made"):
+    assert f"{path} is incomplete" in told
+    assert "Move the file away; `python -m orchestrator.sync` then completes the view." in told
+    with pytest.raises(CannotKeep, match="is incomplete"):
         view_database.ensure(path, make=False)
 
 
 def test_a_database_that_another_process_is_making_is_waited_for(tmp_path: Path) -> None:
     path = half_made(tmp_path / "mlflow.db", age=0)
 
-    with pytest.raises(OrchestratorError, match="is being made by another process") as raised:
+    with pytest.raises(OrchestratorError, match="is being created by another process") as raised:
         view_database.ensure(path)
     assert not isinstance(raised.value, CannotKeep)
 
@@ -186,7 +186,7 @@ def test_a_database_that_is_locked_is_waited_for(tmp_path: Path, monkeypatch: py
 
         told, given_up = track(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
-    assert "cannot be written now (database is locked); the store keeps all, and it is tried again." in told
+    assert "cannot be written now (database is locked); the store keeps all, and writing is tried again." in told
     assert "is given up" in given_up
     assert track(f"sqlite:///{tmp_path / 'mlflow.db'}") == []
 
@@ -213,7 +213,7 @@ def test_that_nothing_can_be_written_is_told_before_mlflow_is_imported(tmp_path:
     command = [sys.executable, "-c", FULL, f"sqlite:///{tmp_path / 'mlflow.db'}"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "cannot be written now (disk I/O error); the store keeps all, and it is tried again.', False)" in said
+    assert "cannot be written now (disk I/O error); the store keeps all, and writing is tried again.', False)" in said
     assert (tmp_path / "mlflow.db").read_bytes() == empty_database
 
 
@@ -260,5 +260,5 @@ def test_a_full_database_is_told_in_a_sentence_of_ours(
 
     assert told == (
         f"MLflow at sqlite:///{tmp_path / 'mlflow.db'} cannot be written now (database or disk is full); "
-        "the store keeps all, and it is tried again."
+        "the store keeps all, and writing is tried again."
     )

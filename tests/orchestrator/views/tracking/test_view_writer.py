@@ -20,13 +20,13 @@ EVERYTHING = [OPENING, *range(len(PLAN.trials)), CLOSING]
 
 
 class Refused(Exception):
-    """What MLflow says that will never take a run."""
+    """Error of an MLflow that always refuses a run."""
 
     error_code = "INVALID_PARAMETER_VALUE"
 
 
 class FakeRuns:
-    """Keeps the indices that were written; `fault(index)` may raise."""
+    """Runs that keep the written indices; `fault(index)` may raise."""
 
     def __init__(self, fault: Callable[[int], None] = lambda index: None) -> None:
         self.fault = fault
@@ -178,7 +178,7 @@ def test_a_slow_server_is_waited_for_as_long_as_it_moves(
     monkeypatch.setattr(view_writer, "PATIENCE", 0.3)
     runs = make(lambda index: time.sleep(0.1))
 
-    runs.run(status)  # of an interrupted sweep, too: only its driver does not wait
+    runs.run(status)  # an interrupted sweep too: only its driver does not wait
     assert runs.writes == EVERYTHING
 
 
