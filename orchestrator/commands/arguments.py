@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.planning.in_words import readable
+from orchestrator.planning.number_formats import byte_size
 from orchestrator.store.saved_sweep import summaries
 from orchestrator.store.store import Keep, Store
 from orchestrator.views.terminal.standard_streams import say
@@ -95,7 +95,7 @@ def list_store(store: Store) -> int:
         trials = f"{each.finished}/{each.trials} trials"
         command = " ".join(each.command.split()).removeprefix("python -m orchestrator ")  # where they differ
         command = f"{command[:SHOWN]}..." if len(command) > SHOWN and sys.stdout.isatty() else command
-        say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {readable(each.bytes):>9}  {command}")
+        say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {byte_size(each.bytes):>9}  {command}")
     if not found:
         say(f"{store} holds no sweeps")
     return 0

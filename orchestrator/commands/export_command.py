@@ -18,7 +18,7 @@ from orchestrator.export import trial_choice
 from orchestrator.export.export_folder import Written, chosen_formats, leave, size, writable
 from orchestrator.export.readme import readme
 from orchestrator.export.stored_network import Kept, kept
-from orchestrator.planning.in_words import readable
+from orchestrator.planning.number_formats import byte_size, scientific
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
 from orchestrator.views.terminal.standard_streams import say, show_what_can_be_shown
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
         return 2
-    say(f"{choice.trial.name}: {readable(size(network.model))} -> {readable(size(smaller))}")
+    say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
     for each in written:
         say(f"  {_told(each, network.record.primary)}")
     say(f"  {folder / 'README.md'} says what it is, and how to load it")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _told(written: Written, metric: Metric) -> str:
     """Say how large a format is, how near its outputs are, and what it achieves where these are others."""
-    size, difference = readable(written.bytes), f"outputs within {written.difference:.1e} of the masked"
+    size, difference = byte_size(written.bytes), f"outputs within {scientific(written.difference)} of the masked"
     value = written.achieved.get(f"val/{metric.name}")
     achieved = "" if value is None else f", {metric.title} on validation {metric.said(value)}"
     return f"{written.format.name:<11} {size:>9}, {difference}{achieved}"

@@ -17,7 +17,7 @@ from orchestrator.commands.arguments import (
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.file_names import WEIGHTS
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.in_words import first_few, readable
+from orchestrator.planning.number_formats import byte_size, first_few
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as, named_as
 from orchestrator.store.retention import UNFINISHED, Pruned, prune, sizes, verify
@@ -58,8 +58,8 @@ def _show(store: Store, options: argparse.Namespace) -> int:
     say(f"  stages   {len(records)} of {len(plan.stages)} finished, {len(alone)} in no other sweep")
     weights = sum(info.bytes for record in records.values() for name, info in record.files.items() if name == WEIGHTS)
     states = sum(size for path, size in held.items() if path.startswith("checkpoints/"))
-    of_it = f"{readable(weights)} of it weights" + (f", {readable(states)} checkpoints" if states else "")
-    say(f"  size     {readable(sum(held.values()))}, {of_it}")
+    of_it = f"{byte_size(weights)} of it weights" + (f", {byte_size(states)} checkpoints" if states else "")
+    say(f"  size     {byte_size(sum(held.values()))}, {of_it}")
     if records:
         begun = min(record.started for record in records.values())
         ended = max(record.started + record.seconds for record in records.values())
@@ -95,7 +95,7 @@ def _held(store: Store, keys: Collection[str]) -> dict[str, int]:
 
 def _delete(store: Store, options: argparse.Namespace) -> int:
     keys = set(saved_sweep.only_of(store, options.sweep))
-    size = readable(sum(_held(store, keys).values()))
+    size = byte_size(sum(_held(store, keys).values()))
     say(f"{options.sweep}: the sweep, and {len(keys)} stages with {size} that no other sweep needs")
     if not options.yes:
         try:
@@ -121,17 +121,17 @@ def _copy(store: Store, options: argparse.Namespace) -> int:
 
 def _report(store: Store, _: argparse.Namespace) -> int:
     for category, (files, size) in sorted(sizes(store).items(), key=lambda item: -item[1][1]):
-        say(f"{category:<20}{files:>10} files{readable(size):>12}")
+        say(f"{category:<20}{files:>10} files{byte_size(size):>12}")
     say(f"{len(store.stages.known())} stages, {len(store.sweeps())} sweeps (`list` names them)")
     idle = prune(store, dry_run=True)
-    say(f"prune would free {readable(idle.bytes)}: {_summary(idle)}")
+    say(f"prune would free {byte_size(idle.bytes)}: {_summary(idle)}")
     _warn(idle)
     return 0
 
 
 def _prune(store: Store, options: argparse.Namespace) -> int:
     pruned = prune(store, dry_run=options.dry_run)
-    say(f"{'would free' if options.dry_run else 'freed'} {readable(pruned.bytes)}: {_summary(pruned)}")
+    say(f"{'would free' if options.dry_run else 'freed'} {byte_size(pruned.bytes)}: {_summary(pruned)}")
     for name in store.backend.names("quarantine") if options.quarantine else ():
         if not options.dry_run:
             store.backend.remove_folder(f"quarantine/{name}")

@@ -20,6 +20,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import REWIND, Plan
 from orchestrator.core.stage_fields import Restart
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.number_formats import in_points, percent, ratio
 
 Verdict = Literal["pass", "fail", "n/a"]
 Answer = tuple[Verdict, str]
@@ -156,8 +157,10 @@ def _equally_trained(comparison: Comparison) -> Answer:
     for point, other in comparison.costlier:
         times = point.total_cost / max(other.total_cost, 1.0)
         if times > max(1 + EQUAL_COST, excess.get(point.line_key, (0.0, ""))[0]):
-            excess[point.line_key] = times, f"{_at(point)} cost {times:.3g} times as much as {other.line}"
-    reason = f"at each sparsity, costs (steps from initialisation, and scoring) differ by {EQUAL_COST:.0%} at most"
+            excess[point.line_key] = times, f"{_at(point)} cost {ratio(times)} as much as {other.line}"
+    reason = (
+        f"at each sparsity, costs (steps from initialisation, and scoring) differ by {percent(EQUAL_COST, 0)} at most"
+    )
     return _held(compared, (said for _, said in excess.values()), reason, "no two lines have a point at one sparsity")
 
 
@@ -172,7 +175,7 @@ def _gained(comparison: Comparison) -> Answer:
     gained = [p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not anew & {*p.stages}]
     costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
     faults = (
-        f"{_at(p)} trained {cost:.3g} times as long as dense; add +control=longer"
+        f"{_at(p)} trained {ratio(cost)} as long as dense; add +control=longer"
         for p, cost in costs
         if cost > 1 + EQUAL_COST
     )
@@ -193,7 +196,7 @@ def _finished(comparison: Comparison) -> Answer:
 
 
 def _at(point: Point) -> str:
-    return f"{point.line} at {point.sparsity:.1%}" if point.round else point.line
+    return f"{point.line} at {percent(point.sparsity)}" if point.round else point.line
 
 
 def _mask_control(plan: Plan) -> Answer:
@@ -251,16 +254,16 @@ def _achieved(plan: Plan, known: Mapping[str, StageRecord]) -> Answer:
     due = {key: max(TOLERANCE, known[key].details.get("rounding", 0.0)) for key in reached}
     gaps = {key: abs(share - asked[key]) for key, share in reached.items()}
     wrong = (
-        f"{_name(plan, key)}: {asked[key]:.2%} of {budgets[key]} requested, {reached[key]:.2%} achieved"
+        f"{_name(plan, key)}: {percent(asked[key])} of {budgets[key]} requested, {percent(reached[key])} achieved"
         for key, gap in gaps.items()
         if gap > due[key]
     )
     said = []
     for budget in dict.fromkeys(budgets[key] for key in reached):
         of = [key for key in reached if budgets[key] == budget]
-        gap, most = (100 * max(values[key] for key in of) for values in (gaps, due))
-        allowed = f", where whole channels allow {most:.2f}" if most > 100 * TOLERANCE else ""
-        said.append(f"{gap:.2f} of the {budget}{allowed}")
+        gap, most = (max(values[key] for key in of) for values in (gaps, due))
+        allowed = f", where whole channels allow {in_points(most)}" if most > TOLERANCE else ""
+        said.append(f"{in_points(gap)} of the {budget}{allowed}")
     none = "amounts were given, no sparsity was requested"
     if asked:
         none = f"the removed fraction of the {_some(dict.fromkeys(budgets.values()))} is not recorded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,6 +13,9 @@ from orchestrator.core.plain_data import Margin
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z]\w{0,39}\Z")]
 Unit = Annotated[str, Meta(max_length=16)]
 Format = Annotated[str, Meta(pattern=r"\A\.[0-9][%efg]\Z")]
+
+MOST_DECIMALS = 6
+"""Maximum number of decimals that an interval's half-width can ask for."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Metric:
         unit = " points of" if self.scale != 1 else f" {self.unit} of" if self.unit else " in"
         return f"a loss of {self.written(self.margin)}{unit} {self.title} or more"
 
-    def written(self, value: float, sign: str = "") -> str:
-        """Return `value` without its unit; `sign` is "+" where gains are to show one."""
-        return format(value, sign + self.format).removesuffix("%")
+    def written(self, value: float, sign: str = "", width: float | None = None) -> str:
+        """Return `value` without its unit, see `in_format`."""
+        return in_format(value, self.format, sign, width)
 
     def said(self, value: float) -> str:
         """Return `value` with its unit."""
@@ -72,6 +76,22 @@ def margin_fault(metric: Metric, margin: float) -> str:
     return f"must lie in [0, 1): {metric.title} is a fraction; pass 0.01 for one point."
 
 
-def percent(fraction: float) -> str:
-    """0.96875 -> 96.88."""
-    return f"{100 * fraction:.2f}"
+def in_format(value: float, form: str, sign: str = "", width: float | None = None) -> str:
+    """Write a metric's value, without a unit; never as negative zero.
+
+    Args:
+        value: value in the metric's own scale; a form with % multiplies it by 100
+        form: format of the standard format language: `.2%`, `.4f`, `.4g`, `.3e`
+        sign: "+" to show the sign of gains
+        width: half-width of the value's interval. A form that does not fix its decimals (g, e) then gets those at which
+            the width has two significant digits: 0.393 and 0.010 for a width of 0.009971
+    """
+    if width and form[-1] in "ge" and (decimals := _decimals(width)) <= MOST_DECIMALS:
+        form = f".{decimals}f"
+    return format(value, f"{sign}z{form}").removesuffix("%")
+
+
+def _decimals(width: float) -> int:
+    """Return the decimals at which a width has two significant digits; 0 for large ones."""
+    exponent = f"{width:.1e}".partition("e")[2]
+    return max(0, 1 - int(exponent)) if exponent and math.isfinite(width) else MOST_DECIMALS + 1

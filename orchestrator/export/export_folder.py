@@ -18,6 +18,7 @@ from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.shrunk_network import hold
 from orchestrator.export.pretrained import FOLDER, save_pretrained
 from orchestrator.export.stored_network import Kept
+from orchestrator.planning.number_formats import scientific, whole_number
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Wr
 
 def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
     rows = "".join(
-        f"| {each.format.name} | {', '.join(each.format.files)} | {each.bytes:,} | {each.difference:.1e} |\n"
+        f"| {each.format.name} | {', '.join(each.format.files)} | {whole_number(each.bytes)} "
+        f"| {scientific(each.difference)} |\n"
         for each in written
     )
     blocks = "".join(

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from orchestrator.compare.panels import positions
-from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.export.export_folder import size
 from orchestrator.export.stored_network import Kept
 from orchestrator.export.trial_choice import Choice, metric_named
-from orchestrator.planning.in_words import readable
+from orchestrator.planning.number_formats import byte_size, milliseconds, percent, ratio, ratio_interval, whole_number
 from orchestrator.store.saved_sweep import SavedSweep
 
 
@@ -26,7 +25,7 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
     lines = [
         f"# {markdown(choice.trial.name)}",
         "",
-        f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)}% of its prunable weights; "
+        f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)} of its prunable weights; "
         "what the masks emptied is taken out.",
         "",
         f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
@@ -37,9 +36,9 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
         "| | this network | dense |",
         "|---|---:|---:|",
         *_figures(record, dense),
-        f"| parameters | {_count(smaller):,} | {_count(kept.model):,} |",
-        f"| of these not zero | {_alive(smaller):,} | {_count(kept.model):,} |",
-        f"| bytes of parameters and buffers | {size(smaller):,} | {size(kept.model):,} |",
+        f"| parameters | {whole_number(_entries(smaller))} | {whole_number(_entries(kept.model))} |",
+        f"| of these not zero | {whole_number(_alive(smaller))} | {whole_number(_entries(kept.model))} |",
+        f"| bytes of parameters and buffers | {whole_number(size(smaller))} | {whole_number(size(kept.model))} |",
         *_latency(sweep, choice),
         "",
         "Figures are those of this one network, its test figures read once; its sweep says how they vary by seed.",
@@ -70,15 +69,13 @@ def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
         for batch in sorted(measured.measure.batch_sizes):
             yield (
                 f"| milliseconds at batch {batch} as {form}, on {place} | "
-                f"{found[f'latency_ms/{batch}']:.3g} | {found[f'dense_ms/{batch}']:.3g} |"
+                f"{milliseconds(found[f'latency_ms/{batch}'])} | {milliseconds(found[f'dense_ms/{batch}'])} |"
             )
             if {f"memory/{batch}", f"dense_memory/{batch}"} <= found.keys():
-                memory, beside = (readable(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
+                memory, beside = (byte_size(found[f"{name}/{batch}"]) for name in ("memory", "dense_memory"))
                 yield f"| peak memory at batch {batch} as {form} | {memory} | {beside} |"
-            yield (
-                f"| speed-up at batch {batch} as {form} | {found[f'speedup/{batch}']:.2f}x "
-                f"[{found[f'speedup_low/{batch}']:.2f}, {found[f'speedup_high/{batch}']:.2f}] | 1x |"
-            )
+            speedup = ratio_interval(*(found[f"{name}/{batch}"] for name in ("speedup", "speedup_low", "speedup_high")))
+            yield f"| speed-up at batch {batch} as {form} | {speedup} | {ratio(1.0)} |"
 
 
 def _place(record: StageRecord) -> str:
@@ -99,7 +96,7 @@ def _left(smaller: nn.Module) -> Iterator[str]:
         yield "No output that is empty was kept. Zeros in between stay, and are stored as any number is."
 
 
-def _count(network: nn.Module) -> int:
+def _entries(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 

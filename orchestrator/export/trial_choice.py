@@ -13,6 +13,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.deploy.formats.format import ExportError
+from orchestrator.planning.number_formats import percent, significant
 
 RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -110,7 +111,7 @@ def meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str,
             (one.margin(value, reference), _told(one, value, reference)) for one, value, reference in pairs
         )
         if closest is None or short > closest[0]:
-            closest = short, f"{point.line} at {100 * point.sparsity:.2f}% with {told}"
+            closest = short, f"{point.line} at {percent(point.sparsity)} with {told}"
     if not found and closest:
         raise ExportError(f"`--best` (={text!r}) is met by no trial: the closest is {closest[1]}; ask for less.")
     return found
@@ -194,8 +195,8 @@ def _mean(condition: Condition, stages: Sequence[str], records: Mapping[str, Sta
 
 
 def _told(condition: Condition, value: float, dense: float) -> str:
-    beside = f", dense {dense:.4g}" if condition.dense else ""
-    return f"val/{condition.metric} {value:.4g}{beside}"
+    beside = f", dense {significant(dense)}" if condition.dense else ""
+    return f"val/{condition.metric} {significant(value)}{beside}"
 
 
 def _listing(names: Sequence[str], most: int = 20) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from orchestrator.core.events import Amount, Forecast
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.in_words import counted, duration, readable
+from orchestrator.planning.number_formats import at_least, byte_size, counted, duration, known_duration, whole_number
 from orchestrator.planning.pace import Expected, Pace, places, wall
 from orchestrator.store.retention import needed_weights
 
@@ -97,15 +97,15 @@ def told(forecast: Forecast) -> Iterator[str]:
 def in_words(forecast: Forecast) -> str:
     """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, ...`."""
     stages, parts = forecast.stages, []
-    if forecast.work.unknown < stages and not _says_nothing(forecast.work):
-        parts.append(f"{_least(forecast.work)}{duration(forecast.work.known)} of work")
-    if forecast.wall.unknown < stages and not _says_nothing(forecast.wall):
+    if forecast.work.unknown < stages and (work := _seconds(forecast.work)):
+        parts.append(f"{work} of work")
+    if forecast.wall.unknown < stages and (wall := _seconds(forecast.wall)):
         how = "in all" if forecast.slots is None else _at_once(forecast.slots)
-        parts.append(f"{_least(forecast.wall)}{duration(forecast.wall.known)} {how}")
+        parts.append(f"{wall} {how}")
     if forecast.steps.unknown < stages:
-        parts.append(f"{_least(forecast.steps)}{forecast.steps.known:,.0f} steps")
+        parts.append(at_least(f"{whole_number(forecast.steps.known)} steps", bool(forecast.steps.unknown)))
     if forecast.bytes.unknown < stages:
-        parts.append(f"{_least(forecast.bytes)}{readable(forecast.bytes.known)}")
+        parts.append(at_least(byte_size(forecast.bytes.known), bool(forecast.bytes.unknown)))
     return ", ".join(parts)
 
 
@@ -121,13 +121,8 @@ def _at_once(slots: int) -> str:
     return "one at a time" if slots == 1 else f"with {slots} at once"
 
 
-def _says_nothing(seconds: Amount) -> bool:
-    """Return whether seconds would be told as `at least 0:00`."""
-    return bool(seconds.unknown) and not round(seconds.known)
-
-
-def _least(amount: Amount) -> str:
-    return "at least " if amount.unknown else ""
+def _seconds(amount: Amount) -> str:
+    return known_duration(amount.known, bool(amount.unknown))
 
 
 def _sum(values: Iterable[float | None]) -> Amount:

@@ -10,6 +10,7 @@ from orchestrator.config.parts.method_choices import published_at_start
 from orchestrator.core.events import Forecast
 from orchestrator.core.specs import Plan, TrialSpec
 from orchestrator.planning.forecast import told
+from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
@@ -118,7 +119,7 @@ def _rounds(plan: Plan, trial: TrialSpec, finished: Collection[str]) -> Iterator
 
 
 def _asked(asked: Mapping[str, Any]) -> str:
-    return f"{asked['target']:.2%}" if "target" in asked else f"amount {asked['amount']}"
+    return percent(asked["target"]) if "target" in asked else f"amount {asked['amount']}"
 
 
 def _marks(plan: Plan, key: str, finished: Collection[str]) -> str:

@@ -18,7 +18,7 @@ from orchestrator.execution.embedded_ray import address_of
 from orchestrator.execution.placement import slots
 from orchestrator.planning.forecast import forecast
 from orchestrator.planning.hardware import gpu_models, processor_model
-from orchestrator.planning.in_words import counted
+from orchestrator.planning.number_formats import counted
 from orchestrator.planning.pace import Pace, Place, places
 from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store

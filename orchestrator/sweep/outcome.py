@@ -19,7 +19,7 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
 from orchestrator.execution.interrupts import EXIT_INTERRUPTED
-from orchestrator.planning.in_words import counted, first_few
+from orchestrator.planning.number_formats import counted, first_few
 from orchestrator.sweep.objective import objective, unmeasured
 
 Status = Literal["finished", "failed", "killed"]

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from orchestrator.compare.statistics import ratio
+from orchestrator.planning.number_formats import ratio_interval
 from orchestrator.training.stage_environment import processor
 from pruning.measure.latency import compare_latency
 from scripts.pages import does_it_pay_page
@@ -139,7 +140,7 @@ def run(layers: tuple[Layer, ...], blocks: int, seconds: float, file: Path | Non
         }
         if file is not None:
             file.write_text(json.dumps(record, indent=1) + "\n")
-        speedup = "{speedup:.2f}x [{low:.2f}, {high:.2f}]".format(**found[name])
+        speedup = ratio_interval(*(found[name][part] for part in ("speedup", "low", "high")))
         print(
             f"{number}/{len(left)} {time.monotonic() - start:4.0f} s  {', '.join(map(str, name))}: {speedup}",
             flush=True,

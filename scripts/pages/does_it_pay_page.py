@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.planning.number_formats import milliseconds, ratio, ratio_interval
 from orchestrator.views.report.figures.drawing import render
 from orchestrator.views.report.figures.plot_axes import COLOURS, MARKERS
 
@@ -100,7 +101,7 @@ def _summary(cells: Sequence[Cell]) -> Iterator[str]:
         for pattern in shown:
             found = [cell for cell in of_runtime if _pattern(cell) == pattern]
             mean = math.exp(fmean(math.log(cell["speedup"]) for cell in found)) if found else 0.0
-            row.append(f"{sum(map(pays, found))} of {len(found)}, {mean:.2f}x" if found else "")
+            row.append(f"{sum(map(pays, found))} of {len(found)}, {ratio(mean)}" if found else "")
         yield f"| {runtime} | {' | '.join(row)} |"
     yield "\nThe number of layers on which it pays, and the geometric mean of the speed-ups; empty: not measured.\n"
 
@@ -132,7 +133,7 @@ def _table(cells: Sequence[Cell], runtime: str) -> Iterator[str]:
         figures = {_pattern(cell): cell for cell in of_layer}
         dense = sorted(1000 * cell["dense_seconds"] for cell in of_layer)[len(of_layer) // 2]
         row = [_speedup(figures[pattern]) if pattern in figures else "" for pattern in patterns]
-        yield f"| {layer} | {dense:.3g} | {' | '.join(row)} |"
+        yield f"| {layer} | {milliseconds(dense)} | {' | '.join(row)} |"
     yield ""
 
 
@@ -151,7 +152,7 @@ def _alone(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _speedup(cell: Cell) -> str:
-    text = f"{cell['speedup']:.2f}x [{cell['low']:.2f}, {cell['high']:.2f}]"
+    text = ratio_interval(cell["speedup"], cell["low"], cell["high"])
     return f"**{text}**" if pays(cell) else text
 
 

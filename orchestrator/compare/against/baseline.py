@@ -29,6 +29,7 @@ from orchestrator.core.plain_data import Count, Fraction, Margin, Number, parse_
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown_json
 from orchestrator.core.specs import Plan
+from orchestrator.planning.number_formats import percent
 
 FORMAT: Literal[1] = 1
 SIZE_MARGIN, SPEED_MARGIN = 0.02, 0.1
@@ -123,7 +124,7 @@ def make_baseline(
     for name, values in figures(comparison, plan, records).items():
         seeds = sorted(values[primary_figure(points[name])])
         if not all(math.isfinite(value) for by_seed in values.values() for value in by_seed.values()):
-            raise OrchestratorError(f"a figure of {name.line} at a sparsity of {name.sparsity:g} is not finite.")
+            raise OrchestratorError(f"a figure of {name.line} at a sparsity of {percent(name.sparsity)} is not finite.")
         listed = {
             figure: tuple(by_seed[seed] for seed in seeds)
             for figure, by_seed in values.items()

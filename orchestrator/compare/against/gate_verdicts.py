@@ -23,7 +23,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric, margin_fault
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
-from orchestrator.planning.in_words import first_few
+from orchestrator.planning.number_formats import first_few, percent, significant
 
 LISTED = 20
 """Maximum number of a sweep's lines named in a message."""
@@ -79,16 +79,16 @@ def alarms(comparison: Comparison, baseline: Baseline) -> Iterator[str]:
         margin = margins[name].get(primary_figure(point))
         if margin is None or test is None:
             continue
-        where = f"{name.line} of {name.panel} at a sparsity of {name.sparsity:.4g}"
+        where = f"{name.line} of {name.panel} at a sparsity of {percent(name.sparsity)}"
         if test.std is None:
             yield f"{where} has one seed: every later run will be undecided"
         elif (chance := false_alarms(test.n, test.std, margin)) > FALSE_ALARMS:
             wider = margin_for(test.n, test.std)
-            other = "" if margin_fault(metric, wider) else f", or `margins` of {wider:.3g} at this point,"
+            other = "" if margin_fault(metric, wider) else f", or `margins` of {significant(wider, 3)} at this point,"
             yield (
                 f"{where}: {test.n} seeds with a standard deviation of {metric.said(test.std)} would miss its margin "
-                f"of {metric.said(margin)} in {chance:.0%} of equally good runs that share no random draw; more "
-                f"seeds{other} reduce the rate to {FALSE_ALARMS:.0%}"
+                f"of {metric.said(margin)} in {percent(chance, 0)} of equally good runs that share no random draw; "
+                f"more seeds{other} reduce the rate to {percent(FALSE_ALARMS, 0)}"
             )
 
 

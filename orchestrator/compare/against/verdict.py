@@ -10,6 +10,7 @@ from typing import Literal
 from orchestrator.compare.against.paired_figures import PointName, is_latency, is_size, is_speedup
 from orchestrator.compare.statistics import Estimate, estimate, has_spread, least_gain, paired_difference, ratio
 from orchestrator.core.metrics import Metric
+from orchestrator.planning.number_formats import percent
 
 Status = Literal["pass", "fail", "undecided"]
 Values = Mapping[int, float]
@@ -137,7 +138,7 @@ def _size(name: PointName, figure: str, before: Values, now: Values, margin: flo
     status: Status = "undecided" if missing else "pass"
     reason = missing
     if largest is not None and largest.mean > margin + 1e-9:
-        status, reason = "fail", f"it has grown by {largest.mean:.1%}"
+        status, reason = "fail", f"it has grown by {percent(largest.mean, 1)}"
     return Verdict(name, figure, status, reason, None, *_means(before, now), largest, margin, tuple(before))
 
 

@@ -11,7 +11,16 @@ from orchestrator.compare.deployment_points import Deployed
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.secondary_figures import FurtherTestSet
 from orchestrator.compare.statistics import Estimate, has_spread
-from orchestrator.core.metrics import Metric, percent
+from orchestrator.core.metrics import Metric
+from orchestrator.planning.number_formats import (
+    duration,
+    in_points,
+    kilobytes,
+    percent,
+    ratio,
+    ratio_interval,
+    whole_number,
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +44,13 @@ NO_MACS = "0 left: none remain, at one seed or all; –: none are counted"
 """Legend of MACs cells without a ratio."""
 COST = Column(
     "cost",
-    lambda p: f"{p.total_cost:,.0f}",
+    lambda p: whole_number(p.total_cost),
     hint="optimizer steps from initialisation, and the cost of scoring in steps",
 )
 ASKED = Column("asked", lambda p: asked(p), 15, "requested sparsity, and the quantity it is a fraction of")
 COLUMNS = (
     Column(
-        "sparsity %", lambda p: percent(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
+        "sparsity %", lambda p: in_points(p.sparsity) if p.round else "dense", 10, "achieved, of the prunable weights"
     ),
     Column(
         "test {metric}",
@@ -70,14 +79,14 @@ COLUMNS = (
     Column("size", lambda p: ratio(p.compression), 6, "parameters, dense / remaining"),
     Column("MACs", lambda p: macs(p), 6, f"multiply-accumulates, dense / remaining: a theoretical speed-up; {NO_MACS}"),
     Column("seeds", lambda p: str(len(p.seeds)), 5),
-    Column("steps", lambda p: f"{p.total_steps:,.0f}", hint="optimizer steps from initialisation"),
+    Column("steps", lambda p: whole_number(p.total_steps), hint="optimizer steps from initialisation"),
     COST,
-    Column("own", lambda p: f"{p.own_steps:,.0f}", hint="steps that no other trial shares"),
-    Column("seconds", lambda p: f"{p.total_seconds:,.1f}", hint="seconds of work from initialisation"),
+    Column("own", lambda p: whole_number(p.own_steps), hint="steps that no other trial shares"),
+    Column("work", lambda p: duration(p.total_seconds), hint="time of work from initialisation"),
 )
 HARM = Column(
     "harmed most",
-    lambda p: ", ".join(f"{each.label} -{percent(each.loss)}" for each in p.harmed),
+    lambda p: ", ".join(f"{each.label} -{in_points(each.loss)}" for each in p.harmed),
     hint="classes that lose most against dense, in percentage points, mean over seeds",
 )
 NARROW = tuple(column for column in COLUMNS if column.width)
@@ -143,7 +152,7 @@ def measured_columns(points: Sequence[Point]) -> Iterator[Column]:
 
 
 def _kilobytes(name: str) -> Callable[[Point], str]:
-    return lambda point: next((f"{each.bytes / 1e3:,.1f}" for each in point.deployed if each.format == name), "")
+    return lambda point: next((kilobytes(each.bytes) for each in point.deployed if each.format == name), "")
 
 
 def _achieved(name: str) -> Callable[[Point], str]:
@@ -165,21 +174,14 @@ def _times(key: tuple[str, int, str]) -> Callable[[Point], str]:
 
 
 def times(measured: Deployed) -> str:
-    """1.82x [1.75, 1.90]."""
-    speedup = measured.speedup
-    ends = "" if speedup.low is None or speedup.high is None else f" [{speedup.low:.2f}, {speedup.high:.2f}]"
-    return f"{speedup.mean:.2f}x{ends}"
+    """1.82× [1.75, 1.90]."""
+    return ratio_interval(measured.speedup.mean, measured.speedup.low, measured.speedup.high)
 
 
 def asked(point: Point) -> str:
-    """50% of channels."""
+    """50.00% of channels."""
     requested = point.requested_sparsity
-    return "" if requested is None else f"{round(100 * requested, 2):g}% of {point.budget}"
-
-
-def ratio(value: float) -> str:
-    """24.6 -> 24.6x."""
-    return f"{value:.1f}x"
+    return "" if requested is None else f"{percent(requested)} of {point.budget}"
 
 
 def macs(point: Point) -> str:
@@ -193,24 +195,36 @@ def spread(estimate: Estimate | None, metric: Metric) -> str:
     """Mean and standard deviation."""
     if estimate is None:
         return "not finite"
-    return metric.written(estimate.mean) + ("" if estimate.std is None else f" ± {metric.written(estimate.std)}")
+    if estimate.std is None:
+        return metric.written(estimate.mean)
+    mean, std = (metric.written(value, width=estimate.std) for value in (estimate.mean, estimate.std))
+    return f"{mean} ± {std}"
 
 
 def interval(estimate: Estimate | None, metric: Metric) -> str:
     """Ends of the interval of the mean; empty if values do not differ."""
     if estimate is None or estimate.low is None or estimate.high is None or not has_spread(estimate):
         return ""
-    return f"{metric.written(estimate.low)} – {metric.written(estimate.high)}"
+    width = (estimate.high - estimate.low) / 2
+    return " – ".join(metric.written(end, width=width) for end in (estimate.low, estimate.high))
 
 
-def difference(estimate: Estimate | None, metric: Metric) -> str:
-    """Signed mean difference, with its interval if seeds differ; for fractions in percentage points."""
+def difference(estimate: Estimate | None, metric: Metric, unit: str = "") -> str:
+    """Signed mean difference, with its interval if seeds differ; for fractions in percentage points.
+
+    Args:
+        estimate: the difference; None: empty
+        metric: metric that formats the values
+        unit: unit after each value
+    """
     if estimate is None:
         return ""
-    mean = metric.written(estimate.mean, "+")
     if estimate.low is None or estimate.high is None or not has_spread(estimate):
-        return mean
-    return f"{mean} [{metric.written(estimate.low, '+')}, {metric.written(estimate.high, '+')}]"
+        return f"{metric.written(estimate.mean, '+')}{unit}"
+    width = (estimate.high - estimate.low) / 2
+    ends = (estimate.mean, estimate.low, estimate.high)
+    mean, low, high = (f"{metric.written(value, '+', width)}{unit}" for value in ends)
+    return f"{mean} [{low}, {high}]"
 
 
 def verdict(point: Point) -> str:

@@ -10,7 +10,7 @@ from orchestrator.compare.against.verdict import LATENCY, SPEEDUP
 from orchestrator.compare.comparison import Point
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.compare.statistics import LEVEL
-from orchestrator.core.metrics import percent
+from orchestrator.planning.number_formats import percent, significant
 from orchestrator.views.report.gate_report import cells, title_of, verdict_table
 from orchestrator.views.report.plain_files import table_csv
 from orchestrator.views.report.tables import failure_notes, two_seeds_note
@@ -136,7 +136,7 @@ def _margins(found: TwoSweeps) -> Iterator[str]:
     metrics = dict.fromkeys(each.metric for each in verdicts if each.metric not in (None, SPARSITY, SPEEDUP, LATENCY))
     yield from (metric.loss for metric in metrics if metric is not None)
     if any(each.metric in (SPEEDUP, LATENCY) for each in verdicts):
-        yield f"a loss of {SPEED_MARGIN:.0%} of a speed-up or a latency"
+        yield f"a loss of {percent(SPEED_MARGIN, 0)} of a speed-up or a latency"
 
 
 def _many(found: TwoSweeps) -> Iterator[str]:
@@ -146,9 +146,9 @@ def _many(found: TwoSweeps) -> Iterator[str]:
         yield "No difference of a primary metric has an interval: an interval needs two or more seeds that differ."
         return
     yield (
-        f"Differences of primary metrics with an interval: {count}. Single {LEVEL:.0%} intervals exclude 0 at {alone} "
-        f"of them (by chance at {count * (1 - LEVEL):.2g} if nothing differed), simultaneous intervals "
-        f"({found.level_together:.2%} each, Bonferroni) at {together}."
+        f"Differences of primary metrics with an interval: {count}. Single {percent(LEVEL, 0)} intervals exclude 0 at "
+        f"{alone} of them (by chance at {significant(count * (1 - LEVEL), 2)} if nothing differed), simultaneous "
+        f"intervals ({percent(found.level_together)} each, Bonferroni) at {together}."
     )
 
 
@@ -156,5 +156,5 @@ def _listed(points: Sequence[Point]) -> str:
     lines: dict[str, list[str]] = {}
     for point in points:
         lines.setdefault(f"{point.line} of {point.model} on {point.data}", []).append(percent(point.asked_sparsity))
-    listed = [line if line.startswith("dense") else f"{line} at {', '.join(at)}%" for line, at in lines.items()]
+    listed = [line if line.startswith("dense") else f"{line} at {', '.join(at)}" for line, at in lines.items()]
     return ", ".join(listed[:LISTED]) + (f" and {len(listed) - LISTED} more" if len(listed) > LISTED else "")

@@ -10,8 +10,8 @@ from orchestrator.compare.against.gate_verdicts import counted
 from orchestrator.compare.against.paired_figures import is_latency, is_size, is_speedup
 from orchestrator.compare.against.verdict import Verdict
 from orchestrator.compare.round_columns import WEIGHTS
-from orchestrator.core.metrics import percent
 from orchestrator.core.redact import shown
+from orchestrator.planning.number_formats import in_points, milliseconds, percent, ratio, significant, whole_number
 from orchestrator.views.report.columns import difference
 from orchestrator.views.report.tables import aligned, two_seeds_note
 
@@ -64,7 +64,7 @@ def title_of(verdict: Verdict) -> str:
     if name is None:
         return f"trial {verdict.figure}"
     of = "" if name.asked_of in ("", WEIGHTS) else f" of {name.asked_of}"
-    at = "" if name.round == 0 else f" at {percent(name.sparsity)}%{of}"
+    at = "" if name.round == 0 else f" at {percent(name.sparsity)}{of}"
     return f"{name.line}{at}, {verdict.figure}"
 
 
@@ -112,14 +112,14 @@ def cells(verdict: Verdict) -> tuple[str, ...]:
     """Return the cells: sparsity, figure, value before, value now, change and limit; empty for a missing value."""
     metric, name, figure, change = verdict.metric, verdict.point, verdict.figure, ""
     assert name is not None
-    sparsity = percent(name.sparsity) if name.round else "dense"
+    sparsity = in_points(name.sparsity) if name.round else "dense"
     measured = is_latency(figure) or is_speedup(figure)  # the metric's unit is the unit of the change
     form, limit = _written(verdict)
     then, now = ("" if each is None else form(each) for each in (verdict.baseline, verdict.now))
     if metric is None:
-        change = "" if verdict.change is None else f"{verdict.change.mean:+.1%}"
-    elif written := difference(verdict.change, metric):
-        change = f"{written} {metric.unit}" if measured else written
+        change = "" if verdict.change is None else percent(verdict.change.mean, 1, "+")
+    else:
+        change = difference(verdict.change, metric, metric.unit if measured else "")
     return (
         sparsity,
         figure if metric is None or measured else f"{figure} {metric.unit}".rstrip(),
@@ -134,27 +134,11 @@ def _written(verdict: Verdict) -> tuple[Callable[[float], str], str]:
     """Return the function that writes a figure's values, and the limit as text."""
     metric, margin = verdict.metric, verdict.margin
     if is_size(verdict.figure):
-        return _count, f"{margin:+.1%}"
+        return whole_number, percent(margin, 1, "+")
     if metric is None:  # the sweep has no such figure, so its format is not known
-        return _plain, f"{margin:g}"
+        return significant, significant(margin)
     if is_latency(verdict.figure):
-        return _milliseconds, f"{metric.written(margin, '+')} {metric.unit}"
+        return milliseconds, f"{metric.written(margin, '+')}{metric.unit}"
     if is_speedup(verdict.figure):
-        return _times, f"{metric.written(-margin, '+')} {metric.unit}"
+        return ratio, f"{metric.written(-margin, '+')}{metric.unit}"
     return metric.written, metric.written(-margin if metric.better == "higher" else margin, "+")
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}x"

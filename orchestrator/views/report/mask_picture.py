@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import html
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.number_formats import in_points, whole_number
 
 ROW, CELL, LETTER = 22, 74, 6.6
 """Pixels: height of a row, width of a cell, width of a letter."""
@@ -17,7 +18,7 @@ def mask_picture(chain: Sequence[StageRecord]) -> bytes:
     rounds = [record for record in chain if KINDS[record.kind].prunes]
     names = list(dict.fromkeys(name for record in rounds for name in record.tensor_sparsity))
     sizes = {name: size for record in rounds for name, size in record.tensor_sizes.items()}
-    labels = {name: f"{name} ({sizes.get(name, 0):,})" for name in names}
+    labels = {name: f"{name} ({whole_number(sizes.get(name, 0))})" for name in names}
     left = round(LETTER * max(map(len, (*labels.values(), "overall")))) + 16
     width, height = left + CELL * len(rounds) + 8, ROW * (len(names) + 2) + 8
     parts = [_text(left - 8, 1, "sparsity in %", "end")]
@@ -39,7 +40,7 @@ def _cell(x: float, line: int, sparsity: float) -> str:
     ink = "white" if shade < 140 else "black"
     grey = f"rgb({shade},{shade},{shade})"
     box = f'<rect x="{x}" y="{ROW * line + 5}" width="{CELL - 2}" height="{ROW - 2}" fill="{grey}"/>'
-    return box + _text(x + CELL / 2, line + 1, f"{100 * sparsity:.2f}", ink=ink)
+    return box + _text(x + CELL / 2, line + 1, in_points(sparsity), ink=ink)
 
 
 def _text(x: float, line: int, text: str, anchor: str = "middle", ink: str = "black") -> str:

@@ -10,6 +10,7 @@ from orchestrator.compare.comparison import Comparison
 from orchestrator.core.events import SweepInfo
 from orchestrator.core.redact import html
 from orchestrator.core.specs import Plan
+from orchestrator.planning.number_formats import whole_number
 from orchestrator.views.report import tables
 from orchestrator.views.report.columns import COLUMNS, columns
 from orchestrator.views.report.figures import figure_data
@@ -141,19 +142,19 @@ def comparison_tables(comparison: Comparison) -> Iterator[str]:
             before = point.line
         yield "</tbody></table></div>"
         if len(points) > ROWS:
-            yield f'<p class="quiet">{len(points) - ROWS:,} more rows are in summary.csv.</p>'
+            yield f'<p class="quiet">{whole_number(len(points) - ROWS)} more rows are in summary.csv.</p>'
     yield from (f"<p>{html(line)}</p>" for line in tables.notes(comparison))
 
 
 def _typeset(cell: str) -> str:
     """Use typographic signs and no-break spaces; a trailing space keeps cells aligned with starred ones."""
-    return cell.replace(" ", "\u00a0").replace("-", "−").replace("x", "×")
+    return cell.replace(" ", "\u00a0").replace("-", "−")
 
 
 def _names(plan: Plan) -> Iterator[str]:
     yield from (trial.name for trial in plan.trials[:ROWS])
     if len(plan.trials) > ROWS:
-        yield f"and {len(plan.trials) - ROWS:,} more, in trials.csv"
+        yield f"and {whole_number(len(plan.trials) - ROWS)} more, in trials.csv"
 
 
 def _figures(svgs: Mapping[str, bytes], left_out: str) -> Iterator[str]:

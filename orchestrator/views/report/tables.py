@@ -10,11 +10,11 @@ from orchestrator.compare.audit import Finding
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.statistics import LEVEL, Estimate, has_spread, t_quantile
 from orchestrator.core.events import SweepInfo
-from orchestrator.core.metrics import percent
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.planning.forecast import afterwards
+from orchestrator.planning.number_formats import duration, in_points, percent, ratio, whole_number
 from orchestrator.views.report.columns import (
     COLUMNS,
     COST,
@@ -24,7 +24,6 @@ from orchestrator.views.report.columns import (
     names_of_further,
     narrow,
     on_further,
-    ratio,
     reached_another,
 )
 
@@ -139,20 +138,21 @@ def notes(comparison: Comparison) -> Iterator[str]:
         model, data, line = key
         shown = "not known, because a test needs two or more seeds that differ" if key not in largest else "none"
         if point := largest.get(key):
-            shown = f"{percent(point.sparsity)}%, {ratio(point.compression)} smaller"
+            shown = f"{percent(point.sparsity)}, {ratio(point.compression)} smaller"
         panel = f" ({model} on {data})" if len(comparison.panels) > 1 else ""
         yield f"Largest matching sparsity of {line}{panel}: {shown}"
         sparsest = max(comparison.lines[key], key=lambda point: point.sparsity)
         if sparsest.harmed:
-            shown = ", ".join(f"{each.label} (-{percent(each.loss)})" for each in sparsest.harmed)
-            yield f"Classes that {line}{panel} at {percent(sparsest.sparsity)}% harms most, in points: {shown}"
+            shown = ", ".join(f"{each.label} (-{in_points(each.loss)})" for each in sparsest.harmed)
+            yield f"Classes that {line}{panel} at {percent(sparsest.sparsity)} harms most, in points: {shown}"
     if (more := len(comparison.lines) - LINES_LISTED) > 0:
-        yield f"{more:,} more lines are in summary.csv of the report."
+        yield f"{whole_number(more)} more lines are in summary.csv of the report."
     cost = comparison.cost
     if cost.unshared_steps > cost.steps:
         yield (
-            f"Training took {cost.steps:,} steps and {cost.seconds:,.1f} s of work; without shared stages it would "
-            f"have taken {cost.unshared_steps:,} steps and {cost.unshared_seconds:,.1f} s."
+            f"Training took {whole_number(cost.steps)} steps and {duration(cost.seconds)} of work; without shared "
+            f"stages it would have taken {whole_number(cost.unshared_steps)} steps and "
+            f"{duration(cost.unshared_seconds)}."
         )
 
 

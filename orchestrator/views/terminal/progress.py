@@ -16,7 +16,7 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.redact import shown
 from orchestrator.core.specs import Plan
 from orchestrator.core.stage_kinds import KINDS
-from orchestrator.planning.in_words import counted, duration
+from orchestrator.planning.number_formats import counted, duration, known_duration, percent
 from orchestrator.planning.pace import Pace
 from orchestrator.views.terminal.by_axis import ByAxis
 from orchestrator.views.terminal.frame import frame
@@ -236,8 +236,8 @@ class Progress:
         if now - self._last[0] >= self._pause:
             begun = time.process_time()
             left = self._time_left.seconds(now)
-            least = "at least " if left.unknown else ""
-            remaining = f", {least}{duration(left.known)} left" if left.known else ""
+            seconds = known_duration(left.known, bool(left.unknown)) if left.known else ""
+            remaining = f", {seconds} left" if seconds else ""
             found = {shown(name): [shown(group) for group in groups] for name, groups in self._axes.groups()}
             self._last = now, (remaining, self._trials(), shown(self._axes.best()), found)
             self._pause = max(1.0, 20 * (time.process_time() - begun))
@@ -275,9 +275,9 @@ class Progress:
             spec = self._plan.stages[key]
             parent = self._tally.records.get(spec.parent or "")
             target = spec.typed.target
-            figure = "" if target is None else f"to {100 * target:.1f}%"
+            figure = "" if target is None else f"to {percent(target)}"
             if parent is not None:
-                figure += f" from {100 * parent.sparsity:.1f}%"
+                figure += f" from {percent(parent.sparsity)}"
             if parent is not None and key not in self._points:
                 figure += f", which had {validated(parent)}"
             if key in self._points:

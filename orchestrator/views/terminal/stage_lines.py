@@ -9,6 +9,7 @@ from orchestrator.core.metrics import Metric
 from orchestrator.core.records import BUSY, CurvePoint, StageRecord
 from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
+from orchestrator.planning.number_formats import byte_size, percent, ratio, whole_number
 
 
 def named(plan: Plan, key: str) -> str:
@@ -37,15 +38,15 @@ def figures(record: StageRecord) -> str:
         text = measured(record.measurements)
         return f"{text}, {validated(record)}" if record.after else text  # the format changes outputs
     text = validated(record)
-    return text if not KINDS[record.kind].prunes else f"sparsity {100 * record.sparsity:.2f}%, {text}"
+    return text if not KINDS[record.kind].prunes else f"sparsity {percent(record.sparsity)}, {text}"
 
 
 def measured(figures: Mapping[str, float]) -> str:
     """Return the size of a deployment, or its speed-up at each batch size."""
     ratios = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("speedup/")}
     if not ratios:
-        return f"{figures.get('parameters', 0):,.0f} parameters, {figures.get('bytes', 0) / 1e3:,.1f} kB"
-    text = ", ".join(f"{value:.2f}x as fast at batch {size}" for size, value in ratios.items())
+        return f"{whole_number(figures.get('parameters', 0))} parameters, {byte_size(figures.get('bytes', 0))}"
+    text = ", ".join(f"{ratio(value)} as fast at batch {size}" for size, value in ratios.items())
     others = figures.get("others", 0.0)
     return text if others < BUSY else f"{text}, while {others:.1f} other processes ran"
 
@@ -59,7 +60,7 @@ def validated(record: StageRecord) -> str:
 def reached(spec: StageSpec, point: CurvePoint, metric: Metric) -> str:
     """Return the progress of a stage that trains, as `34%, validation loss 0.4100`."""
     done = share(spec, point.step, point.epoch)
-    text = f"step {point.step}" if done is None else f"{done:.0%}"
+    text = f"step {point.step}" if done is None else percent(done, 0)
     value = point.metrics.get(f"val/{metric.name}")
     return text if value is None else f"{text}, validation {metric.title} {metric.said(value)}"
 
@@ -74,7 +75,7 @@ def checkpointed(spec: StageSpec, step: int, curve: Sequence[CurvePoint]) -> str
     """
     epoch = step * curve[-1].epoch / curve[-1].step if curve and curve[-1].step else None
     done = share(spec, step, epoch)
-    return f"{KINDS[spec.kind].named(spec.typed)} is at step {step}{'' if done is None else f' ({done:.0%})'}"
+    return f"{KINDS[spec.kind].named(spec.typed)} is at step {step}{'' if done is None else f' ({percent(done, 0)})'}"
 
 
 def share(spec: StageSpec, step: int, epoch: float | None) -> float | None:

@@ -114,7 +114,7 @@ def test_lines_that_trained_longer_are_named_with_how_many_times() -> None:
     found = one(*unequal(200), "equal training")  # 300 + 100 + 200 against 300 + 100
 
     assert found.verdict == "fail"
-    assert found.reason == "l1_unstructured at 50.0% cost 1.5 times as much as random_unstructured"
+    assert found.reason == "l1_unstructured at 50.00% cost 1.50× as much as random_unstructured"
 
 
 def test_what_a_score_reads_makes_no_unequal_training() -> None:
@@ -147,7 +147,7 @@ def test_a_gain_over_dense_is_held_against_dense_that_was_trained_as_long() -> N
     assert alone.verdict == "n/a"
     assert (surely.verdict, surely.reason) == (
         "fail",
-        "l1_unstructured at 50.0% trained 1.33 times as long as dense; add +control=longer",
+        "l1_unstructured at 50.00% trained 1.33× as long as dense; add +control=longer",
     )
     assert gaining((0.019, 0.02, 0.021), ("identity",)).verdict == "pass"
     assert gaining((-0.019, -0.02, -0.021), ()).verdict == "n/a"
@@ -274,7 +274,7 @@ def test_dense_is_named_without_a_sparsity_and_labels_with_commas_stand_apart() 
     plan = plan_of([config("l1", 0.5, seed, rounds) for seed in (0, 1) for rounds in (1, 2)])
     found = findings(plan, make_records(plan))
 
-    assert found["3 or more seeds at every point"].reason.startswith("dense has 2; l1, rounds=1 at 50.0% has 2; ")
+    assert found["3 or more seeds at every point"].reason.startswith("dense has 2; l1, rounds=1 at 50.00% has 2; ")
     assert found["a random control"].reason == "none among l1, rounds=1; l1, rounds=2"
 
 

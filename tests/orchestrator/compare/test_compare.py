@@ -142,10 +142,10 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
     assert {point.best for point in alike.points} == {True, False}
     assert heading[:3] == ["sparsity", "%", "asked"]
     assert [" ".join(row[1:4]) for row in rows[1:]] == [
-        "50% of weights",
-        "90% of weights",
-        "50% of MACs",
-        "90% of MACs",
+        "50.00% of weights",
+        "90.00% of weights",
+        "50.00% of MACs",
+        "90.00% of MACs",
     ]
     assert [(point.budget, point.reached) for point in found.points[2:]] == [("MACs", 0.52), ("MACs", 0.52)]
     assert not any(point.best for point in found.points), "a half of weights is no half of multiply-accumulates"
@@ -158,7 +158,7 @@ def test_what_was_asked_for_stands_beside_what_was_reached_where_that_is_somethi
     starred = replace(found, points=tuple(replace(point, best=True) for point in found.points))
     assert any("*: the best mean at this requested sparsity." in line for line in notes(starred))
     halves = replace(found, points=tuple(replace(p, requested_sparsity=p.sparsity - 0.01) for p in alike.points))
-    assert "49% of weights" in "".join(text_table(halves)), "more than rounding to entries"
+    assert "49.00% of weights" in "".join(text_table(halves)), "more than rounding to entries"
 
 
 @pytest.mark.parametrize(("seeds", "told"), [(1, 0), (2, 1), (3, 0)])

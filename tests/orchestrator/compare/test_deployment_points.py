@@ -131,8 +131,8 @@ def test_it_stands_in_table_and_summary_and_in_none_where_nothing_is_deployed() 
     without = replace(plan, trials=tuple(replace(trial, measured=()) for trial in plan.trials))
 
     assert "cnn on digits: deployed, speed-up over dense [95% interval]" in text
-    assert "2.00x [1.80, 2.20]" in text
-    assert "4.00x [3.60, 4.40]" in text
+    assert "2.00× [1.80, 2.20]" in text
+    assert "4.00× [3.60, 4.40]" in text
     assert summary(plan, records)[-1]["onnx_8_speedup_mean"] == "4.0"
     assert "deployed" not in "\n".join(text_table(compare_trials(without, records)))
     assert not any("onnx" in name for name in summary(without, records)[-1])

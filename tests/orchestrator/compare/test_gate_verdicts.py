@@ -275,7 +275,7 @@ def test_a_measured_speedup_is_held_by_its_ratio() -> None:
     tighter = baseline_of(compared(speedups=(2.0, 2.1, 2.2)), margins={SPEEDUP: 0.057})
     assert statuses(judged(tighter, slower), SPEEDUP) == ["fail"]
     lines = [" ".join(line.split()) for line in gate_table(found)]
-    assert "50.00 deploy/shrink/1/speedup 2.10x 2.00x -4.9 [-5.8, -4.1] % -10.0 % pass" in lines
+    assert "50.00 deploy/shrink/1/speedup 2.10× 2.00× -4.9% [-5.8%, -4.1%] -10.0% pass" in lines
 
 
 def test_on_other_hardware_a_speedup_is_undecided_and_nothing_else() -> None:
@@ -386,14 +386,14 @@ def test_an_unfinished_sweep_is_no_baseline() -> None:
         OrchestratorError, match="1 of 3 trials of synthetic have not finished, for example 'l1_unstruct"
     ):
         made(swept(plan, records))
-    with pytest.raises(OrchestratorError, match="a figure of dense at a sparsity of 0 is not finite"):
+    with pytest.raises(OrchestratorError, match=r"a figure of dense at a sparsity of 0\.00% is not finite"):
         made(compared((0.9, math.nan, 0.9)))
 
 
 def test_margins_that_would_be_missed_too_often_are_told() -> None:
     (dense, point) = alarms(compared().comparison, made(compared()))
 
-    assert dense.startswith("dense of cnn on digits at a sparsity of 0: 3 seeds with a standard deviation of 1.00%")
+    assert dense.startswith("dense of cnn on digits at a sparsity of 0.00%: 3 seeds with a standard deviation of 1.00%")
     assert "its margin of 1.00% in 89% of equally good runs" in point
     assert "more seeds, or `margins` of 0.0" in point
     (wide, *_) = alarms(compared((0.1, 0.9)).comparison, made(compared((0.1, 0.9))))

@@ -220,7 +220,7 @@ def test_what_stands_on_one_side_is_named() -> None:
     assert set(words(found)) == {"dense", "l1"}
     assert [each.seeds for point in found.points for each in point.differences] == [(1, 2), (1, 2)]
     text = said(found)
-    assert "Only in old: l1 of cnn on digits at 90.00%, random of cnn on digits at 50.00, 90.00%." in text
+    assert "Only in old: l1 of cnn on digits at 90.00%, random of cnn on digits at 50.00%, 90.00%." in text
     assert "Only in new: lamp of cnn on digits at 50.00%." in text
     assert "Seeds only in old: 0, at 2 of 2 points." in text
     assert "Seeds only in new: 3, at 2 of 2 points." in text

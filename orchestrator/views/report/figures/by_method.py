@@ -13,6 +13,7 @@ from statistics import fmean
 from orchestrator.compare.comparison import Comparison, Point
 from orchestrator.compare.round_columns import WEIGHTS
 from orchestrator.core.records import StageRecord
+from orchestrator.planning.number_formats import percent
 from orchestrator.views.report.figures.figure_data import Matrix, Panel, Series, lines_of, mean_of_known, title
 
 METHODS, SEEDS = 20, 3
@@ -100,4 +101,7 @@ def _at_one_sparsity(comparison: Comparison, panel: Panel) -> tuple[str, dict[st
     level = max(levels, key=lambda level: (min(len(levels[level]), METHODS), level[1]))
     asked_of, sparsity = level
     found = dict(list(levels[level].items())[:METHODS])
-    return f"{sparsity:.0%} sparse" if asked_of == WEIGHTS else f"asked: {sparsity:.0%} of {asked_of}", found
+    return (
+        f"{percent(sparsity, 0)} sparse" if asked_of == WEIGHTS else f"asked: {percent(sparsity, 0)} of {asked_of}",
+        found,
+    )

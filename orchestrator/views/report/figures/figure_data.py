@@ -13,6 +13,7 @@ from orchestrator.compare.statistics import Estimate
 from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
+from orchestrator.planning.number_formats import percent, whole_number
 
 Panel = tuple[str, str]
 """Model and data set."""
@@ -90,7 +91,7 @@ def curves(plan: Plan, records: Mapping[str, StageRecord], comparison: Compariso
         for label, points in list(lines_of(comparison, panel).items())[:CURVES]:
             point = max(points, key=lambda point: point.sparsity)
             chains = [_chain(plan, records, key) for key in point.stages]
-            series.append(_mean_curve(f"{label} to {point.sparsity:.1%}", chains))
+            series.append(_mean_curve(f"{label} to {percent(point.sparsity)}", chains))
         plots.append(Plot(title(panel), _metric(comparison, panel), tuple(series)))
     return tuple(plots)
 
@@ -105,7 +106,7 @@ def layer_sparsity(records: Mapping[str, StageRecord], comparison: Comparison) -
         shown = points[:: -(-len(points) // HEAT_ROWS)]
         sparsities = [[records[key].tensor_sparsity for key in point.stages] for point in shown]
         columns = tuple(dict.fromkeys(name for seeds in sparsities for tensors in seeds for name in tensors))
-        rows = tuple(f"{point.line} {point.sparsity:.1%}" for point in shown)
+        rows = tuple(f"{point.line} {percent(point.sparsity)}" for point in shown)
         values = tuple(
             tuple(mean_of_known(tensors.get(name) for tensors in seeds) for name in columns) for seeds in sparsities
         )
@@ -128,7 +129,7 @@ def lines_of(comparison: Comparison, panel: Panel) -> dict[str, tuple[Point, ...
 def left_out(comparison: Comparison) -> str:
     """Return a note on panels whose figures do not show all lines; empty if they do."""
     counts = Counter((model, data) for model, data, _ in comparison.lines)
-    many = [f"{title(panel)} ({count:,} lines)" for panel, count in counts.items() if count > LINES]
+    many = [f"{title(panel)} ({whole_number(count)} lines)" for panel, count in counts.items() if count > LINES]
     return (
         f"Figures show only the {LINES} lines with the best means on validation for {', '.join(many)}." if many else ""
     )

@@ -53,7 +53,7 @@ def test_fine_tuning_has_a_line_before_and_one_after() -> None:
 def test_curves_go_over_the_whole_chain() -> None:
     (plot,) = figure_data.curves(PLAN, RECORDS, FOUND)
 
-    assert [series.label for series in plot.series] == ["random_unstructured to 90.0%", "l1_unstructured to 90.0%"]
+    assert [series.label for series in plot.series] == ["random_unstructured to 90.01%", "l1_unstructured to 90.01%"]
     first, second = DENSE_STEPS, DENSE_STEPS + ROUND_STEPS
     steps = sorted([*range(25, second + ROUND_STEPS + 1, 25), first, second])
     series = plot.series[0]
@@ -87,7 +87,7 @@ def test_the_heat_map_holds_each_tensors_sparsity() -> None:
     (matrix,) = figure_data.layer_sparsity(RECORDS, FOUND)
 
     assert matrix.columns == tuple(SIZES)
-    assert matrix.rows[0] == "random_unstructured 50.0%"
+    assert matrix.rows[0] == "random_unstructured 50.00%"
     assert matrix.values[0] == pytest.approx([0.5] * 4, abs=0.01)
     assert len(matrix.rows) == 6
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,13 +28,16 @@ from orchestrator.commands.compare_command import main as compare_main
 from orchestrator.commands.store_command import main as store_main
 from orchestrator.commands.sync_command import main as sync_main
 from orchestrator.compare.compare_trials import compare_trials
+from orchestrator.compare.statistics import Estimate
 from orchestrator.core.file_names import NOTE_FILE
+from orchestrator.core.metrics import Metric
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.results.sweep_results import SweepResults
 from orchestrator.store.saved_sweep import SavedSweep, load, manifest
 from orchestrator.store.store import Store
 from orchestrator.views.report import tables
+from orchestrator.views.report.columns import difference, interval, spread
 from orchestrator.views.report.figures import by_method, drawing, figure_data
 from orchestrator.views.report.figures.overlap import overlap_of
 from orchestrator.views.report.page import page
@@ -679,3 +683,15 @@ def test_multiply_accumulates_of_0_are_told_and_are_no_infinite_speedup(total: i
     figure = Figure()
     sweep.plot.pareto("macs", ax=figure.add_subplot())
     figure.draw_without_rendering()
+
+
+def test_a_mean_has_the_decimals_of_its_spread_and_of_its_interval() -> None:
+    metric, found = Metric("rmse", "", "lower", margin=0.01, format=".4g"), Estimate(3, 0.393, 0.009971, 0.3682, 0.4178)
+
+    assert spread(found, metric) == "0.393 ± 0.010"
+    assert interval(found, metric) == "0.368 – 0.418"
+    assert difference(found, metric) == "+0.393 [+0.368, +0.418]"
+    assert difference(Estimate(3, -0.05, 0.1, -0.0604, -0.0396), replace(metric, format=".1%"), "%") == (
+        "-5.0% [-6.0%, -4.0%]"
+    )
+    assert spread(Estimate(1, 0.393), metric) == "0.393"

@@ -15,7 +15,7 @@ from rich.console import Console
 from orchestrator.core.events import Amount, Failure, StageEvent
 from orchestrator.core.records import CurvePoint
 from orchestrator.core.specs import Plan, StageSpec
-from orchestrator.planning.in_words import duration
+from orchestrator.planning.number_formats import duration
 from orchestrator.views.terminal.progress import Progress
 from orchestrator.views.terminal.stage_lines import measured, reached
 from orchestrator.views.terminal.tally import Tally, TrialState
@@ -171,7 +171,7 @@ def test_the_live_display_shows_what_runs() -> None:
     assert "1/3 stages" in text
     assert "trials: 0 waiting, 1 running, 0 done; in use: 1 CPU" in text
     had = f"{make_record(plan, dense).after['val/accuracy']:.2%}"
-    assert f"round 1/2  to 68.4% from 0.0%, which had validation accuracy {had}" in text
+    assert f"round 1/2  to 68.38% from 0.00%, which had validation accuracy {had}" in text
     assert "1:10" in text
 
 
@@ -359,6 +359,19 @@ def test_after_a_third_the_time_to_finish_is_right_within_a_fifth(slots: int, se
         assert abs(now + left - end) <= 0.2 * end
 
 
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [(Amount(0.3, 2), ""), (Amount(75.0, 2), ", at least 1:15 left"), (Amount(75.0), ", 1:15 left")],
+)
+def test_a_time_left_of_which_nothing_is_known_is_not_shown(
+    left: Amount, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeLeft, "seconds", lambda self, now: left)
+    progress = Progress(make_plan(), {}, console=Console(file=io.StringIO()))
+
+    assert progress._seen()[0] == text
+
+
 def test_nothing_is_estimated_before_something_alike_has_finished() -> None:
     plan = make_plan()
     dense, first, *_ = plan.stages
@@ -377,6 +390,6 @@ def test_nothing_is_estimated_before_something_alike_has_finished() -> None:
 def test_a_measurement_says_what_it_measured_and_what_ran_beside_it() -> None:
     quiet = {"speedup/1": 1.25, "speedup_low/1": 1.2, "speedup/64": 2.0, "others": 0.1}
 
-    assert measured(quiet) == "1.25x as fast at batch 1, 2.00x as fast at batch 64"
+    assert measured(quiet) == "1.25× as fast at batch 1, 2.00× as fast at batch 64"
     assert measured(quiet | {"others": 2.0}).endswith("at batch 64, while 2.0 other processes ran")
     assert measured({"parameters": 7035, "bytes": 28_600}) == "7,035 parameters, 28.6 kB"
