@@ -170,9 +170,13 @@ def _gained(comparison: Comparison) -> Answer:
     for point in (*comparison.dense, *(point for point in comparison.points if not point.sparsity)):
         panel = point.model, point.data
         longest[panel] = max(longest.get(panel, 0.0), point.total_cost)
-    anew = {row.stage for row in comparison.rows if row.chosen.restart.startswith(("weights=step", "weights=reinit"))}
+    restarted = {
+        row.stage for row in comparison.rows if row.chosen.restart.startswith(("weights=step", "weights=reinit"))
+    }
     pairs = ((point, point.difference) for point in comparison.operating_points if point.sparsity)
-    gained = [p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not anew & {*p.stages}]
+    gained = [
+        p for p, d in pairs if d and has_spread(d) and least_gain(d, p.metric) > 0 and not restarted & {*p.stages}
+    ]
     costs = ((point, point.total_cost / max(longest[point.model, point.data], 1.0)) for point in gained)
     faults = (
         f"{_at(p)} trained {ratio(cost)} as long as dense; add +control=longer"

@@ -57,7 +57,7 @@ class Pairing:
     """Point of the first sweep, and its partner in the second."""
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
     """Points that only the first sweep has, and only the second."""
-    unlike: Mapping[str, tuple[str, str]]
+    differing: Mapping[str, tuple[str, str]]
     """Setting -> its single value in the first sweep and in the second; pairing ignores these settings."""
 
 
@@ -70,15 +70,15 @@ def pair(first: Side, second: Side) -> Pairing:
     Raises:
         OrchestratorError: no points can be paired, no pair shares a seed, or a pair has different metrics
     """
-    unlike = _unlike(first, second)
-    ours, theirs = (dict(_identified(side, unlike.keys())) for side in (first, second))
+    differing = _differing(first, second)
+    ours, theirs = (dict(_identified(side, differing.keys())) for side in (first, second))
     found = Pairing(
         pairs=tuple((point, theirs[key]) for key, point in ours.items() if key in theirs),
         only=(
             tuple(point for key, point in ours.items() if key not in theirs),
             tuple(point for key, point in theirs.items() if key not in ours),
         ),
-        unlike=unlike,
+        differing=differing,
     )
     if not found.pairs:
         raise OrchestratorError(
@@ -99,7 +99,7 @@ def pair(first: Side, second: Side) -> Pairing:
     return found
 
 
-def _unlike(first: Side, second: Side) -> dict[str, tuple[str, str]]:
+def _differing(first: Side, second: Side) -> dict[str, tuple[str, str]]:
     """Return the settings that have one value in each sweep, but not the same one."""
     ours, theirs = (_values(side) for side in (first, second))
     found = {}
@@ -127,14 +127,14 @@ def _identified(side: Side, left_out: Collection[str]) -> Iterator[tuple[Identit
     for point in side.points:
         stage, pruned = point.stages[0], point.round > 0
         settings = side.settings[trial_of[point.line, stage] if pruned else dense_of[stage]]
-        told = tuple(
+        fixed = tuple(
             sorted(
                 (name, value)
                 for name, value in settings.items()
                 if name not in left_out and (pruned or name.startswith(DENSE_SETTINGS))
             )
         )
-        line = (point.model, point.data, pruned, told)
+        line = (point.model, point.data, pruned, fixed)
         of_line = lines.setdefault(line, {})  # lines that differ only in code are paired in order
         place = of_line.setdefault(point.line, len(of_line))
         level = (*line, place, point.asked_sparsity)

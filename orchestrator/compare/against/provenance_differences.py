@@ -16,7 +16,7 @@ SHOWN = 12
 """Characters shown of a digest."""
 
 
-def unlike_beside_settings(first: Side, second: Side) -> dict[str, tuple[str, str]]:
+def differences_beyond_settings(first: Side, second: Side) -> dict[str, tuple[str, str]]:
     """Return name -> value in the first sweep and in the second, for everything that differs besides settings.
 
     From stage keys: versions of built-in components, the user's own sources, pinned content, device and threads. From
@@ -52,8 +52,8 @@ def _in_keys(side: Side) -> dict[str, set[str]]:
 
 def _each_once(parts: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
     """Flatten fields into settings, equal objects once: stages of a loaded plan share parts of configurations."""
-    unlike = {tuple((name, id(value)) for name, value in fields.items()): fields for fields in parts}
-    return settings_of_each(list(unlike.values()))
+    distinct = {tuple((name, id(value)) for name, value in fields.items()): fields for fields in parts}
+    return settings_of_each(list(distinct.values()))
 
 
 def _places(side: Side, name: str) -> list[str]:

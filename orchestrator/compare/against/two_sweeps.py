@@ -17,7 +17,7 @@ from orchestrator.compare.against.paired_figures import (
     name_of,
 )
 from orchestrator.compare.against.pairing import Side, pair
-from orchestrator.compare.against.provenance_differences import unlike_beside_settings
+from orchestrator.compare.against.provenance_differences import differences_beyond_settings
 from orchestrator.compare.against.verdict import Places, Values, Verdict, elsewhere, judge
 from orchestrator.compare.audit import TOLERANCE
 from orchestrator.compare.comparison import Point
@@ -90,7 +90,7 @@ class TwoSweeps:
 
     first: Side
     second: Side
-    unlike: Mapping[str, tuple[str, str]]
+    differing: Mapping[str, tuple[str, str]]
     """Name -> value in the whole first sweep and in the whole second, for all that differs."""
     points: tuple[PairedPoint, ...]
     only: tuple[tuple[Point, ...], tuple[Point, ...]]
@@ -134,8 +134,8 @@ def compare_two(first: Side, second: Side) -> TwoSweeps:
         for one, other in pairing.pairs
         if set(one.seeds) & set(other.seeds)
     ]
-    unlike = {**pairing.unlike, **unlike_beside_settings(first, second)}
-    return TwoSweeps(first, second, unlike, tuple(points), pairing.only)
+    differing = {**pairing.differing, **differences_beyond_settings(first, second)}
+    return TwoSweeps(first, second, differing, tuple(points), pairing.only)
 
 
 def excludes_zero(change: Estimate) -> bool:

@@ -32,7 +32,7 @@ class Verdict:
     """Name of the figure in a record; for a failed trial the trial's name."""
     status: Status
     reason: str
-    """Why it does not pass; empty if it passes."""
+    """Reason why it does not pass; empty if it passes."""
     metric: Metric | None = None
     """Metric that writes the values; for a speed-up or a latency it writes the change. None for a size, for a figure
     that cannot be judged, and for a failed trial."""

@@ -26,7 +26,7 @@ def two_sweeps_text(found: TwoSweeps) -> Iterator[str]:
     """Yield the text: settings that differ between the sweeps, the table, and notes on it."""
     yield f"first:  {found.first.name}"
     yield f"second: {found.second.name}"
-    yield from _unlike(found)
+    yield from _differing(found)
     yield ""
     rows = [
         (each.verdict, (*cells(each.verdict)[:5], str(len(each.seeds)), _word(point, each)))
@@ -67,12 +67,12 @@ def two_sweeps_csv(found: TwoSweeps) -> bytes:
     return table_csv(list(rows[0]), rows)
 
 
-def _unlike(found: TwoSweeps) -> Iterator[str]:
-    if not found.unlike:
+def _differing(found: TwoSweeps) -> Iterator[str]:
+    if not found.differing:
         yield "The sweeps do not differ in settings, code or environment."
         return
     yield "different between the sweeps, equal within each:"
-    rows = [(name, *map(_value, values)) for name, values in found.unlike.items()]
+    rows = [(name, *map(_value, values)) for name, values in found.differing.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *values in rows:
         yield f"  {name.ljust(widths[0])}  {values[0].ljust(widths[1])}  {values[1]}".rstrip()
@@ -116,8 +116,10 @@ def _notes(found: TwoSweeps) -> Iterator[str]:
 
 def _asked(found: TwoSweeps) -> Iterator[str]:
     """Yield notes on the quantity that sparsities are fractions of, unless it is weights and sparsities are equal."""
-    told = (point for point in found.points if any(each.verdict.metric == SPARSITY for each in point.differences))
-    reached = {point.asked_of for point in told}
+    with_sparsity = (
+        point for point in found.points if any(each.verdict.metric == SPARSITY for each in point.differences)
+    )
+    reached = {point.asked_of for point in with_sparsity}
     for first, second in dict.fromkeys(point.asked_of for point in found.points):
         if first != second:
             yield (

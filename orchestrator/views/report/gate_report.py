@@ -104,8 +104,8 @@ def _with_figures(verdict: Verdict) -> str:
         return verdict.reason
     _, figure, baseline, now, _, limit = cells(verdict)
     seeds = ", ".join(map(str, verdict.seeds))
-    told = {"baseline": baseline, "now": now, "limit": limit, "seeds": seeds}
-    return f"{verdict.reason}; {figure}: {', '.join(f'{name} {text}' for name, text in told.items() if text)}"
+    named = {"baseline": baseline, "now": now, "limit": limit, "seeds": seeds}
+    return f"{verdict.reason}; {figure}: {', '.join(f'{name} {text}' for name, text in named.items() if text)}"
 
 
 def cells(verdict: Verdict) -> tuple[str, ...]:

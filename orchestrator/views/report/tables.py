@@ -70,8 +70,8 @@ def text_table(comparison: Comparison) -> Iterator[str]:
             yield from _block((COLUMNS[0], *on_further(name)), points)
         if measured := [point for point in points if point.deployed]:
             yield f"{title}: deployed, speed-up over dense [95% interval]"
-            anew = any(each.test for point in measured for each in point.deployed)
-            yield from _block((*COLUMNS[: 2 if anew else 1], *measured_columns(measured)), measured)
+            changed = any(each.test for point in measured for each in point.deployed)
+            yield from _block((*COLUMNS[: 2 if changed else 1], *measured_columns(measured)), measured)
         yield ""
 
 

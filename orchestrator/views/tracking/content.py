@@ -33,7 +33,7 @@ class Content:
     """File of the run -> key of the stage with its masks."""
     start: float | None = None
     end: float | None = None
-    anew: bool = False
+    new_run: bool = False
     """Whether a new run is needed: the old one holds another execution of a stage, and points cannot be deleted."""
 
     def shown(self) -> Content:

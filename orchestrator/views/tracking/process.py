@@ -39,7 +39,7 @@ class TrackerProcess(Tracker):
     def __init__(self, make: Callable[..., Any], say: Callable[[str], None]) -> None:
         self.complete = self._ended = False
         self._say = say
-        self._told: list[object] = [make]
+        self._requests: list[object] = [make]
         self._begin()
         self._attending = threading.Thread(target=self._attend, name="tracker", daemon=True)
         self._attending.start()
@@ -48,23 +48,23 @@ class TrackerProcess(Tracker):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and len(self._told) > 1 and not self._ended:
+        if kind is not None and len(self._requests) > 1 and not self._ended:
             self._say = lambda _: None  # the error says more, and the output may be closed
             self.finish("killed", {})
         self._end()
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
         """Open the view with the stages that are finished already."""
-        self._told.append(("start", sweep, plan, dict(finished)))
+        self._requests.append(("start", sweep, plan, dict(finished)))
 
     def record(self, event: StageEvent) -> None:
         """Pass one event to the process."""
-        self._told.append(("record", event))
+        self._requests.append(("record", event))
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
         """Close the view, wait until the process has written what it can, and end it."""
         begun = self._heard = time.monotonic()
-        self._told.append(("finish", status, dict(report)))
+        self._requests.append(("finish", status, dict(report)))
         while self._attending.is_alive() and time.monotonic() < self._heard + SILENCE:
             if status == "killed" and time.monotonic() > begun + KILLED_LIMIT:
                 break
@@ -85,12 +85,12 @@ class TrackerProcess(Tracker):
     def _tell(self, process: subprocess.Popen[bytes]) -> None:
         """Send the process all requests so far and all later ones, while it lives."""
         assert process.stdin is not None
-        told = 0
+        sent = 0
         with suppress(OSError), process.stdin as pipe:
             while process.poll() is None:
-                for request in self._told[told:]:
+                for request in self._requests[sent:]:
                     pickle.dump(request, pipe, protocol=pickle.HIGHEST_PROTOCOL)
-                    told += 1
+                    sent += 1
                 pipe.flush()
                 time.sleep(0.05)
 

@@ -185,11 +185,11 @@ class SweepView:
         stands, current = _standing(logged, held, points, chain, curve)
         if logged == current and status == ending:
             return None
-        content, anew = Content(), bool(logged) and not stands
-        if not logged or anew:
+        content, new_run = Content(), bool(logged) and not stands
+        if not logged or new_run:
             held, points, content = 0, 0, self._described(self._settings[index], trial.config)
             content.tags[OVERRIDES_TAG] = " ".join(trial.overrides)
-        content.status, content.anew = ending, anew
+        content.status, content.new_run = ending, new_run
         if held <= len(chain):  # else the store has lost records, and the run keeps its own until they are made again
             content.tags[LOGGED_TAG] = current
         offset = 0

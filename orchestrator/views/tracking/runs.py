@@ -97,12 +97,12 @@ class MlflowRuns:
             if run.data.tags.get(PARENT_TAG) == parent.info.run_id:
                 return False
             content = Content(held[1])
-        if (run is None or content.anew) and not self._may_create():
+        if (run is None or content.new_run) and not self._may_create():
             self._find(view)
             return self.write(view, index)
-        if run and content.anew:
+        if run and content.new_run:
             self._withdraw(run)
-        if run is None or content.anew:
+        if run is None or content.new_run:
             tags[runs_hold.TRIAL_TAG] = identity
             run = self._children[identity] = self._create(view, name, tags, content.start)
         for file, key in content.masks.items():

@@ -71,7 +71,7 @@ def test_differences_are_paired_by_seed_by_hand() -> None:
     assert (point.differences[0].verdict.baseline, point.differences[0].verdict.now) == pytest.approx((0.85, 0.89))
     assert words(found) == {"dense": "the same", "l1_unstructured | lamp": "better"}
     assert (dense.same_stages, point.same_stages) == (True, False)
-    assert found.unlike == {"method.name": ("l1_unstructured", "lamp"), "method.kind": ("l1_unstructured", "lamp")}
+    assert found.differing == {"method.name": ("l1_unstructured", "lamp"), "method.kind": ("l1_unstructured", "lamp")}
     text = said(found)
     assert "Paired in spite of different names: l1_unstructured | lamp." in text
     assert "     50.00      test/accuracy %    85.00    89.00   +4.00 [+1.52, +6.48]     3          better" in text
@@ -169,7 +169,7 @@ def test_lines_are_paired_by_settings_whatever_they_are_called() -> None:
     assert [point.line for point in found.only[0]] == ["l1, rounds=1"]
     # every round is an operating point in one sweep, as on the other's line with three rounds
     assert [point.name.round for point in found.points] == [0, 1, 2, 3]
-    assert found.unlike == {}, "one of two values of a setting is no difference between the sweeps"
+    assert found.differing == {}, "one of two values of a setting is no difference between the sweeps"
 
 
 def test_what_differs_in_all_of_both_is_told_and_nothing_is_paired_by_it() -> None:
@@ -182,7 +182,7 @@ def test_what_differs_in_all_of_both_is_told_and_nothing_is_paired_by_it() -> No
         side("new", now, trained(now, {}, environment={"torch": "2.13.0", "processor": "Pen"})),
     )
 
-    assert found.unlike == {"train.epochs": ("12", "20"), "torch": ("2.12.0", "2.13.0")}
+    assert found.differing == {"train.epochs": ("12", "20"), "torch": ("2.12.0", "2.13.0")}
     assert set(words(found)) == {"dense", "l1", "lamp"}
     assert "  train.epochs  12      20" in said(found)
     assert "method.name" not in said(found)
@@ -206,7 +206,7 @@ def test_versions_of_components_and_own_code_are_told() -> None:
     old, new = plan(1, "a" * 64), plan(2, "b" * 64)
     found = compare_two(side("old", old, make_records(old)), side("new", new, make_records(new)))
 
-    assert found.unlike == {"versions.training": ("1", "2"), "modules.mine": ("a" * 12, "b" * 12)}
+    assert found.differing == {"versions.training": ("1", "2"), "modules.mine": ("a" * 12, "b" * 12)}
     assert not any(point.same_stages for point in found.points)
 
 
@@ -321,7 +321,7 @@ def test_what_was_measured_stands_beside_and_is_never_compared_across_machines()
     }
     assert all(each.verdict.change is None for each in there.points[1].differences if each.word == "undecided")
     assert "measured on processor Abacus, threads 1, runtime onnxruntime 1, but for old on processor Pen" in said(there)
-    assert ("Pen", "Abacus") in there.unlike.values()
+    assert ("Pen", "Abacus") in there.differing.values()
 
 
 def halved(name: str, unit: str, sparsity: float, budget: str = "channels", method: str = "l1") -> Side:

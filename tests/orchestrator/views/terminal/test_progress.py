@@ -190,7 +190,7 @@ def test_the_live_display_shows_how_far_a_stage_is() -> None:
 
     assert " 3%, validation accuracy 91.20%" in rendered()
     progress.event(started(dense, EPOCH))
-    assert "91.20%" not in rendered(), "an attempt begins anew"
+    assert "91.20%" not in rendered(), "an attempt starts again"
     assert not progress.live, "and without a terminal nobody needs to ask for points"
 
 
@@ -230,7 +230,7 @@ def test_where_no_display_can_be_lines_are_plain_and_few(variable: str, monkeypa
     events = [event for key in plan.stages for event in (started(key, EPOCH), finished(records[key]))]
     text = shown(plan, [*events, failed(plan.trials[0].stages[1])], terminal=True)
 
-    assert "\x1b[?25l" not in text, "nothing is drawn anew"
+    assert "\x1b[?25l" not in text, "nothing is redrawn"
     assert len(plan.stages) == 135
     assert text.count("  started  ") == 0
     assert text.count("  finished  ") == len(plan.trials) + 15, "the trials, and the dense trainings"

@@ -45,7 +45,7 @@ def test_another_execution_of_a_stage_is_noticed() -> None:
     for held in (again[:2], [*CHAIN[:1], again[1]]):
         content = view(4).content(0, logged_tag(held))
         assert content is not None
-        assert content.anew
+        assert content.new_run
         assert content.points == getattr(view(4).content(0), "points", None), "the new run gets everything"
 
 
@@ -156,7 +156,7 @@ def test_what_a_checkpoint_holds_of_a_curve_is_written_once(known: int) -> None:
     for found in (running(known, 3), running(known, 5), view(known + 1)):
         content = found.content(0, tag, "RUNNING")
         assert content is not None
-        assert not content.anew
+        assert not content.new_run
         written += content.points
         tag = content.tags["pruning.logged"]
         assert found.content(0, tag, "RUNNING") is None, "nothing is new"
@@ -180,7 +180,7 @@ def test_a_stage_that_began_anew_gets_another_run_once_it_has_as_many_points() -
     for later in (running(1, 3), view(2)):
         content = later.content(0, tag, "RUNNING")
         assert content is not None
-        assert content.anew
+        assert content.new_run
         assert content.points[: len(view(1).content(0).points)] == view(1).content(0).points  # type: ignore[union-attr]
 
 
@@ -189,5 +189,5 @@ def test_a_run_that_holds_a_stage_keeps_its_curve_while_that_is_made_again() -> 
     content = running(1, 3).content(0, logged_tag(CHAIN[:2]), "RUNNING")
 
     assert content is not None
-    assert not content.anew
+    assert not content.new_run
     assert not content.points

@@ -331,7 +331,7 @@ def test_a_writer_killed_while_it_told_of_a_failure_leaves_no_stale_file(
     last, write_files = plan.trials[0].stages[-1], MlflowRuns._write_files
 
     class Killed(BaseException):
-        """As it ends the writer's thread."""
+        """Exception that ends the writer's thread."""
 
     def write_and_die(self: MlflowRuns, run: Any, files: dict[str, bytes]) -> None:
         write_files(self, run, files)
