@@ -75,7 +75,7 @@ class PairedPoint:
     name: PointName
     """Name in the second sweep; a line or `asked_of` that differs is written as `FIRST | SECOND`."""
     same_stages: bool
-    """Whether the stages have the same keys in both sweeps at all common seeds: then their results are equal."""
+    """Whether the stages have the same keys in both sweeps at all common seeds: nothing that affects bits differs."""
     only: tuple[tuple[int, ...], tuple[int, ...]]
     """Seeds that only the first sweep has, and only the second."""
     differences: tuple[Difference, ...]

@@ -25,14 +25,15 @@ from orchestrator.planning.number_formats import (
 
 @dataclass(frozen=True)
 class Column:
-    """Column of the comparison table. The HTML page has every column; text tables have those with a `width`."""
+    """Column of the comparison table. The HTML page has every column; text tables have those with a `width`, and
+    the cost if it differs."""
 
     name: str
     """Heading; `{metric}` in it stands for the primary metric with its unit."""
     cell: Callable[[Point], str]
     """Text of a point's cell; fractions and their differences are in percent."""
     width: int = 0
-    """Minimum width in a text table, in characters; 0: not in text tables."""
+    """Minimum width in a text table, in characters."""
     hint: str = ""
 
     def heading(self, metric: Metric) -> str:
