@@ -54,7 +54,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     [
         (
             ["method=ln_structured", "prune.parameters=[bias]"],
-            "every tensor that is pruned, but 'fc1.bias' has the shape",
+            "every tensor to prune, but 'fc1.bias' has the shape",
         ),
         (["method=ln_structured", "method.n=nuc"], "`n` (='nuc') needs channels with 2 dimensions"),
         (["method={_target_: torch.optim.SGD, kind: null}"], "must be a class derived from pruning.BasePruningMethod"),

@@ -348,7 +348,7 @@ def test_a_rewound_weight_has_the_saved_bytes_where_it_is_kept_and_is_zero_elsew
 
     pruning_rounds.hold_rewound(rewound, saved, masks)
     rewound["weight"][place] += 1.0
-    with pytest.raises(LawBroken, match="rewound weights are not those of the step to rewind to: weight"):
+    with pytest.raises(LawBroken, match="rewound weights differ from the weights of the step to rewind to: weight"):
         pruning_rounds.hold_rewound(rewound, saved, masks)
 
 
