@@ -15,8 +15,10 @@ Place: TypeAlias = int | str
 
 RANKING = "l1_unstructured"
 """The method that ranks by its score, as one without a kind does; those of any other kind decide by themselves."""
-NOT_OPTIONS = ("name", "kind", "_target_", "depends", "examples", "per_class", "batch_size")
+NOT_OPTIONS = ("name", "kind", "_target_", "depends")
 """Keys of a component that are no options of its code."""
+OF_SCORING_DATA = ("examples", "per_class", "batch_size")
+"""Keys of a score that say which examples it reads."""
 INFINITIES = ("inf", "-inf")
 """How an infinity is written where one makes sense: JSON has none."""
 
@@ -193,11 +195,12 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
     """
     by_class, repair = typed.decides_itself, fields.get("repair", {})
     method = {} if not by_class else _options(fields.get("method", {}))
+    score = _options({n: value for n, value in fields.get("score", {}).items() if n not in OF_SCORING_DATA})
     unit = {"dim": int(method.get("dim", 0))} if by_class else fields.get("unit", {})
     scope = axes.Scope(**fields.get("scope", {}))
     sparsity = None if scope.kind == "window" or typed.amount is not None else typed.target
     return Choices(
-        score=axes.Score() if by_class else axes.Score(typed.score.named, _options(fields.get("score", {}))),
+        score=axes.Score() if by_class else axes.Score(typed.score.named, score),
         unit=axes.Unit(**unit),
         scope=scope,
         schedule=axes.Schedule(sparsity, typed.inner),
