@@ -196,7 +196,7 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
     by_class, repair = typed.decides_itself, fields.get("repair", {})
     method = {} if not by_class else _options(fields.get("method", {}))
     score = _options({n: value for n, value in fields.get("score", {}).items() if n not in OF_SCORING_DATA})
-    unit = {"dim": int(method.get("dim", 0))} if by_class else fields.get("unit", {})
+    unit = {} if by_class else fields.get("unit", {})
     scope = axes.Scope(**fields.get("scope", {}))
     sparsity = None if scope.kind == "window" or typed.amount is not None else typed.target
     return Choices(

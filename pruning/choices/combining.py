@@ -18,8 +18,8 @@ class Choices:
 
     `select` is a name in `pruning.METHODS`, or a class derived from `BasePruningMethod` (this package's or torch's).
     The class replaces the exact ranking: it gets the scores (the weights themselves for "magnitude") and prunes as many
-    units as the allocation says. `arguments` are the arguments of the class; its `dim` is `unit.dim`. An `amount` in
-    `arguments` goes to the class unchanged, and there is no sparsity then.
+    units as the allocation says. `arguments` are the arguments of the class; a structured class without a `dim`
+    among them gets `unit.dim`. An `amount` in `arguments` goes to the class unchanged, and there is no sparsity then.
     """
 
     score: Score = field(default_factory=Score)

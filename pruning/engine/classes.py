@@ -40,8 +40,7 @@ def class_of(choices: Choices) -> type[BasePruningMethod] | None:
 
 def with_unit_of_class(choices: Choices) -> Choices:
     """Return the choices with channels as the unit, along the class's dimension, where the class prunes channels."""
-    structured = getattr(class_of(choices), "PRUNING_TYPE", None) == "structured"
-    if not structured or choices.unit.kind not in ("entry", "channel"):
+    if not _is_structured(class_of(choices)) or choices.unit.kind not in ("entry", "channel"):
         return choices
     return replace(
         choices, unit=replace(choices.unit, kind="channel", dim=choices.arguments.get("dim", choices.unit.dim))
@@ -112,6 +111,10 @@ def masks_of_class(
     return found
 
 
+def _is_structured(kind: type | None) -> bool:
+    return getattr(kind, "PRUNING_TYPE", None) == "structured"
+
+
 def _parameter(weight: Weight) -> ModuleParameter:
     orig = weight.parameter
     assert isinstance(orig, nn.Parameter)
@@ -120,7 +123,8 @@ def _parameter(weight: Weight) -> ModuleParameter:
 
 
 def _build_method(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
-    own: dict[str, Any] = {"amount": max(0, amount), "dim": choices.unit.dim, **choices.arguments}
+    along = {"dim": choices.unit.dim} if _is_structured(kind) else {}
+    own: dict[str, Any] = {"amount": max(0, amount), **along, **choices.arguments}
     taken = inspect.signature(kind).parameters
     try:
         return kind(**{name: value for name, value in own.items() if name in taken or name in choices.arguments})

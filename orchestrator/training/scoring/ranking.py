@@ -82,13 +82,14 @@ class Round:
         typed = read_as(StageFields, fields)
         try:
             choices = choices_of(fields, typed)
+            if typed.method._target_:
+                choices = replace(choices, select=_own_class(fields["method"]))
+            if typed.score._target_ and choices.select is None:
+                choices = replace(choices, score=replace(choices.score, kind=_own_score(fields["score"])))
+            return cls(typed, with_unit_of_class(choices))
         except (ValueError, TypeError) as error:
-            raise OrchestratorError(as_typed(str(error))) from error
-        if typed.method._target_:
-            choices = replace(choices, select=_own_class(fields["method"]))
-        if typed.score._target_ and choices.select is None:
-            choices = replace(choices, score=replace(choices.score, kind=_own_score(fields["score"])))
-        return cls(typed, with_unit_of_class(choices))
+            said = str(error)
+            raise OrchestratorError(_with_typed_keys_of_class(said) if typed.decides_itself else as_typed(said)) from error
 
     @property
     def spans(self) -> bool:
@@ -164,7 +165,7 @@ def _refusal(asked: Round, error: Exception, *, read_data: bool) -> Orchestrator
     said = " ".join(str(error).split())
     if asked.choices.select is not None:
         if isinstance(error, ValueError) and said.startswith("`"):
-            return OrchestratorError(as_typed(said).replace("`unit.dim`", "`method.dim`"))
+            return OrchestratorError(_with_typed_keys_of_class(said))
         where = [note.removeprefix("while pruning ") for note in getattr(error, "__notes__", ())]
         return OrchestratorError(
             f"{asked.fields.method.said('method')} cannot prune {where[0] if where else 'the network'}: "
@@ -241,6 +242,11 @@ def _naming_itself(function: Callable[..., Any], score: Mapping[str, Any]) -> Ca
             ) from error
 
     return named
+
+
+def _with_typed_keys_of_class(said: str) -> str:
+    """Return the engine's message about a method class with the keys that users type."""
+    return as_typed(said).replace("`unit.dim`", "`method.dim`")
 
 
 def _with_typed_keys(said: str) -> str:

@@ -9,6 +9,7 @@ from test_scoring import pruned
 from training_cases import network
 
 import pruning
+from orchestrator.core.errors import OrchestratorError
 
 seen: dict[str, Any] = {}
 
@@ -30,3 +31,40 @@ def test_arguments_named_as_those_of_a_score_reach_a_class() -> None:
     pruned(network(), method={"_target_": f"{__name__}.Noting", "batch_size": 7, "per_class": 2})
 
     assert seen == {"batch_size": 7, "examples": 5, "per_class": 2}
+
+
+class Dimmed(pruning.L1Unstructured):
+    """Notes its dimension, which means something of its own."""
+
+    def __init__(self, amount: int, dim: Any = None) -> None:
+        super().__init__(amount)
+        seen.update(dim=dim)
+
+
+@pytest.mark.parametrize(("typed", "given"), [({}, None), ({"dim": None}, None), ({"dim": "rows"}, "rows")])
+def test_a_class_gets_the_dim_that_was_typed_alone(typed: dict[str, Any], given: Any) -> None:
+    pruned(network(), method={"_target_": f"{__name__}.Dimmed", **typed})
+
+    assert seen == {"dim": given}
+
+
+class Channels(pruning.RandomStructured):
+    """Notes the dimension of its channels."""
+
+    def __init__(self, amount: int, dim: Any = 0) -> None:
+        super().__init__(amount, dim)
+        seen.update(dim=dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_channels_are_counted_along_the_dim_of_a_structured_class(dim: int) -> None:
+    masks, _ = pruned(network(), method={"_target_": f"{__name__}.Channels", "dim": dim})
+
+    assert seen == {"dim": dim}
+    assert [float(mask.any(1 - dim).float().mean()) for mask in masks.values()] == pytest.approx([0.5, 0.5], abs=0.17)
+
+
+@pytest.mark.parametrize("dim", [None, "rows"])
+def test_a_structured_class_needs_a_number_for_its_dim(dim: Any) -> None:
+    with pytest.raises(OrchestratorError, match=rf"^`method\.dim` \(={dim!r}\) must be an int"):
+        pruned(network(), method={"_target_": f"{__name__}.Channels", "dim": dim})

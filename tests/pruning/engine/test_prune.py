@@ -670,3 +670,20 @@ def test_channels_are_counted_along_the_dimension_that_a_class_prunes(method: An
     pruning.prune(model, method, sparsity=0.5, dim=dim, generator=torch.Generator().manual_seed(0))
 
     assert (pruning.sparsity(model), int(model[0].weight_mask.any(0).sum())) == (0.5, 4)
+
+
+class Dimmed(pruning.L1Unstructured):
+    """An unstructured class whose `dim` means something of its own."""
+
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, amount: int, dim: Any = None) -> None:
+        super().__init__(amount)
+        self.given.append(dim)
+
+
+def test_an_unstructured_class_gets_the_dim_that_was_given_alone() -> None:
+    pruning.prune(nn.Linear(8, 2), Dimmed, sparsity=0.5)
+    pruning.prune(nn.Linear(8, 2), Dimmed, sparsity=0.5, dim="rows")
+
+    assert Dimmed.given == [None, "rows"]
