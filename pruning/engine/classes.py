@@ -73,7 +73,7 @@ def masks_of_class(
     """
     kind = class_of(choices)
     assert kind is not None
-    takes_count = "amount" in inspect.signature(kind).parameters and "amount" not in choices.arguments
+    takes_count = "amount" not in choices.arguments and (_takes(kind, "amount") or _takes_amount_first(kind))
     if choices.scope.min_kept and not takes_count:
         raise ValueError(
             f"`scope.min_kept` (={choices.scope.min_kept}) must be 0 for {kind.__name__}: the engine passes it no "
@@ -125,8 +125,21 @@ def _parameter(weight: Weight) -> ModuleParameter:
 def _build_method(kind: type[BasePruningMethod], choices: Choices, amount: int) -> BasePruningMethod:
     along = {"dim": choices.unit.dim} if _is_structured(kind) else {}
     own: dict[str, Any] = {"amount": max(0, amount), **along, **choices.arguments}
-    taken = inspect.signature(kind).parameters
+    named = {name: value for name, value in own.items() if name in choices.arguments or _takes(kind, name)}
+    first = [named.pop("amount", own["amount"])] if _takes_amount_first(kind) else []
     try:
-        return kind(**{name: value for name, value in own.items() if name in taken or name in choices.arguments})
+        return kind(*first, **named)
     except TypeError as error:
         raise ValueError(f"`arguments` (={dict(choices.arguments)}) do not fit {kind.__name__}: {error}.") from error
+
+
+def _takes(kind: type, name: str) -> bool:
+    """Return whether a class takes an argument by name, be it by `**kwargs`."""
+    taken = inspect.signature(kind).parameters
+    return name in taken or any(each.kind is each.VAR_KEYWORD for each in taken.values())
+
+
+def _takes_amount_first(kind: type) -> bool:
+    """Return whether a class takes its amount by position alone: as the first of its `*args`."""
+    first = next(iter(inspect.signature(kind).parameters.values()), None)
+    return first is not None and first.kind is first.VAR_POSITIONAL and not _takes(kind, "amount")

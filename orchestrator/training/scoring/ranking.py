@@ -164,6 +164,11 @@ def _refusal(asked: Round, error: Exception, *, read_data: bool) -> Orchestrator
     """Return the error to raise for an error of the engine, of a score or of a method class."""
     said = " ".join(str(error).split())
     if asked.choices.select is not None:
+        if isinstance(error, ValueError) and said.startswith("`arguments`"):
+            return OrchestratorError(
+                f"{asked.fields.method.said('method')} cannot be built: {error.__cause__}; set its arguments under "
+                "`method`."
+            )
         if isinstance(error, ValueError) and said.startswith("`"):
             return OrchestratorError(_with_typed_keys_of_class(said))
         where = [note.removeprefix("while pruning ") for note in getattr(error, "__notes__", ())]

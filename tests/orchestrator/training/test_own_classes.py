@@ -68,3 +68,19 @@ def test_channels_are_counted_along_the_dim_of_a_structured_class(dim: int) -> N
 def test_a_structured_class_needs_a_number_for_its_dim(dim: Any) -> None:
     with pytest.raises(OrchestratorError, match=rf"^`method\.dim` \(={dim!r}\) must be an int"):
         pruned(network(), method={"_target_": f"{__name__}.Channels", "dim": dim})
+
+
+class Threshold(pruning.L1Unstructured):
+    """Lacks an argument."""
+
+    def __init__(self, amount: int, threshold: float) -> None:
+        super().__init__(amount)
+
+
+def test_a_class_that_lacks_an_argument_is_named_as_typed() -> None:
+    with pytest.raises(
+        OrchestratorError,
+        match=r"^`method\._target_` \(=test_own_classes\.Threshold\) cannot be built: .*'threshold'; set its arguments "
+        r"under `method`\.$",
+    ):
+        pruned(network(), method={"_target_": f"{__name__}.Threshold"})

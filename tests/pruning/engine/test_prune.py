@@ -687,3 +687,34 @@ def test_an_unstructured_class_gets_the_dim_that_was_given_alone() -> None:
     pruning.prune(nn.Linear(8, 2), Dimmed, sparsity=0.5, dim="rows")
 
     assert Dimmed.given == [None, "rows"]
+
+
+class Forwarding(pruning.L1Unstructured):
+    """Passes on whatever it is called with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class ByPosition(pruning.L1Unstructured):
+    """Takes its amount by position."""
+
+    def __init__(self, *args: Any, factor: int = 1) -> None:
+        super().__init__(args[0] * factor)
+
+
+class ByName(pruning.LnStructured):
+    """Takes its amount and its dimension among other keywords."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(n=2, **kwargs)
+
+
+@pytest.mark.parametrize("method", [Forwarding, ByPosition, ByName])
+@pytest.mark.parametrize("asked", [{"sparsity": 0.5}, {"amount": 0.5}])
+def test_a_class_that_forwards_its_arguments_is_told_how_much_to_prune(method: type, asked: dict[str, float]) -> None:
+    layer = nn.Linear(8, 2)
+
+    pruning.prune(layer, method, **asked)
+
+    assert pruning.sparsity(layer) == 0.5
