@@ -14,9 +14,9 @@ from orchestrator.config.config_groups import GROUPS
 from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
-SHARED: Mapping[str, int] = {"training": 6, "round": 4, "deploy": 2}
-"""`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; `deploy`: shrinking and
-measuring."""
+SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2}
+"""`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; `own_class`: the call of
+a method class of the user's own; `deploy`: shrinking and measuring."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
     **{name: group.rows for name, group in GROUPS.items()},
     "allocation": ALLOCATIONS,
@@ -42,6 +42,7 @@ def components() -> list[str]:
 def versions_of(parts: Mapping[str, Any]) -> dict[str, int]:
     """Return the versions of the components that a stage with these parts of a configuration uses."""
     used = ["training", *(["round"] if "method" in parts else [])]
+    used += ["own_class"] if parts.get("method", {}).get("_target_") else []
     named = {group: parts.get(group, {}).get("kind") for group in GROUPS}
     named["allocation"] = parts.get("scope", {}).get("allocation")
     used += [f"{family}/{name}" for family, name in named.items() if name and FAMILIES[family][name].code]

@@ -24,6 +24,7 @@ SHARED = {
         *(f"{WORKLOADS}.{name}" for name in ("data_loading.load", "model_building.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
+    "own_class": ["pruning.engine.classes._made"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
@@ -184,7 +185,7 @@ def digests() -> dict[str, str]:
     training, rounds = closures()
     shared = rounds | training
     found = {"training": digest(training), "round": digest(rounds)}
-    found["deploy"] = digest(closure(SHARED["deploy"], left_out=shared))
+    found |= {name: digest(closure(SHARED[name], left_out=shared)) for name in ("own_class", "deploy")}
     return found | {component: digest(closure([root], left_out=shared)) for component, root in rows()}
 
 

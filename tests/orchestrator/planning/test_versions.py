@@ -107,3 +107,8 @@ def test_a_raised_version_changes_the_stages_that_use_it(monkeypatch: pytest.Mon
             lambda name, at=component, known=known: known + 1 if name == at else version_of(name),
         )
         assert sum(a != b for a, b in zip(before, keys(), strict=True)) == changed
+
+
+def test_the_key_of_a_round_by_an_own_class_has_the_version_of_how_the_class_is_called() -> None:
+    assert set(versions.versions_of({"method": {"_target_": "mine.Largest"}})) == {"training", "round", "own_class"}
+    assert "own_class" not in versions.versions_of({"method": {"kind": "l1_unstructured"}})
