@@ -115,6 +115,12 @@ def as_typed(said: str) -> str:
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each choice of a configuration without a meaning, by itself or beside others."""
     schedule, method = config["schedule"], config["method"]
+    if method.get("_target_") and not method.get("kind") and method.get("name") in PUBLISHED:
+        yield (
+            f"`method` (={method['name']}) and `method._target_` (={method['_target_']}) are both given; leave out "
+            f"method={method['name']}, or pass another `method.name`."
+        )
+        return
     if decides_itself(method) and (told := [*_of_a_class(config)]):
         yield from told
         return

@@ -116,6 +116,21 @@ def test_a_method_of_another_score_goes_by_it(typed: Sequence[str], called: str)
     assert method_choices.called(config["method"], config["score"] | {"name": config["score"]["kind"]}) == called
 
 
+@pytest.mark.parametrize("name", ["magnitude", "snip", "lottery_ticket", "random"])
+def test_a_published_method_beside_a_target_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "their_class.py").write_text("class Largest: ...\n")
+
+    said = refused(f"method={name}", "method._target_=their_class.Largest").splitlines()[1:]
+
+    assert said == [
+        f"  `method` (={name}) and `method._target_` (=their_class.Largest) are both given; leave out method={name}, "
+        "or pass another `method.name`."
+    ]
+
+
 def test_batch_norm_is_in_the_mode_of_the_network() -> None:
     for at, mode in (("start", "train"), ("trained", "eval")):
         plan = make_plan([Job((), composed("method=snip", f"schedule.at={at}"))])
