@@ -196,13 +196,13 @@ def with_own_options(settings: Sequence[str]) -> list[str]:
 
     So the keys of the default option do not reach the target, and its own keys need no `+`: `model._target_=mine.net
     model.width=16` becomes `model=own ++model._target_=mine.net ++model.width=16`. A typed option or kind stays, to be
-    refused beside the target.
+    refused beside the target. A target of null chooses nothing.
     """
     keys = {setting.lstrip("+~").partition("=")[0]: setting.partition("=")[2] for setting in settings}
     found = [*settings]
     for group in OPEN:
-        chosen = group in keys or keys.get(f"{group}.kind", "null") not in ("null", "")
-        if f"{group}._target_" in keys and not chosen:
+        kind, target = (keys.get(f"{group}.{key}", "null") not in ("null", "") for key in ("kind", "_target_"))
+        if target and not (kind or group in keys):
             inside = f"{group}."
             found = [f"++{each.lstrip('+')}" if each.lstrip("+").startswith(inside) else each for each in found]
             found.insert(0, f"{group}={OWN}")

@@ -112,6 +112,8 @@ def test_an_optimizer_is_a_choice_that_leaves_nothing_of_another(group: str) -> 
         (["model=mlp", "model._target_=a.net"], ["model=mlp", "model._target_=a.net"]),
         (["model.kind=mlp", "model._target_=a.net"], ["model.kind=mlp", "model._target_=a.net"]),
         (["model.kind=", "model._target_=a.net"], ["model=own", "++model.kind=", "++model._target_=a.net"]),
+        (["model._target_=null", "model.width=3"], ["model._target_=null", "model.width=3"]),
+        (["method._target_="], ["method._target_="]),
         (["train._target_=a.fit", "train.epochs=3"], ["train._target_=a.fit", "train.epochs=3"]),
     ],
 )
