@@ -60,6 +60,8 @@ def public_call(function: Callable[..., Any], row: Row | None = None) -> Callabl
     signature = inspect.signature(function)
     own = [*signature.parameters.values()][1:]
     update_wrapper(call, function)
+    call.__module__ = __package__  # where pickle finds the function
+    call.__name__ = call.__qualname__ = function.__name__ if row is None else row.name
     del call.__wrapped__  # type: ignore[attr-defined]  # `inspect` would show its signature, which takes `given`
     call.__doc__ = f"{inspect.getdoc(function)}\n\nSee `pruning.scores` for the arguments and errors of all scores."
     call.__signature__ = signature.replace(parameters=[*shared, *own])  # type: ignore[attr-defined]  # shown by `help`

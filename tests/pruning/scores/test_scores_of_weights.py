@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -189,6 +190,14 @@ def test_scores_are_attributes_of_the_package() -> None:
     assert {"SCORES", "fisher_matrix", *pruning.scores.SCORES} <= set(dir(pruning.scores)) & set(pruning.scores.__all__)
     with pytest.raises(AttributeError, match="no attribute 'l2'"):
         pruning.scores.l2  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["fisher_matrix", *pruning.scores.SCORES])
+def test_a_score_can_be_pickled(name: str) -> None:
+    score = getattr(pruning.scores, name)
+
+    assert pickle.loads(pickle.dumps(score)) is score
+    assert str(score).startswith(f"<function {name} at ")
 
 
 def test_rounds_of_synflow_are_synflow_under_each_rounds_masks() -> None:
