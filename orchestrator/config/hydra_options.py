@@ -87,12 +87,13 @@ def shadowed(folder: Path | None, conf: Path) -> Iterator[str]:
         folder: as given by `--config-dir`; None has no files.
         conf: the packaged configuration.
     """
-    stored = {f"{group}/{name}" for group, options in stored_options().items() for name in options}
     if folder is None:
         return
-    for file in sorted(folder.rglob("*.yaml")):
-        option = file.relative_to(folder).with_suffix("").as_posix()
-        if option in stored or (conf / f"{option}.yaml").is_file():
+    options = {f"{group}/{name}" for group, options in stored_options().items() for name in options}
+    options |= {file.relative_to(conf).with_suffix("").as_posix() for file in conf.rglob("*.yaml")}
+    for option in sorted(options):
+        file = folder / f"{option}.yaml"
+        if file.is_file():
             group, _, name = option.rpartition("/")
             yield (
                 f"{file} has the name of the built-in option {group}={name}, and one would hide the other; give it "

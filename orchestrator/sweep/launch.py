@@ -69,14 +69,17 @@ def run_single(config: DictConfig) -> None:
 
 
 def _refuse_odd_words(hydra: DictConfig) -> None:
-    """Raise `ConfigError` for `overide /model: cnn` in a chosen file of one's own, whose first word Hydra drops."""
+    """Raise `ConfigError` for `overide /model: cnn` in a chosen file of one's own, whose first word Hydra drops.
+
+    A file with the name of a built-in option is refused, too, chosen or not: Hydra does not list swept choices.
+    """
     sources = hydra.runtime.config_sources
     conf = next(Path(each.path) for each in sources if each.provider == "main")
     folders = [Path(each.path) for each in sources if each.provider not in ("hydra", "main", "schema")]
+    if told := [each for folder in folders for each in shadowed(folder, conf)]:
+        raise ConfigError("\n".join(told))
     for (group, choice), folder in product(hydra.runtime.choices.items(), folders):
         file = folder / str(group).partition("@")[0] / f"{choice}.yaml"
-        if file.is_file() and (told := [*shadowed(folder, conf)]):
-            raise ConfigError("\n".join(told))
         config = OmegaConf.load(file) if file.is_file() else None
         defaults = config.get("defaults") or () if isinstance(config, DictConfig) else ()
         for line in (str(key) for each in defaults if isinstance(each, DictConfig) for key in each):

@@ -308,6 +308,23 @@ def test_a_misspelled_override_of_a_preset_is_refused(ask: Ask, mode: str) -> No
     assert said in ask(*OWN, "+sweep=mysweep")
 
 
+@pytest.mark.parametrize(
+    ("linked", "typed"),
+    [(True, ("score=snip",)), (False, ("-m", "score=snip,magnitude")), (False, ("-m", "seed=0,1"))],
+)
+def test_a_file_on_the_search_path_that_is_called_as_an_option_of_ours_is_refused(
+    ask: Ask, linked: bool, typed: tuple[str, ...]
+) -> None:
+    folder = Path("mine/other/score")
+    folder.mkdir(parents=True)
+    (folder / "snip.yaml").write_text("kind: magnitude\n")
+    if linked:
+        (Path("mine") / "score").symlink_to(folder.absolute())
+    where = OWN if linked else (f"hydra.searchpath=[file://{folder.parent.absolute()}]",)
+
+    assert "snip.yaml has the name of the built-in option score=snip, and one would hide" in ask(*where, *typed)
+
+
 def test_an_axis_that_is_no_key_is_told_once(ask: Ask) -> None:
     assert ask("-m", "sed=range(50)").count("is not a key") == 1
 
