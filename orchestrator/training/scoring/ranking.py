@@ -215,6 +215,12 @@ def _own_class(node: Mapping[str, Any]) -> type[BasePruningMethod]:
             f"`method._target_` (={node['_target_']}) must be a class derived from "
             f"pruning.BasePruningMethod, with a `compute_mask`{'' if isinstance(method, type) else ', not a function'}."
         )
+    applied = next(each for each in method.__mro__ if "apply" in vars(each))
+    if not applied.__module__.startswith("pruning."):
+        raise OrchestratorError(
+            f"`method._target_` (={node['_target_']}) replaces `apply`, which a sweep does not call; move what it does "
+            "to `compute_mask`."
+        )
     return method
 
 

@@ -84,3 +84,24 @@ def test_a_class_that_lacks_an_argument_is_named_as_typed() -> None:
         r"under `method`\.$",
     ):
         pruned(network(), method={"_target_": f"{__name__}.Threshold"})
+
+
+class Applied(pruning.L1Unstructured):
+    """Prunes by an `apply` of its own."""
+
+    @classmethod
+    def apply(cls, module: Any, name: str, amount: Any, importance_scores: Any = None) -> Any:
+        return super().apply(module, name, amount, importance_scores)
+
+
+class Inherited(Applied):
+    """Inherits it."""
+
+
+@pytest.mark.parametrize("name", ["Applied", "Inherited"])
+def test_a_class_with_an_apply_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(
+        OrchestratorError,
+        match=rf"^`method\._target_` \(=test_own_classes\.{name}\) replaces `apply`, .*`compute_mask`",
+    ):
+        pruned(network(), method={"_target_": f"{__name__}.{name}"})
