@@ -140,9 +140,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
 def _refused_value(key: str, said: str, settings: Sequence[str]) -> dict[str, str]:
     """Map a key to the value that an error quotes; empty if the error quotes none of the values that were typed."""
     typed = [each for each in settings if _key_of(each) == key]
-    quoted = [each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)]
-    added = [each for each in typed if Message.ALREADY_SET.find(said) and re.match(r"\+(?!\+)", each)]
-    about = next(iter((*added, *quoted)), None)
+    about = next((each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)), None)
     return {} if about is None else {key: _value_of(about)}
 
 

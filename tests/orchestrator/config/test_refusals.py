@@ -191,6 +191,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["-m", "train.epochs=20", "seed=0,1", "++train.epochs=2x"], "`train.epochs` (=2x) must be an integer, or n"),
         (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values: add"),
         (["train.epochs=2", "+train.epochs=3"], "`train.epochs` (=3) is there already: leave out the +."),
+        (["+foo=1", "+foo=2"], "`foo` (=2) is there already: leave out the +."),
         (
             ["name=${seed}", "train=${oc.decode:'3'}"],
             "`train` (=${oc.decode:'3'}) must be the name of a choice, as in model=cnn.",
