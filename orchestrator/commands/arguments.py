@@ -91,11 +91,11 @@ def list_store(store: Store) -> int:
     found = summaries(store)
     width = max((len(each.name) for each in found), default=0)
     for each in found:
-        saved = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.saved))
+        saved = "-" if each.saved is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.saved))
         trials = f"{each.finished}/{each.trials} trials"
         command = " ".join(each.command.split()).removeprefix("python -m orchestrator ")  # where they differ
         command = f"{command[:SHOWN]}..." if len(command) > SHOWN and sys.stdout.isatty() else command
-        say(f"{each.name:<{width}}  {saved}  {each.status:<10} {trials:>14} {byte_size(each.bytes):>9}  {command}")
+        say(f"{each.name:<{width}}  {saved:<16}  {each.status:<10} {trials:>14} {byte_size(each.bytes):>9}  {command}")
     if not found:
         say(f"{store} holds no sweeps")
     return 0

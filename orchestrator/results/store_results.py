@@ -50,7 +50,7 @@ class StoreResults:
             found = saved_sweep.summaries(self.store)
         rows = [
             (
-                datetime.fromtimestamp(int(each.saved)),
+                None if each.saved is None else datetime.fromtimestamp(int(each.saved)),
                 each.status,
                 each.trials,
                 each.finished,

@@ -125,10 +125,13 @@ def _set_aside(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> 
 
 @dataclass(frozen=True)
 class Summary:
-    """A saved sweep in a line: when it was saved last, what came of it, the bytes of its stages and checkpoints."""
+    """A saved sweep in a line: when it was saved last, what came of it, the bytes of its stages and checkpoints.
+
+    `saved` is None for a link, which is not followed.
+    """
 
     name: str
-    saved: float
+    saved: float | None
     status: str
     trials: int = 0
     finished: int = 0
@@ -153,7 +156,7 @@ def summaries(store: Store) -> list[Summary]:
         try:
             sweep = read(store, name)
         except OrchestratorError:
-            found.append(Summary(name, saved.get(name, 0.0), "damaged"))
+            found.append(Summary(name, saved.get(name), "damaged" if name in saved else "a link"))
             continue
         stages, finished = sweep.plan.stages, [done.issuperset(keys) for keys in sweep.plan.work]
         found.append(
@@ -167,7 +170,7 @@ def summaries(store: Store) -> list[Summary]:
                 sweep.info.command,
             )
         )
-    return sorted(found, key=lambda summary: -summary.saved)
+    return sorted(found, key=lambda summary: -(summary.saved or 0.0))
 
 
 def status_of(store: Store, sweep: SavedSweep, finished: bool) -> str:

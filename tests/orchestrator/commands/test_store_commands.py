@@ -163,6 +163,16 @@ def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(command: Comma
     assert "damaged        0/0 trials" in command("list")[1]
 
 
+def test_a_linked_sweep_is_listed_as_a_link(command: Command, store: Store) -> None:
+    save(store, "mine", chain(1))
+    Path(store.uri, "sweeps", "linked.json").symlink_to("mine.json")
+
+    assert "linked  -                 a link         0/0 trials" in command("list")[1]
+    assert [*orchestrator.open(store.uri).sweeps()["status"]] == ["finished", "a link"]
+    assert orchestrator.open(store.uri).sweeps()["date"].isna().tolist() == [False, True]
+    assert orchestrator.open(store.uri).sweep().name == "mine"
+
+
 def test_sweeps_are_listed_and_shown(command: Command, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     long = chain(1, 2)
     save(store, "whole", long)
