@@ -1,6 +1,7 @@
 """The cost of a new built-in, paid in a copy of the tree: its module and one row; all else is made from the row.
 
-A real addition has a golden value or a contract case besides; contracts run over the rows.
+A score and a published method have a line in a table of the page of methods besides. A real addition has a golden value
+or a contract case; contracts run over the rows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Addition:
         row: the text of the row.
         made: files that `python -m scripts.reference` makes or changes for it.
         tests: contract tests that must have taken it in, with a part of the names of their cases.
+        line: its line in a table of `METHODS_PAGE`, and how the line before begins.
     """
 
     module: str | None
@@ -39,9 +41,11 @@ class Addition:
     row: str
     made: tuple[str, ...]
     tests: Mapping[str, str]
+    line: tuple[str, str] | None = None
 
 
 PAGE = "docs/reference/configuration.md"
+METHODS_PAGE = "docs/reference/methods.md"
 ADDED = {
     "score": Addition(
         "pruning/scores/added.py",
@@ -63,6 +67,7 @@ def squared(given: ScoringInput, *, power: float = 2.0) -> dict[str, Tensor]:
 """,
         (PAGE, "tests/orchestrator/planning/versions.json"),
         {"tests/pruning/scores/test_contract.py": "squared", "tests/pruning/catalogue/test_rows.py": "score-squared"},
+        ("| `wanda` | \\|", "| `squared` | \\|w\\|^`power` | weights | |"),
     ),
     "repair": Addition(
         "pruning/repair/added.py",
@@ -94,7 +99,7 @@ class Guessing(Classification):
         {},
     ),
     "data": Addition(
-        "orchestrator/workloads/added.py",
+        "orchestrator/workloads/images/added.py",
         '''
 import torch
 from typing import Any
@@ -109,7 +114,7 @@ def noise(count: int = 64) -> dict[str, Any]:
         "orchestrator/catalogue/data.py",
         """        DataSet(
             "noise",
-            "orchestrator.workloads.added:noise",
+            "orchestrator.workloads.images.added:noise",
             "Random images and labels.",
             (Option("count", int, 64, "Examples of each split.", (whole(2),)),),
         ),
@@ -155,6 +160,10 @@ CODEC = Codec(write, load, ("network.jit",), "torch", "outputs = torch.jit.load(
 """,
         (PAGE, "conf/method/squares.yaml"),
         {"tests/orchestrator/config/test_method_choices.py": "squares"},
+        (
+            "| `n_m` | magnitude |",
+            "| `squares` | squared | channel, global, `min_kept` 1 | outputs stay | Nobody 2026 |",
+        ),
     ),
 }
 SWEEP = (
@@ -224,12 +233,16 @@ def before(tree: Path) -> dict[str, bytes]:
         rows = (tree / each.catalogue).read_text()
         end = rows.rindex("    )\n)\n")
         (tree / each.catalogue).write_text(rows[:end] + each.row + rows[end:])
+        if each.line is not None:
+            page = (tree / METHODS_PAGE).read_text().splitlines()
+            (place,) = (at for at, line in enumerate(page, 1) if line.startswith(each.line[0]))
+            (tree / METHODS_PAGE).write_text("\n".join([*page[:place], each.line[1], *page[place:]]) + "\n")
     python(tree, "-m", "scripts.reference")
     return found
 
 
 def test_an_addition_costs_its_module_and_a_row(tree: Path, before: dict[str, bytes]) -> None:
-    by_hand = {path for each in ADDED.values() for path in (each.module, each.catalogue) if path}
+    by_hand = {path for each in ADDED.values() for path in (each.module, each.catalogue) if path} | {METHODS_PAGE}
 
     after = contents(tree)
 
@@ -260,3 +273,17 @@ def test_contracts_take_additions_in(tree: Path) -> None:
         for file, name in each.tests.items():
             listed = python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", name, file)
             assert " passed" in listed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("before")
+@pytest.mark.parametrize(
+    "file",
+    [
+        "tests/test_imports.py",
+        "tests/pruning/engine/test_docs_of_methods.py",
+        "tests/orchestrator/config/test_refusals.py",
+    ],
+)
+def test_rooms_pages_and_refusals_take_additions_in(tree: Path, file: str) -> None:
+    assert " passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file)

@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from orchestrator import __main__ as command_line
+from orchestrator.catalogue.data import DATA
 from orchestrator.config import hydra_options
 from orchestrator.config.refusals.refused_settings import explain
 from orchestrator.execution import interrupts
@@ -69,7 +70,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "sweep=random_amounts": "`sweep` (=random_amounts) is a choice that is added: write +sweep=random_amounts.",
         "+tracking=none": "`tracking` (=none) is there already: leave out the +.",
         "model=1.5": "`model` (=1.5) must be the name of a choice",
-        "data=foo": "`data` (=foo) must be one of digits, fashion_mnist, huggingface, mnist, own, text; add your own w",
+        "data=foo": f"`data` (=foo) must be one of {', '.join(sorted([*DATA, 'own']))}; add your own w",
         "~foos": "`~foos` takes away what is not there",
         "~train.epochs": "`~train.epochs` takes away what is not there, or what every trial needs",
         "train.optimizer=adam": "choose it with `optimizer@train.optimizer=adam`.",
