@@ -312,8 +312,16 @@ class Stage:
         """Return the metrics of the selected weights by split; only this function evaluates on the test splits."""
         found = {"val": self.measured(self.data.val)}
         if KINDS[self.spec.kind].reads_test:
-            found["test"] = self.measured(self.data.test)
-            found |= {f"test_{name}": self.measured(split) for name, split in self.data.tests.items()}
+            tests = {"test": "test", **{f"test_{name}": f"{name} test" for name in self.data.tests}}
+            found |= {name: self._tested(split) for name, split in tests.items()}
+        return found
+
+    def _tested(self, name: str) -> Measured:
+        """Return what the network achieves on a test split; raise `DataError` for data that are not finite."""
+        split = self.data.splits[name]
+        found = self.measured(split)
+        if not math.isfinite(loss := found.figures.get("loss", 0.0)):
+            require_finite({name: split}, self.config["eval_batch_size"], self.device, f"the {name} loss is {loss}")
         return found
 
     def measured(self, split: Split) -> Measured:

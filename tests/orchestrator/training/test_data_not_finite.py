@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_training_stages import chain, run
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 from training_cases import BATCH, CPU, TRAIN, fit, points, problem, settings
@@ -15,6 +16,7 @@ from training_cases import BATCH, CPU, TRAIN, fit, points, problem, settings
 from orchestrator.config.parts.training import Train
 from orchestrator.core.errors import DataError
 from orchestrator.core.seeding import derive
+from orchestrator.store.store import Store
 from orchestrator.training import pruning_rounds, training_loop
 from orchestrator.training.own_loop import Context, run_own_loop
 from orchestrator.workloads.data_loading import Data
@@ -127,6 +129,20 @@ def test_a_pruned_network_s_loss_is_blamed_on_the_validation_split() -> None:
 
     with pytest.raises(DataError, match=rf"^the loss of the pruned network is nan before .*: `data` .* {AT} .* val"):
         pruning_rounds.hold_finite({"loss": torch.nan}, "finetune", blame)
+
+
+def with_a_broken_test() -> dict[str, Any]:
+    train = points(TRAIN, 0)
+    return {"train": (train.images, train.labels), "test": Items(), "classes": 3}
+
+
+def test_a_dataset_to_test_by_is_named_by_its_example(store: Store) -> None:
+    model = {"kind": "mlp", "input_shape": None, "classes": None, "hidden": [8]}
+
+    with pytest.raises(
+        DataError, match=rf"^the test loss is nan: `data` .* example {AT} .* of its test split hold nan"
+    ):
+        run(store, chain(data={"_target_": f"{__name__}.with_a_broken_test", "val_fraction": 0.15}, model=model))
 
 
 @pytest.mark.parametrize(
