@@ -141,7 +141,7 @@ def _slack(groups: Groups) -> float:
     scope = groups.scope
     if scope.kind == "row":
         return float(sum(layout.units // max(1, layout.pool) for layout in groups))
-    return 0.5 * (len(groups.sizes) if scope.kind == "layer" and scope.allocation in ("each", "given") else 1)
+    return 0.5 * (len(groups.sizes) if scope.kind == "layer" and scope.allocation == "each" else 1)
 
 
 def details(
