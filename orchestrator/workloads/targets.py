@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from orchestrator.config.sources import LABELS
 from orchestrator.core.errors import DataError, OrchestratorError
 from pruning.catalogue.rows import Row
 
+READY = {"optimizer": "adam", "scheduler": "step"}
+"""Part of a training -> a ready choice of it, as an example."""
 NAMING = LABELS | {"kind", "_target_"}
 """Keys of a model, data set or method that are not arguments of the object to create."""
 
@@ -60,10 +63,19 @@ def given(where: str, node: Mapping[str, Any]) -> str:
 def failure(where: str, node: Mapping[str, Any], cause: BaseException) -> str:
     """Return a message that creating the node at `where` failed with `cause`."""
     reason = " ".join(str(cause).split()).removesuffix(", set env var HYDRA_FULL_ERROR=1 to see chained exception.")
-    return (
-        f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; "
-        f"check the target and its arguments under `{where}`."
-    )
+    refused = re.search(r"got an unexpected keyword argument '(\w+)'", reason)
+    remedy = f"check the target and its arguments under `{where}`"
+    if refused and refused[1] in node:
+        remedy = _remedy_for_default(where, refused[1], node)
+    return f"{given(where, node)} could not be created: {type(cause).__name__}: {reason}; {remedy}."
+
+
+def _remedy_for_default(where: str, key: str, node: Mapping[str, Any]) -> str:
+    """Return how to leave out a key that the target does not take; Hydra's `~` removes no key that is null."""
+    part = where.rpartition(".")[2]
+    ready = f"choose {part}@{where}={READY[part]} or a file of your own" if part in READY else ""
+    ways = filter(None, ("" if node[key] is None else f"add ~{where}.{key}", ready))
+    return f"`{where}.{key}` may come from a default: {', or '.join(ways) or 'leave it out'}"
 
 
 def returned_function(

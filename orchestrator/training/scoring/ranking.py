@@ -89,7 +89,9 @@ class Round:
             return cls(typed, with_unit_of_class(choices))
         except (ValueError, TypeError) as error:
             said = str(error)
-            raise OrchestratorError(_with_typed_keys_of_class(said) if typed.decides_itself else as_typed(said)) from error
+            raise OrchestratorError(
+                _with_typed_keys_of_class(said) if typed.decides_itself else as_typed(said)
+            ) from error
 
     @property
     def spans(self) -> bool:
