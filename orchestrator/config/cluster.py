@@ -13,6 +13,8 @@ from pruning.catalogue.value_rules import Rule, at_least, one_of
 
 LEAST = 0.0001
 """Ray's smallest share of a resource."""
+LEAST_MEMORY = 10**6
+"""Bytes; a smaller number lacks its unit, as 2 does for 2GB."""
 MOST_THREADS = 1024
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -47,7 +49,10 @@ def is_memory(value: int | str | None) -> bool:
         return False
 
 
-_MEMORY = Rule(is_memory, "be above 0, in bytes or as text with a unit; pass 2GB or 512MiB, or null to ask for none")
+_MEMORY = Rule(
+    lambda value: is_memory(value) and (value is None or to_bytes(value) >= LEAST_MEMORY),
+    "be at least 1MB, in bytes or as text with a unit; pass 2GB or 512MiB, or null to ask for none",
+)
 
 
 @dataclass
