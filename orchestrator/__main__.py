@@ -8,6 +8,8 @@ Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refu
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import traceback
 from difflib import get_close_matches
@@ -28,6 +30,8 @@ CONF = next(
 )
 """The packaged configuration: inside the wheel, or beside the package in a checkout."""
 
+SPACED = re.compile(r"(?:^|\0)(?P<key>[\w.@/+~]+)(?:\0=\0?|=\0(?=[^\0=-]+(?:\0|$)))(?P<value>[^\0]+)")
+"""A setting with spaces around its equals sign, in the arguments joined by NUL, as for `seed = 3`."""
 COMMANDS = ("compare", "gate", "sync", "store", "export")
 """First arguments that call the `main` of a module of `orchestrator.commands`."""
 
@@ -93,6 +97,10 @@ def _ordered(arguments: list[str]) -> list[str]:
     """Return a command line with its settings before its options, as argparse wants them; end for what is neither."""
     from hydra._internal.utils import get_args_parser
 
+    if spaced := SPACED.search("\0".join(arguments)):
+        typed = " ".join(spaced[0].strip("\0").split("\0"))
+        setting = shlex.quote(f"{spaced['key']}={spaced['value']}")
+        sys.exit(_say(f"`{typed}`: a setting has no spaces around its equals sign; write {setting}.", 2))
     if arguments and arguments[0].isidentifier():  # neither a setting nor an option
         near = get_close_matches(arguments[0], COMMANDS, n=1)
         meant = f"did you mean {near[0]}? They are" if near else "commands are"
