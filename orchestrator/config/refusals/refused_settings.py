@@ -212,7 +212,7 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
     reason = _NO_NAME if isinstance(error, AssertionError) else ""
     if reason := reason or next((REASONS[message] for message in REASONS if message.find(text)), ""):
-        return f"{start} {reason}."
+        return f"{start} {reason}{_decimal(key, value, tree) if reason == _SEVERAL else ''}."
     first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
     if Message.INTERPOLATION.find(text):
         return f"{start} cannot be resolved: {first}; check what stands in ${{...}}."
@@ -226,6 +226,14 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
+
+
+def _decimal(key: str, value: str, tree: DictConfig) -> str:
+    """Return how to write a number that was written with a comma, as in 0,05; empty for other values and keys."""
+    number = re.fullmatch(r"(-?\d+),(\d+)", value)
+    current = OmegaConf.select(tree, key, throw_on_resolution_failure=False)
+    takes_decimals = isinstance(current, float) or rule(key, tree).startswith("a number")
+    return f"; for a decimal number, write {number[1]}.{number[2]}" if number and takes_decimals else ""
 
 
 def _of_what_cannot_be_read(setting: str, given: dict[str, str]) -> str:
