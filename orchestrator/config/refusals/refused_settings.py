@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -23,9 +25,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from orchestrator.config.key_rules import violations
 from orchestrator.config.refusals.messages import Message, text_of
 from orchestrator.config.refusals.refused_choices import in_a_file, of_a_choice, of_a_file_not_read
-from orchestrator.config.refusals.refused_keys import rule, unknown
+from orchestrator.config.refusals.refused_keys import leaves, rule, unknown
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes a configuration from settings; raises what Hydra raises."""
@@ -203,7 +206,7 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
     if absent := Message.NOT_OVERRIDDEN.find(text):
         added = f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
-        return added if absent["no_default"] else unknown(key, given, tree)
+        return added if absent["no_default"] else _broken_rules(key, value, tree) or unknown(key, given, tree)
     if odd := Message.SWEEPER_ARGUMENT.find(text):
         return f"`hydra.sweeper.{odd['key']}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
     if (twice := Message.CHOSEN_TWICE.find(text)) and key not in given:
@@ -226,6 +229,17 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
     return f"{start} cannot be taken: {first}." if key else text
+
+
+def _broken_rules(key: str, value: str, tree: DictConfig) -> str:
+    """Return the rules that a mapping breaks where the tree has an empty one; empty for other values and keys."""
+    where, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree
+    schema = OmegaConf.get_type(node)
+    if not value.startswith("{") or not is_dataclass(schema) or key not in leaves(tree):
+        return ""
+    values: Any = OmegaConf.to_container(node, resolve=False)
+    return " ".join(violations(where, schema, {**values, leaf: parse(f"{key}={value}").value()}))
 
 
 def _decimal(key: str, value: str, tree: DictConfig) -> str:

@@ -192,6 +192,7 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         (["train.optimizer.lr=0,05"], "where the key takes a list; for a decimal number, write 0.05."),
         (["schedule.sparsity=0,9"], "where the key takes a list; for a decimal number, write 0.9."),
         (["seed=0,1"], "brackets where the key takes a list.\n"),
+        (["cluster.resources={GPU: 1}"], "`cluster.resources` must not hold GPU; pass cluster.gpus_per_trial=1."),
         (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
         (["train.epochs=2", "seed=1", "train.epochs=ten"], "`train.epochs` (=ten) must be an integer, or null."),
         (["train.epochs=2x", "train.epochs=2"], "`train.epochs` (=2x) must be an integer, or null."),
