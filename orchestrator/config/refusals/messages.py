@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import re
 import traceback
+from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+from hydra.core.object_type import ObjectType
+from hydra.errors import MissingConfigException
 
 READERS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
 """Modules of Hydra that read files and follow their `defaults`; they call no code of the user."""
 READER_LOCALS = ("config_path", "path")
 """Variables of the functions of `READERS` that hold the file being read."""
+CHOOSER_LOCALS = ("repo", "overrides", "tree")
+"""Variables of Hydra's frames for a choice that is absent: the options, the overrides of files, and the choice."""
 
 
 class Message(Enum):
@@ -61,6 +68,10 @@ class Message(Enum):
     NOT_A_MAPPING = r"^Merge error: \w+ is not a subclass of (?P<schema>\w+)\. value: (?P<value>.+)"
     # OmegaConf's BaseContainer._merge_with, where a file has a list at its top or for a mapping
     LIST_FOR_A_MAPPING = r"^Cannot merge DictConfig with ListConfig$"
+    # OmegaConf's EnumNode
+    NOT_IN_ENUM = r"^Invalid value '(?P<value>.*)', expected one of \[(?P<names>.*)\]"
+    # OmegaConf's loader of YAML
+    DUPLICATE_KEY = r"^found duplicate key (?P<key>.+)"
     # Python, for an argument that a class lacks; quoted by Hydra's instantiate
     SWEEPER_ARGUMENT = r"BasicSweeper\S* got an unexpected keyword argument '(?P<key>\w+)'"
     # Lines that tell a user nothing: types from OmegaConf's format_and_raise, links to the pages of Hydra
@@ -89,3 +100,50 @@ def file_being_read(error: BaseException) -> str:
         and (path := next(filter(None, map(frame.f_locals.get, READER_LOCALS)), None))
     ]
     return f"{read[-1].removesuffix('.yaml')}.yaml" if read else ""
+
+
+@dataclass(frozen=True)
+class AbsentChoice:
+    """A choice that is no option of its group.
+
+    Args:
+        key: the group, with the package if it is another one, as in `optimizer@train.optimizer`.
+        group: the group.
+        option: the name that was chosen.
+        options: the names that there are, those in subfolders included, as in `reproduce/snip`.
+        file: the file whose `defaults` choose; empty for the command line.
+    """
+
+    key: str
+    group: str
+    option: str
+    options: tuple[str, ...]
+    file: str
+
+
+def absent_choice(error: BaseException) -> AbsentChoice | None:
+    """Return the absent choice that an error is about, from the variables of Hydra's frames; None for other errors."""
+    if not isinstance(error, MissingConfigException) or not error.options:
+        return None
+    found: dict[str, Any] = {}
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") in READERS:
+            found |= {name: frame.f_locals[name] for name in CHOOSER_LOCALS if name in frame.f_locals}
+    choice = found["tree"].node
+    key, group = choice.get_override_key(), choice.get_group_path()
+    parent = Message.IN_A_FILE.find(text_of(error))
+    file = parent["file"] if parent else ""
+    if override := found["overrides"].override_metadata.get(key):
+        file = override.containing_config_path or ""
+    option = str(error.missing_cfg_file).removeprefix(f"{group}/")
+    return AbsentChoice(key, group, option, _options(found["repo"], group), f"{file}.yaml" if file else "")
+
+
+def _options(repository: Any, group: str) -> tuple[str, ...]:
+    """Return the names of a group's options, then those in its subfolders."""
+    below = [
+        f"{folder}/{name}"
+        for folder in repository.get_group_options(group, ObjectType.GROUP)
+        for name in _options(repository, f"{group}/{folder}")
+    ]
+    return (*repository.get_group_options(group, ObjectType.CONFIG), *below)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from orchestrator.config.refusals.messages import Message, file_being_read, text_of
+from orchestrator.config.refusals.messages import Message, absent_choice, file_being_read, text_of
 from orchestrator.config.refusals.refused_keys import meant, rule
 
 TRAININGS = ("train", "finetune")
@@ -19,10 +19,14 @@ PARTS = ("optimizer", "scheduler")
 
 def of_a_choice(key: str, value: str, error: BaseException) -> str:
     """Explain a choice that is no option of its group; empty for all other errors."""
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        hint = f"did you mean {near[0]}? Or " if (near := get_close_matches(option, error.options, n=1)) else ""
-        return f"`{group}` (={option}) must be one of {', '.join(error.options)}; {hint}add your own with --config-dir."
+    if absent := absent_choice(error):
+        names = {each.rpartition("/")[2]: each for each in absent.options} | {each: each for each in absent.options}
+        near = get_close_matches(absent.option, names, n=1)
+        hint = f"did you mean {names[near[0]]}? Or " if near else ""
+        return (
+            f"{f'{absent.file}: ' if absent.file else ''}`{absent.group}` (={absent.option}) must be one of "
+            f"{', '.join(absent.options)}; {hint}add your own with --config-dir."
+        )
     where, _, part = key.rpartition(".")
     if part in PARTS and where in ("", *TRAININGS) and re.fullmatch(r"[\w.]*", value):
         ways = " or ".join(
@@ -84,7 +88,7 @@ def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -
         dotted = absent["key"]
         nested = f"{': {'.join(dotted.split('.'))}: ...{'}' * dotted.count('.')}"
         return f"{file}: `{dotted}` is no key, as keys of a file are nested; write `{nested}`."
-    return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {said}."
+    return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {f'`{key}`: ' if key else ''}{said}."
 
 
 def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
@@ -99,6 +103,8 @@ def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
             several = value.strip("[]").replace(", ", ",")
             return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {several}`."
         return f"{start}."
+    if odd := Message.NOT_IN_ENUM.find(said):
+        return f"{file}: `{key}` (={odd['value']}) must be one of {odd['names']}."
     if named := Message.NOT_A_MAPPING.find(said):
         schema, value = named["schema"], named["value"]
         parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == schema]

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from orchestrator.config.key_rules import violations
-from orchestrator.config.refusals.messages import Message, text_of
+from orchestrator.config.refusals.messages import Message, absent_choice, text_of
 from orchestrator.config.refusals.refused_choices import in_a_file, of_a_choice, of_a_file_not_read
 from orchestrator.config.refusals.refused_keys import leaves, rule, unknown
 
@@ -113,7 +113,10 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
     """Return a sentence for each of `settings` that is refused; `error` is what `compose` raised of them."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
-        return f"{mark.name}, line {mark.line + 1}, is no YAML ({said}); check indentation, brackets and quotes there."
+        where = f"{mark.name}, line {mark.line + 1}"
+        if twice := Message.DUPLICATE_KEY.find(str(error.problem)):
+            return f"{where}: the key `{twice['key']}` is given a second time; remove one of the two."
+        return f"{where}, is no YAML ({said}); check indentation, brackets and quotes there."
     left, refused = [*settings], list[tuple[str, BaseException]]()
     tree: DictConfig | None = None
     while tree is None:
@@ -165,11 +168,12 @@ def _key(error: BaseException, settings: Sequence[str], groups: Collection[str])
     """Return the key of the setting that an error is about, empty where none is."""
     if isinstance(error, OverrideParseException):
         return _key_of(error.override)
-    keys, file = [_key_of(each) for each in settings], Message.IN_A_FILE.find(text_of(error))
-    found = _named(error, settings, groups)
+    keys, found = [_key_of(each) for each in settings], _named(error, settings, groups)
     if found in keys:
         return found
-    group = file["file"].rpartition("/")[0] if file else None
+    absent, parent = absent_choice(error), Message.IN_A_FILE.find(text_of(error))
+    file = absent.file if absent else parent["file"] if parent else ""
+    group = file.rpartition("/")[0] or None
     above = [key for key in keys if found.startswith((f"{key}.", f"{key}[")) or key == group]
     return max(above, key=len, default=found)
 
@@ -177,6 +181,8 @@ def _key(error: BaseException, settings: Sequence[str], groups: Collection[str])
 def _named(error: BaseException, settings: Sequence[str], groups: Collection[str]) -> str:
     """Return the key that an error names, or that of the one setting that can have led to it; empty for none."""
     text = text_of(error)
+    if absent := absent_choice(error):
+        return absent.key
     if isinstance(error, MissingConfigException):
         return str(error.missing_cfg_file).rpartition("/")[0]
     if named := next(filter(None, (message.find(text) for message in NAMING)), None):

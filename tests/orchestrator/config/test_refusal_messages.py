@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException, OverrideParseException
@@ -15,7 +16,7 @@ from hydra.utils import instantiate
 from orchestrator.__main__ import CONF
 from orchestrator.config import hydra_options
 from orchestrator.config.compose import plain
-from orchestrator.config.refusals.messages import Message, file_being_read, text_of
+from orchestrator.config.refusals.messages import Message, absent_choice, file_being_read, text_of
 
 Provoke = Callable[..., Exception]
 GLOBAL = "# @package _global_\n"
@@ -109,6 +110,11 @@ CASES = (
     Case(Message.WRONG_VALUE, preset=f"{GLOBAL}seed: [0, 1]", groups={"value": "[0, 1]"}),
     Case(Message.NOT_A_MAPPING, preset=f"{GLOBAL}train: x", groups={"schema": "Train", "value": "x"}),
     Case(Message.LIST_FOR_A_MAPPING, preset=f"{GLOBAL}- x"),
+    Case(
+        Message.NOT_IN_ENUM,
+        preset=f"{GLOBAL}hydra: {{mode: RAN}}",
+        groups={"value": "RAN", "names": "RUN, MULTIRUN"},
+    ),
     Case(Message.SWEEPER_ARGUMENT, preset=f"{GLOBAL}hydra: {{sweeper: {{parms: 1}}}}", groups={"key": "parms"}),
     Case(Message.NOISE, "seed=???"),
     Case(Message.NOISE, "seed=0,"),
@@ -130,7 +136,7 @@ def test_each_pattern_matches_its_message(provoke: Provoke, case: Case) -> None:
 
 
 def test_each_pattern_has_a_case() -> None:
-    tried = {case.message for case in CASES}
+    tried = {Message.DUPLICATE_KEY, *(case.message for case in CASES)}
 
     assert [message.name for message in Message if message not in tried] == []
 
@@ -147,6 +153,33 @@ def test_the_frames_of_hydra_name_the_file_that_it_reads(
     assert isinstance(error, kind)
     assert file_being_read(error) == "sweep/preset.yaml"
     assert file_being_read(provoke("seed=x")) == ""
+
+
+def test_the_yaml_parser_names_a_key_that_stands_twice(provoke: Provoke) -> None:
+    error = provoke(preset=b"seed: 1\nseed: 2")
+
+    assert isinstance(error, yaml.MarkedYAMLError)
+    found = Message.DUPLICATE_KEY.find(str(error.problem))
+    assert found is not None
+    assert found["key"] == "seed"
+
+
+@pytest.mark.parametrize(
+    ("setting", "preset", "found"),
+    [
+        ("optimizer@train.optimizer=x", "", ("optimizer@train.optimizer", "optimizer", "x", "")),
+        ("+sweep=a/x", "", ("sweep", "sweep", "a/x", "")),
+        ("", f"{GLOBAL}defaults: [override /model: x]", ("model", "model", "x", "sweep/preset.yaml")),
+    ],
+)
+def test_the_frames_of_hydra_tell_where_an_absent_choice_is_made(
+    provoke: Provoke, setting: str, preset: str, found: tuple[str, ...]
+) -> None:
+    absent = absent_choice(provoke(setting, preset=preset.encode()))
+
+    assert absent is not None
+    assert (absent.key, absent.group, absent.option, absent.file) == found
+    assert absent.group != "sweep" or "reproduce/snip" in absent.options
 
 
 def test_the_errors_of_hydra_carry_the_choice_and_the_setting(provoke: Provoke) -> None:

@@ -34,6 +34,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "method/unheaded.yaml": "defaults: [magnitude, override /score: snipp]\n",
         "model/broken.yaml": "_target_: theirs.Net\nwidth: ${no.such}\n",
         "sweep/noyaml.yaml": "# @package _global_\nseed: [0, 1\n",
+        "sweep/twice.yaml": "# @package _global_\nseed: 1\nseed: 2\n",
     }
     for name, text in own.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +115,14 @@ def test_all_mistakes_that_hydra_sees_are_answered_at_once(ask: Ask, line: tuple
     assert told.count("\n") == len(list(filter(None, TOGETHER[line].values())))
 
 
+def test_an_absent_choice_hides_no_other_mistake(ask: Ask) -> None:
+    told = ask("+sweep=reproduce/snpi", "optimizer@train.optimizer=adm", "modle=1")
+
+    assert "`sweep` (=reproduce/snpi)" in told
+    assert "`optimizer` (=adm)" in told
+    assert "`modle` (=1)" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -179,13 +188,17 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
         ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
         (
             ["+sweep=foo"],
-            "`sweep` (=foo) must be one of language_model, methods, random_amounts; add your own with --config-dir",
+            "`sweep` (=foo) must be one of language_model, methods, random_amounts, reproduce/han_12x, reproduce/han_",
         ),
         (
             ["deploy=[shrink,onnx]"],
             "`deploy` (=[shrink,onnx]) must be one choice, as the last would replace the others",
         ),
         (["-m", "deploy=[shrink,onnx]", "seed=0,1"], "; pass deploy.formats=[shrink,onnx]."),
+        (["+sweep=reproduce/snpi"], "`sweep` (=reproduce/snpi) must be one of language_model, methods, random_amou"),
+        (["+sweep=reproduce/snpi", "seed=0"], "reproduce/wanda; did you mean reproduce/snip? Or add your own with --c"),
+        (["+sweep=snpi"], "did you mean reproduce/snip? Or add your own with --config-dir."),
+        ([*OWN, "+sweep=twice"], "sweep/twice.yaml, line 3: the key `seed` is given a second time; remove one of the"),
         (["seed", "=", "3"], "`seed = 3`: a setting has no spaces around its equals sign; write seed=3."),
         (["-m", "seed=", "0,1"], "`seed= 0,1`: a setting has no spaces around its equals sign; write seed=0,1."),
         (["model=cnn", "name", "=a b"], "a setting has no spaces around its equals sign; write 'name=a b'."),
@@ -232,7 +245,8 @@ PRESETS: dict[str, str] = {
     "model: net": "`model` (=net) must be a mapping; a choice is made in `defaults`, as in `- override /model: net`.",
     "train: default": "`train or finetune` (=default) must be a mapping; ",
     "sweeper: {params: {}}": "`sweeper` is not a key of the configuration; did you mean `hydra.sweeper`?",
-    "hydra: {mode: multirun}": "cannot be composed: Invalid value 'multirun', expected one of [RUN, MULTIRUN].",
+    "hydra: {mode: multirun}": "`hydra.mode` (=multirun) must be one of RUN, MULTIRUN.",
+    "defaults: [override /model: mpl]": "`model` (=mpl) must be one of cnn, gpt, huggingface, lenet5, lenet_300_100, m",
     "prune: {exclude: abc}": "`prune.exclude` must be a list of text, as in ['conv1.*']; put it into brackets.",
     "defaults: [override /scop: global]": "`/scop` is not a group; did you mean `/scope`?",
     "defaults: [/scop: global]": "`/scop` is not a group; did you mean `/scope`?",
