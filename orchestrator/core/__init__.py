@@ -1,1 +1,1 @@
-"""Nouns, events, errors, canonical JSON, redaction, seeding: what every other room speaks of."""
+"""Shared data types, events, errors, canonical JSON, redaction and seeding, used by every other room."""

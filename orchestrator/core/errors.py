@@ -1,4 +1,4 @@
-"""What a user can mend: the base of such errors, and those that several rooms raise or catch."""
+"""Errors that a user can fix: their base class, and the classes that several rooms raise or catch."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ from orchestrator.core.redact import shown
 
 
 class OrchestratorError(Exception):
-    """Base of everything a user can mend; its text is the whole message, no traceback needed."""
+    """Base of all errors that a user can fix; the text is the whole message, without a traceback."""
 
     exit_status = 1
-    """What the command line ends with; 2 where nothing was started."""
+    """Exit status of the command line; 2 if nothing was started."""
     repeats = False
-    """Whether a stage that ended so ends so each time, on the same processor with the same releases."""
+    """Whether the stage fails with this error every time on the same processor with the same releases."""
     log = host = ""
-    """Where its traceback is, if an earlier attempt's log has it: the file, and the machine that it is on."""
+    """Log file of an earlier attempt that holds the traceback, and the machine with that file; empty if unknown."""
 
     def __str__(self) -> str:
-        """Return the message as people may be shown it: it may quote what somebody else wrote."""
+        """Return the redacted message: it may quote text that somebody else wrote."""
         return shown(super().__str__())
 
 
 class StoreError(OrchestratorError):
-    """The store cannot be used as asked; the text says why and what to do."""
+    """Store that cannot be used as requested; the text gives the reason and the remedy."""
 
 
 class StageMissing(StoreError):
-    """What a stage starts from was finished, and is damaged or not there any more: it has to be repeated first.
+    """Finished stage whose files are damaged or missing: it must run again before the stages that need it.
 
-    `key` is the stage that is missing.
+    Args:
+        message: the text of the error.
+        key: the key of the missing stage.
     """
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -36,20 +38,20 @@ class StageMissing(StoreError):
 
 
 class CheckpointDamaged(StoreError):
-    """What is kept of a stage's state cannot be read, or is not what was written."""
+    """Checkpoint that cannot be read, or differs from the checkpoint that was written."""
 
 
 class DataError(OrchestratorError):
-    """A data set that is absent, damaged, or not what the configuration says."""
+    """Data set that is absent, damaged, or different from the configuration."""
 
 
 class CannotKeep(OrchestratorError):
-    """The view can never be kept there, however long it is waited for: says why and what to do."""
+    """View that its server or database can never hold, even after retries; the text gives reason and remedy."""
 
 
 class ModelError(OrchestratorError):
-    """A network that cannot be built from its configuration, or has nothing to prune."""
+    """Network that cannot be built from its configuration, or has nothing to prune."""
 
 
 class Cancelled(Exception):
-    """A stage ended at a batch, as it was asked to."""
+    """Stage that ended at a batch because it was cancelled."""

@@ -1,4 +1,4 @@
-"""What happens to the stages of a sweep, and who makes it happen or watches. Standard library only."""
+"""Events, failures and forecasts of a sweep, and the interface of trackers. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EventKind = Literal["started", "finished", "failed", "killed", "retried"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a stage did not finish: a sentence, the remote traceback, where the log is, and whether a retry may help.
+    """Why a stage did not finish: a sentence, the remote traceback, the log, and whether a retry may help.
 
-    All texts are as people may be shown them.
+    All texts are redacted.
     """
 
     message: str
@@ -27,22 +27,22 @@ class Failure:
     host: str = ""
     transient: bool = False
     fatal: bool = False
-    """Whether no other trial can do better, as where the store is full: the sweep stops."""
+    """Whether every other trial would fail as well, for example because the store is full: the sweep stops."""
     repeats: bool = False
-    """Whether the same stage fails so each time, on the same processor with the same releases."""
+    """Whether the stage fails in the same way every time on the same processor with the same releases."""
 
     def __post_init__(self) -> None:
-        """Redact: what failed may quote what it was given."""
+        """Redact the texts: an error may quote secrets from its arguments."""
         for name in ("message", "traceback", "log", "host"):
             object.__setattr__(self, name, shown(getattr(self, name)))
 
 
 @dataclass(frozen=True)
 class StageEvent:
-    """Something that happened to a stage, at `time` (Unix seconds): what executors yield and trackers record.
+    """Event of a stage at `time` (Unix seconds); executors yield events and trackers record them.
 
-    `finished` carries the record, `failed` and `killed` the failure. A stage that fails fails the stages below it:
-    the executor yields a `failed` event for each of those too, with the cause.
+    A `finished` event carries the record; `failed` and `killed` events carry the failure. If a stage fails, the
+    executor also yields a `failed` event with the same cause for every stage that needs it.
     """
 
     kind: EventKind
@@ -52,12 +52,12 @@ class StageEvent:
     failure: Failure | None = None
     attempt: int = 1
     reached: int = -1
-    """Of `retried`: the step of the checkpoint that it goes on from, -1 where there is none."""
+    """Step of the checkpoint from which a `retried` stage continues; -1 if there is none."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A sum over stages: of those of which it is known, and how many it is not known of."""
+    """Sum over the stages with a known value, and the number of stages without one."""
 
     known: Margin = 0.0
     unknown: Count = 0
@@ -65,61 +65,61 @@ class Amount:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run was expected to take as it began, from what was finished then. Plain data, saved with the sweep."""
+    """Estimate made at the start of a run from the stages finished by then. Plain data, saved with the sweep."""
 
     made: Seconds
-    """Unix seconds."""
+    """Time of the estimate, in Unix seconds."""
     stages: Count
-    """Left to run."""
+    """Number of stages left to run."""
     work: Amount
-    """Seconds, one stage after the other."""
+    """Seconds of all stages, one after the other."""
     wall: Amount
-    """Seconds to the end of the run, on `slots`."""
+    """Seconds to the end of the run on `slots`."""
     slots: Count | None
-    """How many stages run at once; None where that was not known, and `wall` with it."""
+    """Number of stages that run at once; None if unknown, and then `wall` is unknown as well."""
     steps: Amount
-    """Optimizer steps."""
+    """Optimizer steps of all stages."""
     bytes: Amount
-    """By which the store grows."""
+    """Growth of the store in bytes."""
     shared: Margin = 0.0
-    """Seconds that sharing saves against each trial running by itself."""
+    """Seconds saved by sharing stages, compared with every trial running alone."""
     done: Margin = 0.0
-    """Seconds that stages took which had finished."""
+    """Seconds that the finished stages took."""
     basis: str = ""
-    """A sentence: from what it was estimated, or why it was not."""
+    """Sentence with the source of the estimate, or the reason why there is none."""
     ended: Seconds | None = None
-    """Unix seconds at which the run ended; None where it has not, or was killed."""
+    """End of the run in Unix seconds; None if the run is not over, or was killed."""
 
 
 @dataclass(frozen=True)
 class SweepInfo:
-    """What views and the store are told of the sweep as a whole, as people may be shown it."""
+    """Redacted description of a sweep for views and the store."""
 
     name: str
     config: Mapping[str, Any]
     command: str
     environment: Mapping[str, str] = field(default_factory=dict)
     forecast: Forecast | None = None
-    """Of the last run that had something to do; None where there was none, or a release without forecasts saved it."""
+    """Forecast of the last run with stages to run; None if there was none, or an older release saved the sweep."""
 
     def __post_init__(self) -> None:
-        """Redact."""
+        """Redact the configuration, the command and the environment."""
         object.__setattr__(self, "config", shown_tree(self.config))
         object.__setattr__(self, "command", shown(self.command))
         object.__setattr__(self, "environment", shown_tree(self.environment))
 
 
 class Tracker:
-    """Keeps a view of the sweep for people; this one keeps none."""
+    """Interface of a tracker, which shows a sweep to people. This base class records nothing."""
 
     complete = True
-    """Whether the view holds all that was recorded; known once `finish` has returned."""
+    """Whether the view holds all recorded events; valid after `finish`."""
 
     def start(self, sweep: SweepInfo, plan: Plan, finished: Mapping[str, StageRecord]) -> None:
-        """Open the view: one parent for the sweep, one child for each trial, stages in `finished` already filled in."""
+        """Open the view: a parent for the sweep, a child for each trial, and the `finished` stages filled in."""
 
     def record(self, event: StageEvent) -> None:
-        """Take one event; return at once, never raise for a view that is away."""
+        """Record one event. Returns at once, and raises nothing if the view cannot be reached."""
 
     def finish(self, status: Literal["finished", "failed", "killed"], report: Mapping[str, bytes]) -> None:
-        """Close the view: statuses, the report's files (relative path -> content), everything flushed."""
+        """Close the view: set the statuses, add the report's files (relative path -> content), and flush everything."""

@@ -1,4 +1,4 @@
-"""What a figure of a record means: its unit, which direction is better, and how it is written."""
+"""Metrics: their names, units, better direction, margins and number formats."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ MOST_DECIMALS = 6
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure by which networks are compared. Records carry it, so that what reads them knows what they say."""
+    """Metric by which networks are compared. Records carry it, so that readers can interpret their figures."""
 
     name: Name
-    """As in a record, behind the split: `rmse` in `test/rmse`."""
+    """Name in a record, after the split: `rmse` in `test/rmse`."""
     unit: Unit
-    """What stands behind a value as it is written."""
+    """Unit printed after a value."""
     better: Literal["higher", "lower"]
     margin: Margin
-    """The loss, in the metric's own scale, that a match with dense may hide unless the user says otherwise."""
+    """Largest loss, in the metric's own scale, that still counts as a match with the dense network by default."""
     format: Format = ".4f"
-    """Of the standard format language."""
+    """Format specification of Python, as in `.4f` or `.2%`."""
 
     @property
     def title(self) -> str:
-        """What people are told: `mean iou` of `mean_iou`."""
+        """Name for people: `mean iou` for `mean_iou`."""
         return self.name.replace("_", " ")
 
     @property
     def heading(self) -> str:
-        """The title with the unit, as above a column of values."""
+        """Title with the unit, for the head of a column."""
         return f"{self.title} {self.unit}".rstrip()
 
     @property
     def scale(self) -> float:
-        """By what a value is multiplied as it is written."""
+        """Factor by which a value is multiplied for printing: 100 for a percentage, else 1."""
         return 100.0 if self.format.endswith("%") else 1.0
 
     @property
     def loss(self) -> str:
-        """What a match rules out, as in `a loss of 0.02 in rmse or more`, or `any loss of rmse`."""
+        """Loss that a match rules out, as in `a loss of 0.02 in rmse or more`, or `any loss of rmse`."""
         if not self.margin:
             return f"any loss of {self.title}"
         unit = " points of" if self.scale != 1 else f" {self.unit} of" if self.unit else " in"
@@ -65,12 +65,12 @@ class Metric:
         return f"{self.written(value)}{unit}"
 
     def gain(self, value: float, reference: float) -> float:
-        """Return by how much `value` is better than `reference`; negative where it is worse."""
+        """Return how much better `value` is than `reference`; negative if it is worse."""
         return value - reference if self.better == "higher" else reference - value
 
 
 def margin_fault(metric: Metric, margin: float) -> str:
-    """Return what is wrong with a margin for a metric, the rest of a sentence; empty where nothing is."""
+    """Return the fault of a margin as the rest of a sentence; empty if the margin is valid."""
     if metric.scale == 1 or margin < 1:
         return ""
     return f"must lie in [0, 1): {metric.title} is a fraction; pass 0.01 for one point."

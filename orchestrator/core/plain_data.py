@@ -1,4 +1,4 @@
-"""Plain data: canonical JSON and its digest, JSON within bounds, and dataclasses whose annotations are held."""
+"""Plain data: canonical JSON and its digest, a bounded JSON parser, and validation of dataclasses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import msgspec
 from msgspec import Meta
 
 MOST_BYTES, MOST_CONTAINERS, DEEPEST = 2**27, 2**21, 64
-"""Of a JSON text: its size, the objects and arrays in it, and their nesting."""
+"""Limits of a JSON text: its bytes, its number of objects and arrays, and their nesting depth."""
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 LARGEST = 1e150
-"""Of a figure: its square is a number as well."""
+"""Largest absolute value of a figure: its square is still finite."""
 Margin = Annotated[float, Meta(ge=0, le=LARGEST)]
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
-"""A duration, or a time since 1970."""
+"""Duration or Unix time, in seconds."""
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 _T = TypeVar("_T")
@@ -27,10 +27,10 @@ _DECODER = msgspec.json.Decoder()
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON text; its size and depth, and what its numbers and strings may be, are bounded.
+    """Parse a JSON text of bounded size and depth.
 
     Raises:
-        ValueError: it is no JSON, or beyond the bounds
+        ValueError: the text is not valid JSON, or exceeds a limit
     """
     refuse_large(content)
     try:
@@ -43,24 +43,24 @@ def parse_json(content: bytes) -> Any:
 
 
 def refuse_large(content: bytes) -> None:
-    """Raise ValueError for a JSON text of which `parse_json` would make more than memory should hold."""
+    """Raise ValueError for a JSON text that would take too much memory to parse."""
     if len(content) > MOST_BYTES or content.count(b"{") + content.count(b"[") > MOST_CONTAINERS:
         raise ValueError(f"it is larger than {MOST_BYTES} bytes or {MOST_CONTAINERS} objects and arrays")
 
 
 def read_as(kind: type[_T], data: Any) -> _T:
-    """Return what plain `data` says as `kind`: a dataclass, whose fields are checked against their annotations.
+    """Convert plain `data` to `kind`, often a dataclass, and check every field against its annotation.
 
-    Members of `data` that are no field are left out.
+    Keys of `data` without a field are ignored.
 
     Raises:
-        ValueError: a field is missing, of another type or out of its bounds; it is named
+        ValueError: a field is missing, has the wrong type or is out of bounds; the text names it
     """
     return msgspec.convert(data, kind)
 
 
 def quoted(value: Any) -> str:
-    """Return how a value of any size is quoted in a message."""
+    """Return the repr of a value for a message, cut to about 200 characters."""
     text = repr(value[:200] if isinstance(value, str) else value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
@@ -79,7 +79,7 @@ def _refuse_deep(value: Any) -> None:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of `value`: sorted keys, no spaces, no NaN."""
+    """Return the canonical JSON text of `value`: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

@@ -1,7 +1,7 @@
-"""What may leave a sweep, and the one way out of each kind: text, logs, HTML, Markdown, JSON.
+"""Redaction of everything that leaves a sweep, with one function for each output: text, logs, HTML, Markdown, JSON.
 
-Names, messages and settings may be somebody else's: passwords, tokens and keys are hidden, what would steer a terminal
-or turn text round is written out, and markup is escaped.
+Names, messages and settings may come from somebody else. Passwords, tokens and keys are hidden, characters that control
+a terminal or reverse the text direction are written as escapes, and markup is escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ORDINARY = re.compile(
     r"min|multi|n|new|num|one|pad|per|prompt|query|register|second|sep|single|special|start|stop|text|"
     r"total|two|unk|vocab"
 )
-"""Words before `token`, `tokens`, `pass`, `pw` of which none is a secret: `cls_token`, `max_tokens`, `high_pass`."""
+"""Words before `token`, `tokens`, `pass` or `pw` that make a name harmless: `cls_token`, `max_tokens`, `high_pass`."""
 
 _QUOTED = (
     r"[bru]?(?:"
@@ -62,16 +62,16 @@ _NAME = re.compile(
 _VALUE, _TOLD = re.compile(f"{_QUOTED}|{_BARE}"), re.compile(r".{0,2000}?(?=\)(?:[\s:;,.]|$))")
 _NO_SECRET = re.compile(r"""["']?(?:none|null|true|false|\*{3})?["']?""", re.IGNORECASE)
 _REMEMBERED = 200
-"""Letters of the longest text whose `shown` form is remembered: names and values come again and again."""
+"""Maximum length of a text whose `shown` form is cached: names and values are shown many times."""
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def redact(text: str) -> str:
-    """Return `text` with each secret in it that can be told as one replaced by `***`.
+    """Replace every recognizable secret in `text` by `***`.
 
-    These are, as written by people, programs, Hydra (`https\\://`), Python and JSON: the password of a URI
-    (`scheme://user:password@host`), or its user name where that stands alone and so is a token; and what is given to a
-    name that `is_secret` (`?token=...`, `store.options.secret=...`, `"password": "..."`, `--token ...`).
+    Secrets are the password of a URI (`scheme://user:password@host`), the user name of a URI without a password, as it
+    may be a token, and the value of every name that `is_secret` (`?token=...`, `store.options.secret=...`,
+    `"password": "..."`, `--token ...`). Notations of people, programs, Hydra (`https\\://`), Python and JSON are known.
     """
     if not ("=" in text or ":" in text or "@" in text or " " in text):
         return text
@@ -81,12 +81,12 @@ def redact(text: str) -> str:
 
 
 def redact_tree(value: Any, path: str = "", text: Callable[[str], str] = redact) -> Any:
-    """Return plain data with every text and key redacted, and all that lies under a path that is a secret's as `***`.
+    """Redact every text and key of plain data, and replace every value under a secret key by `***`.
 
     Args:
         value: the data.
-        path: name of what holds it.
-        text: what makes of a text the one that may leave.
+        path: the key that holds `value`.
+        text: the function that redacts a text.
     """
     if isinstance(value, str):
         return text(value)
@@ -104,7 +104,7 @@ def redact_tree(value: Any, path: str = "", text: Callable[[str], str] = redact)
 
 @lru_cache(maxsize=4096)
 def redact_argument(argument: str) -> str:
-    """Return one argument of a command line, such as `+model.token=[a, b]`, redacted: a value goes on to its end."""
+    """Redact one argument of a command line, such as `+model.token=[a, b]`: the value extends to the end."""
     name, equals, value = argument.partition("=")
     if value and " " not in name and _is_secret_path(name):
         return f"{name}{equals}{HIDDEN}"
@@ -112,9 +112,9 @@ def redact_argument(argument: str) -> str:
 
 
 def secrets_in(value: Any, hidden: bool = False) -> Iterator[str]:
-    """Yield what lies under a key that `is_secret`: texts, each of their lines, and numbers.
+    """Yield the values under keys that are secret: texts, each line of a text, and numbers.
 
-    What is too short to be told from other text is left out.
+    Values too short to tell from other text are left out.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -128,35 +128,35 @@ def secrets_in(value: Any, hidden: bool = False) -> Iterator[str]:
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with each of these secrets hidden, wherever it stands."""
+    """Replace every occurrence of these secrets in `text` by `***`."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
 
 
 def shown(text: object) -> str:
-    """Return what people may be shown of `text`: redacted, what would steer a terminal written out as `\\x1b`."""
+    """Return `text` redacted, with control characters escaped, as in `\\x1b`."""
     found = str(text)
     return _shown_before(found) if len(found) <= _REMEMBERED else _shown(found)
 
 
 def html(text: object) -> str:
-    """Return a text as HTML or SVG that shows it, without elements or attributes of its own."""
+    """Return a text, redacted and escaped, for HTML or SVG."""
     return escape(shown(text))
 
 
 def markdown(text: object) -> str:
-    """Return a text as Markdown that shows it, without markup, HTML or links of its own, on one line."""
+    """Return a text, redacted and escaped, on one line for Markdown."""
     return re.sub(r"[\\`*\[\]|]", r"\\\g<0>", escape(" ".join(shown(text).split()), quote=False))
 
 
 def shown_tree(value: Any) -> Any:
-    """Return plain data as people may be shown it: `redact_tree`, each text and key as `shown`."""
+    """Return plain data with `redact_tree`, and every text and key as `shown`."""
     return redact_tree(value, text=shown)
 
 
 def shown_json(value: Any, **form: Any) -> str:
-    """Return plain data as the JSON that programs may be given: redacted, and in ASCII, which steers nothing.
+    """Return plain data as redacted JSON in ASCII, without control characters.
 
     Args:
         value: the data.
@@ -166,7 +166,7 @@ def shown_json(value: Any, **form: Any) -> str:
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger of a module, whose messages are `shown`."""
+    """Return the logger of a module; its messages pass through `shown`."""
     found = logging.getLogger(name)
     if _filter not in found.filters:
         found.addFilter(_filter)
@@ -187,7 +187,7 @@ _shown_before = lru_cache(maxsize=2**14)(_shown)
 
 @lru_cache(maxsize=2**12)
 def is_secret(name: str) -> bool:
-    """Say whether what is called `name` should not be shown, as `AWS_SECRET_ACCESS_KEY` or `model.password`."""
+    """Whether `name` holds a secret, as `AWS_SECRET_ACCESS_KEY` or `model.password`."""
     *others, last = ["", *(word.lower() for word in _WORD.findall(name.rpartition(".")[2]))]
     if any(map(_SECRET_ANYWHERE.fullmatch, (*others, last))):
         return True
@@ -200,7 +200,7 @@ def is_secret(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_secret_path(name: str) -> bool:
-    """Whether a part of a dotted name is a secret's, or two that follow each other, as in `api.key`."""
+    """Whether a part of a dotted name is secret, or two adjacent parts together are, as in `api.key`."""
     parts = name.split(".")
     return any(map(is_secret, parts)) or any(is_secret("_".join(pair)) for pair in pairwise(parts))
 
@@ -216,7 +216,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _without_values(text: str) -> str:
-    """Hide what follows the names of secrets; what follows others may hold such names itself, as `{token: ...}`."""
+    """Hide the values of secret names. The value of another name may contain secret names, as in `{token: ...}`."""
     parts, end = [], 0
     for name in _NAME.finditer(text):
         if name.start() < end or not _is_secret_path(name["name"]):

@@ -1,4 +1,4 @@
-"""Random numbers that depend on a seed alone: derived seeds, and a scope with the global generators seeded."""
+"""Derived seeds, and a context manager that seeds the global random generators."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 
 def derive(seed: int, purpose: str) -> int:
-    """Return a seed in [0, 2^63) for `purpose`, so that draws for different purposes are independent."""
+    """Derive a seed in [0, 2^63) for `purpose`, so that draws for different purposes are independent."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8]) >> 1
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the global generators of Python, NumPy and torch (CPU, and `device` if CUDA); restore them on leaving.
+    """Seed the global generators of Python, NumPy and torch (CPU, and `device` if CUDA); restore them on exit.
 
-    Layers that draw (initialisation, dropout) and users' transforms know only the global generators.
+    Initialisation, dropout and custom transforms use only the global generators.
     """
     cuda = [device] if device is not None and device.type == "cuda" else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global state is the point)

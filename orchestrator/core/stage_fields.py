@@ -1,4 +1,4 @@
-"""The fields of stages as typed values, read once from the plain data that keys are made of."""
+"""Typed fields of stages, parsed once from the plain data of their keys."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pruning.choices import axes
 from pruning.choices.combining import Choices
 
 Place: TypeAlias = int | str
-"""A step of a training; where only its epochs are known, epochs as in 2.5ep."""
+"""Step of a training, or epochs as in 2.5ep if the number of steps is unknown."""
 
 RANKING = "l1_unstructured"
-"""The method that ranks by its score, as one without a kind does; those of any other kind decide by themselves."""
+"""Kind of the method that ranks by a score. A method without a kind does so, too; all other kinds decide themselves."""
 NOT_OPTIONS = ("name", "kind", "_target_", "depends")
-"""Keys of a component that are no options of its code."""
+"""Keys of a component that are not options of its code."""
 OF_SCORING_DATA = ("examples", "per_class", "batch_size")
-"""Keys of a score that say which examples it reads."""
+"""Keys of a score that choose the examples it reads."""
 INFINITIES = ("inf", "-inf")
-"""How an infinity is written where one makes sense: JSON has none."""
+"""Notation of infinities in a configuration: JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """A score, a repair or a method: a built-in one by `kind`, or the user's own by `_target_`."""
+    """Score, repair or method: built-in by `kind`, or custom by `_target_`."""
 
     kind: str | None = None
     _target_: str | None = None
 
     @property
     def named(self) -> str:
-        """The target of one of the user's own, else the kind."""
+        """Target of a custom component, else the kind."""
         return str(self._target_ or self.kind)
 
     def said(self, where: str) -> str:
@@ -42,7 +42,7 @@ class Component:
 
 @dataclass(frozen=True)
 class ScoreFields(Component):
-    """A score, and the examples of the training split that it reads."""
+    """Score, and the examples of the training split that it reads."""
 
     kind: str | None = "magnitude"
     examples: Count | None = None
@@ -52,7 +52,7 @@ class ScoreFields(Component):
 
 @dataclass(frozen=True)
 class Training:
-    """What other code reads of how a stage trains."""
+    """Training settings that other code reads."""
 
     _target_: str | None = None
     batch_size: Count | None = None
@@ -64,14 +64,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Restart:
-    """What a round trains on from.
+    """Start of the training in a round.
 
     Args:
-        weights: "keep" what was pruned, those of a "step" of the dense training, or drawn anew ("reinit").
-        step: whose weights "step" means.
-        rates: the place of the dense training from which the round trains on by `train`; None where it fine-tunes.
-        optimizer: "restored" from that place, or "fresh".
-        control: "shuffle", "invert" or "small", else "none".
+        weights: "keep" (the pruned weights), "step" (weights of a step of the dense training) or "reinit" (new draws).
+        step: the place whose weights "step" uses.
+        rates: the place of the dense training from which the round continues by `train`; None if it fine-tunes.
+        optimizer: "restored" from the place `rates`, or "fresh".
+        control: "shuffle", "invert", "small" or "none".
     """
 
     weights: str = "keep"
@@ -82,18 +82,18 @@ class Restart:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """The places of the dense training that the round needs."""
+        """Places of the dense training that the round needs."""
         return tuple(place for place in (self.step, self.rates) if place is not None)
 
 
 @dataclass(frozen=True)
 class Prune:
-    """Which parameters are pruned, and how masks are held while training.
+    """Parameters that are pruned, and the way in which masks are held during training.
 
     Args:
-        types: names of module classes, or of their bases.
-        parameters: patterns on a parameter's own name.
-        include, exclude: patterns on its qualified name.
+        types: names of module classes, or of their base classes.
+        parameters: patterns for the last part of a parameter's name.
+        include, exclude: patterns for the qualified name.
         holding: "keeper" or "hooks".
     """
 
@@ -106,7 +106,7 @@ class Prune:
 
 @dataclass(frozen=True)
 class Sources:
-    """Contents of the user's own code and files that a stage depends on."""
+    """Digests of the custom code and files that a stage depends on."""
 
     modules: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class MeasuringFields:
-    """What is measured of a deployment."""
+    """Settings of a latency measurement."""
 
     batch_sizes: tuple[Count, ...] = ()
     threads: Count = 1
@@ -140,10 +140,9 @@ class _Scope:
 
 @dataclass(frozen=True)
 class StageFields:
-    """The fields of a stage of any kind; those that its kind lacks have their defaults.
+    """Fields of a stage of any kind; a field that the kind lacks has its default.
 
-    A round reaches a `target`, an overall sparsity, or takes an `amount` of what is left; where densities are given,
-    both are None.
+    A round has a `target`, the overall sparsity, or an `amount` of the survivors. With given densities, both are None.
     """
 
     seed: int = 0
@@ -173,25 +172,25 @@ class StageFields:
 
     @property
     def decides_itself(self) -> bool:
-        """Whether a class chooses entries by itself, and not by the choices."""
+        """Whether a class decides which entries to prune, without a score."""
         return self.amount is not None or decides_itself(self.method)
 
 
 def decides_itself(method: Component) -> bool:
-    """Whether a method is a class that chooses entries by itself, and not by the choices."""
+    """Whether a method is a class that decides which entries to prune, without a score."""
     return method._target_ is not None or method.kind not in (None, RANKING)
 
 
 def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
-    """Return what a round, or the groups of a configuration, choose; a score or class of one's own goes by its name.
+    """Return the choices of a round, or of a configuration; a custom score or class goes by its target.
 
     Args:
         fields: the plain data.
-        typed: what was read of it.
+        typed: the typed fields of the same data.
 
     Raises:
-        ValueError: they cannot be meant, or not together.
-        TypeError: one has a value of another type.
+        ValueError: a choice has no meaning, or conflicts with another one.
+        TypeError: a value has another type.
     """
     by_class, repair = typed.decides_itself, fields.get("repair", {})
     method = {} if not by_class else _options(fields.get("method", {}))
@@ -213,6 +212,6 @@ def choices_of(fields: Mapping[str, Any], typed: StageFields) -> Choices:
 
 
 def _options(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a component's code, with infinities as numbers."""
+    """Return the options for a component's code, with infinities as numbers."""
     found = {name: value for name, value in node.items() if name not in NOT_OPTIONS}
     return {name: float(value) if value in INFINITIES else value for name, value in found.items()}

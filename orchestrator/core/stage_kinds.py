@@ -1,4 +1,4 @@
-"""The kinds of stages: a row of one table each."""
+"""Table of the kinds of stages, a row for each kind."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from orchestrator.core.stage_fields import StageFields
 
 @dataclass(frozen=True)
 class StageKind:
-    """What is known of all stages of a kind."""
+    """Properties that all stages of a kind share."""
 
     run: str
-    """`module:function` of run(spec, inputs, context) -> Result; named, so that planning stays free of torch."""
+    """`module:function` of run(spec, inputs, context) -> Result; a name, so that planning does not import torch."""
     title: str
-    """What people are told of such a stage; `{round}` is its round, `{format}` that in which it deploys."""
+    """Name of such a stage for people; `{round}` stands for its round, `{format}` for its deployment format."""
     prunes: bool
-    """Whether it has masks of its own."""
+    """Whether the stage makes masks."""
     own_task: bool = False
-    """Whether it runs in a task of its own, and not in that of the stage whose network it goes on from."""
+    """Whether the stage runs in its own task, apart from the stage whose network it starts from."""
     reads_test: bool = True
-    """Whether it reads the test split."""
+    """Whether the stage reads the test split."""
     keeps: Literal["always", "at_branches", "while_needed"] = "always"
-    """How long a store holds its weights: while a stage that needs them is unfinished; besides where none or several
-    need them, for sweeps to come; or always."""
+    """How long a store keeps the weights: `while_needed` until every stage that needs them is finished, `at_branches`
+    also if no stage or several stages need them, for later sweeps, or `always`."""
     trains: bool = True
-    """Whether it makes a network; else it takes a finished one, and changes nothing of it."""
+    """Whether the stage trains a network; otherwise it reads a finished network and changes nothing."""
     alone: bool = False
-    """Whether nothing else of a sweep runs meanwhile: such stages follow in a row at its end."""
+    """Whether the stage runs alone: such stages run one after another at the end of a sweep."""
 
     def named(self, fields: StageFields) -> str:
-        """Return what people are told of a stage with these fields."""
+        """Return the name of a stage with these fields for people."""
         return self.title.format(round=fields.round, format=fields.format)
 
 

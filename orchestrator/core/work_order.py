@@ -1,4 +1,4 @@
-"""What an executor hands to a worker, and what the worker first says of it."""
+"""Work orders from executors to workers, attempts, and the parts of a store that workers use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.core.records import CurvePoint, StageRecord
 from orchestrator.core.specs import StageSpec
 
 FileWriter = Callable[[BinaryIO], object]
-"""Writes the content of a file, front to back; called again, it writes the same."""
+"""Writes the content of a file from start to end; every call writes the same content."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a stage was when it was last kept: at `step`, with plain `values`, its tensors in a file on this node."""
+    """Last saved state of an unfinished stage: its step, plain values, and a file with tensors on this node."""
 
     step: int
     values: Mapping[str, Any]
@@ -27,63 +27,63 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class PastFailure:
-    """How a stage failed that would fail so again: the name of its error, what was said, when (Unix seconds)."""
+    """Failure that would happen again: the class name of the error, its message, and its time (Unix seconds)."""
 
     kind: str
     message: str
     time: Seconds
     circumstances: Mapping[str, str]
-    """What decides beside its key how it ends: where it ran, and the weights that it started from."""
+    """Conditions beside the key that decide the outcome: the environment, and the weights that it started from."""
     log: str = ""
-    """The file that has its traceback, on `host`."""
+    """File with the traceback, on `host`."""
     host: str = ""
 
 
 class Failures(Protocol):
-    """Where it is remembered how stages failed, one failure a stage."""
+    """Remembered failures, at most one for each stage."""
 
     def save(self, key: str, failure: PastFailure) -> None:
-        """Remember how a stage failed."""
+        """Save the failure of a stage."""
         ...
 
     def of(self, key: str) -> PastFailure | None:
-        """Return how a stage failed, None where that is not known."""
+        """Return the failure of a stage; None if there is none."""
         ...
 
     def known(self) -> list[str]:
-        """Return the keys of the stages of which a failure is remembered."""
+        """Return the keys of the stages with a remembered failure."""
         ...
 
 
 class States(Protocol):
-    """Where the states of stages that have not ended are kept, one a stage."""
+    """Checkpoints of unfinished stages, at most one for each stage."""
 
     def save(self, key: str, step: int, values: Mapping[str, Any], tensors: FileWriter) -> None:
-        """Make a state durable in place of the one before."""
+        """Save a checkpoint durably, in place of the previous one."""
         ...
 
     def latest(self, key: str) -> Checkpoint | None:
-        """Return a stage's state, verified; None where there is none. Raises `CheckpointDamaged`."""
+        """Return the verified checkpoint of a stage; None if there is none. Raises `CheckpointDamaged`."""
         ...
 
     def reached(self, key: str) -> int:
-        """Return the step of a stage's state, -1 where there is none."""
+        """Return the step of a stage's checkpoint; -1 if there is none."""
         ...
 
     def put_aside(self, key: str, reason: str) -> None:
-        """Set a state aside that cannot be gone on from."""
+        """Move an unusable checkpoint aside."""
         ...
 
     def drop(self, key: str) -> None:
-        """Remove a stage's state, if there is one."""
+        """Remove a stage's checkpoint, if there is one."""
         ...
 
 
 class Contents(Protocol):
-    """What is in the files of finished stages; each call raises `StageMissing` for a file that is damaged or gone."""
+    """Files of finished stages. Every method raises `StageMissing` for a damaged or missing file."""
 
     def tensors(self, key: str, name: str) -> Mapping[str, Any]:
-        """Return the tensors in one file of a finished stage, by name and mapped from the file."""
+        """Return the tensors in one file of a finished stage by name, memory-mapped from the file."""
         ...
 
     def values(self, key: str, name: str) -> Mapping[str, Any]:
@@ -91,83 +91,83 @@ class Contents(Protocol):
         ...
 
     def masks(self, key: str) -> Mapping[str, Any]:
-        """Return the masks of a finished round, boolean arrays by parameter."""
+        """Return the masks of a finished round: parameter name -> boolean array."""
         ...
 
     def fetch(self, key: str, name: str) -> Path:
-        """Return where one file of a finished stage lies on this node, to be opened at once."""
+        """Return the path of one file of a finished stage on this node; open the file at once."""
         ...
 
 
 class StageStore(Protocol):
-    """What executors and their work need of a store; it must pickle."""
+    """Part of a store that executors and workers use; it must pickle."""
 
     @property
     def stages(self) -> Contents:
-        """What is in the files of finished stages."""
+        """Files of finished stages."""
         ...
 
     @property
     def checkpoints(self) -> States:
-        """The states of stages that have not ended."""
+        """Checkpoints of unfinished stages."""
         ...
 
     @property
     def failures(self) -> Failures:
-        """How stages failed that would fail so again."""
+        """Failures that would happen again."""
         ...
 
     def finished(self, keys: Iterable[str]) -> Mapping[str, StageRecord]:
-        """Return the records of those `keys` that are durable."""
+        """Return the records of those `keys` that the store holds."""
         ...
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
-        """Make a stage durable and return the record that stands."""
+        """Save a stage durably, and return the record that the store then holds."""
         ...
 
 
 Report = Callable[[str, CurvePoint, Metric], object]
-"""Told the points of stages that run: the stage's key, the point, and the primary metric of its task."""
+"""Callback for a point of a running stage: the stage's key, the point, and the primary metric of its task."""
 
 
 def unheard(key: str, point: CurvePoint, metric: Metric) -> None:
-    """Nobody listens."""
+    """Ignore the point."""
 
 
 def never() -> bool:
-    """Nobody cancels."""
+    """Return False: the work is never cancelled."""
     return False
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """A run of stages for one worker: plain data, but for what the executor supplies in the worker."""
+    """Chain of stages for one worker. Plain data, except for the fields that the executor sets in the worker."""
 
     specs: tuple[StageSpec, ...]
-    """The stages, each going on from the one before; what the first one needs is in the store."""
+    """Stages, each of which starts from the previous one; the inputs of the first one are in the store."""
     store: StageStore
     device: str = "cpu"
     threads: int = 1
     lineage: tuple[StageSpec, ...] = ()
-    """The stages from whose networks the first one goes on, the dense one first."""
+    """Stages before the first one in its chain, the dense one first."""
     attempt: int = 1
     cancelled: Callable[[], bool] = never
-    """To be asked at every batch: whether to end, by returning or raising."""
+    """Called at every batch: return True, or raise, to end the work."""
     grace: float = 0.0
-    """Seconds that remain, once `cancelled` says so, before the worker is ended by force."""
+    """Seconds between cancellation and the end of the worker by force."""
     stage_timeout: float | None = None
-    """Seconds after which a stage is to end at a batch, to be tried again."""
+    """Seconds after which a stage ends at a batch, to be retried."""
     report: Report = unheard
-    """To be told each point of a stage's curve as it comes; the executor supplies it in the worker."""
+    """Callback for each point of a stage's curve; the executor sets it in the worker."""
     log: str = ""
-    """The file on the worker that takes what the work prints."""
+    """File on the worker for the output of the work."""
     check: Callable[[], object] | None = None
-    """What must not raise on a node before it works, asked once a process."""
+    """Check that must pass on a node before the work, called once in each process."""
 
 
 @dataclass(frozen=True)
 class AttemptStart:
-    """Where an attempt runs and since when: the first thing that a worker says of it."""
+    """First message of a worker: where the attempt runs, and since when."""
 
     host: str
     node: str
@@ -177,49 +177,49 @@ class AttemptStart:
 
 @dataclass(eq=False)
 class Attempt:
-    """One try at what is left of a segment; `done` of its stages are finished."""
+    """Attempt at the rest of a segment; `done` of its stages are finished."""
 
     segment: int
     number: int
-    """Which try it is at the first stage that is left."""
+    """Number of this attempt at the first unfinished stage."""
     specs: tuple[StageSpec, ...]
     lineage: tuple[StageSpec, ...] = ()
-    """The stages from whose networks the first one goes on."""
+    """Stages before the first one in its chain."""
     done: int = 0
     start: AttemptStart | None = None
-    """Where it runs, once it does and if that is elsewhere."""
+    """Where the attempt runs, once it has started in another process."""
     reached: int = -1
-    """The step of the checkpoint that the first stage had when the attempt before was lost."""
+    """Step of the first stage's checkpoint when the previous attempt was lost."""
     spared: int = 0
-    """How many of the attempts before it left a further checkpoint, and so count as no retry."""
+    """Number of previous attempts that left a newer checkpoint, and so do not count as retries."""
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Keys of the stages that are not finished yet."""
+        """Keys of the unfinished stages."""
         return tuple(spec.key for spec in self.specs[self.done :])
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A preflight that found nothing wrong; `unmatched` are (key, pattern) of `prune` that its network has not."""
+    """Successful preflight; `unmatched` holds the (key, pattern) pairs of `prune` that match nothing in the network."""
 
     unmatched: tuple[tuple[str, str], ...] = ()
     figures: tuple[str, ...] = ()
-    """What the task measures on the validation split."""
+    """Names of the figures that the task measures on the validation split."""
 
 
 Item = TypeVar("Item", StageRecord, Passed)
 Work = Callable[[WorkOrder], Iterator[StageRecord]]
-"""Runs the stages of an order in turn and yields each one's record once it is durable."""
+"""Runs the stages of an order in turn, and yields each record once the stage is durable."""
 Preflight = Callable[[WorkOrder], Iterator[Passed]]
-"""Tries a stage on a few examples; raises where it cannot run."""
+"""Tries a stage on a few examples; raises if the stage cannot run."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a stage: its record and files, to be committed, and its network as it stands on the device.
+    """Result of a stage: its record and files to commit, and its network on the device.
 
-    The files are written from that network: commit them before anything moves it.
+    The files are written from the network: commit them before anything changes the network.
     """
 
     record: StageRecord
@@ -228,4 +228,4 @@ class Result:
 
 
 Run = Callable[[StageSpec, Mapping[str, object], WorkOrder], Result]
-"""Runs one stage, given the networks of its inputs that are at hand, by role; the others are in the store."""
+"""Runs one stage; gets the networks of inputs in memory by role, and loads the other inputs from the store."""
