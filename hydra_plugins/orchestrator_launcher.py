@@ -1,6 +1,6 @@
-"""Hydra's launcher and sweeper of the orchestrator: all jobs of a multirun are planned and run as one sweep.
+"""Launcher and sweeper plugins for Hydra: all jobs of a multirun are planned and run as one sweep.
 
-Hydra imports this module at every start, so everything heavy is imported on use.
+Hydra imports this module at every start, so large imports happen on use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-# Plain nodes: Hydra runs this file without registering the module, and dataclasses need it registered.
+# Plain dicts: Hydra runs this file without registering the module, which dataclasses need.
 _HERE = "hydra_plugins.orchestrator_launcher"
 ConfigStore.instance().store(
     group="hydra/launcher",
@@ -33,25 +33,25 @@ ConfigStore.instance().store(
 
 
 class OrchestratorLauncher(Launcher):
-    """Hands the whole batch to the conductor; works under any sweeper that calls launchers batch by batch."""
+    """Launcher that runs a whole batch as one sweep; works with every sweeper that launches batches."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what composing needs."""
+        """Keep the loader and the configuration for composition."""
         self.loader = hydra_context.config_loader
         self.config = config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Plan and run all jobs as one sweep; each result is the job's objective."""
+        """Plan and run all jobs as one sweep; each result holds the job's objective."""
         from orchestrator.sweep.launch import launch
 
         return launch(self.loader, self.config, job_overrides)
 
 
 class OrchestratorSweeper(BasicSweeper):
-    """Hydra's basic sweeper, less its composing of every job only to validate it: the launcher composes them once."""
+    """Basic sweeper of Hydra, but without composing every job for validation: the launcher composes jobs once."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Expand the axes into jobs and launch them as one batch; an argument replaces the preset's axis of its key."""
+        """Expand the axes into jobs and launch them as one batch; a typed axis replaces the preset's axis."""
         from orchestrator.sweep.launch import raise_for, refuse_empty_axes
 
         assert self.hydra_context is not None

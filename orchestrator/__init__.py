@@ -12,18 +12,18 @@ __version__ = "0.1.0"
 
 
 def open(uri: str = "store", options: Mapping[str, Any] | None = None) -> StoreResults:
-    """Open a store to look at its sweeps; nothing in it is changed, and no code that it names is run.
+    """Open a store to read its sweeps; nothing in the store is changed, and no code that it names is run.
 
-        sweep = orchestrator.open("store").sweep()  # the one saved last
+        sweep = orchestrator.open("store").sweep()  # the newest sweep
         sweep.frame(by="point")  # a pandas DataFrame
         sweep.plot.tradeoff()  # matplotlib axes
 
     Args:
-        uri: a directory, or `s3://bucket/prefix`, `gs://...`: the `store.uri` that the sweeps ran with
-        options: of its file system, such as `{"endpoint_url": "http://host:9000"}`: their `store.options`
+        uri: the `store.uri` of the sweeps: a directory, or an address such as `s3://bucket/prefix`, `gs://...`
+        options: the `store.options` of the sweeps, for the file system: `{"endpoint_url": "http://host:9000"}`
 
     Raises:
-        OrchestratorError: there is no store, or it is damaged or of another release
+        OrchestratorError: the store does not exist, is damaged, or belongs to another release
     """
     from orchestrator.results.store_results import open_store
 

@@ -1,8 +1,8 @@
-"""`python -m orchestrator`, or `pruning-orchestrator`: compose with Hydra, hand over, say every mistake in a sentence.
+"""Command line `python -m orchestrator`, or `pruning-orchestrator`: run a sweep, and explain mistakes in sentences.
 
-`compare`, `export`, `gate`, `sync` and `store` as first argument call those commands instead.
+The first arguments `compare`, `export`, `gate`, `sync` and `store` run those commands in place of a sweep.
 Exit status: 0 all trials finished, 1 some did not, 2 the configuration was refused, 3 the MLflow view is incomplete,
-130 interrupted, 141 the reader of its output has left.
+130 interrupted, 141 the reader of the output has closed it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 CONF = next(
     folder for folder in (Path(__file__).parent / "conf", Path(__file__).parent.parent / "conf") if folder.is_dir()
 )
-"""The packaged configuration: inside the wheel, or beside the package in a checkout."""
+"""Packaged configuration: inside the wheel, or beside the package in a checkout."""
 
 SPACED = re.compile(r"(?:^|\0)(?P<key>[\w.@/+~]+)(?:\0=\0?|=\0(?=[^\0=-]+(?:\0|$)))(?P<value>[^\0]+)")
-"""A setting with spaces around its equals sign, in the arguments joined by NUL, as for `seed = 3`."""
+"""Setting with spaces around its equals sign, such as `seed = 3`, in arguments joined by NUL."""
 COMMANDS = ("compare", "gate", "sync", "store", "export")
-"""First arguments that call the `main` of a module of `orchestrator.commands`."""
+"""First arguments that run the `main` of a module in `orchestrator.commands`."""
 
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:] and sys.argv[1] in COMMANDS:  # before the working directory can shadow a package
+    if sys.argv[1:] and sys.argv[1] in COMMANDS:  # before a file in the working directory can shadow a package
         run_command(sys.argv.pop(1))
     with ended_quietly():
         _run_sweep()
 
 
 def run_command(name: str) -> NoReturn:
-    """Run a command of COMMANDS with the arguments of this process, and end the process."""
+    """Run a command of `COMMANDS` with the arguments of this process, and end the process."""
     with interrupts.leaving_on_interrupt():
         command = import_module(f"orchestrator.commands.{name}_command").main
     with interrupts.ending_on_interrupt(), ended_quietly():
@@ -55,19 +55,19 @@ def run_command(name: str) -> NoReturn:
 def _run_sweep() -> None:
     interrupts.leave_when_interrupted()
     show_what_can_be_shown()
-    import hydra  # now that Ctrl-C ends what follows without a traceback
+    import hydra  # late, so that Ctrl-C ends the import without a traceback
 
     from orchestrator.config import hydra_options
     from orchestrator.config.config_groups import with_own_options
 
     @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
     def compose(config: DictConfig) -> None:
-        """Take one composed trial: Hydra calls this where there are no axes; the launcher plugin takes all others."""
+        """Run the single trial of a command without axes; the launcher plugin runs all other jobs."""
         from orchestrator.sweep.launch import run_single
 
         try:
             run_single(config)
-        except OrchestratorError as error:  # Hydra would print its own story of what a job raises
+        except OrchestratorError as error:  # Hydra would print its own report of the error
             sys.exit(_say(str(error), error.exit_status))
 
     sys.argv[1:] = with_own_options(_ordered(sys.argv[1:]))
@@ -75,8 +75,8 @@ def _run_sweep() -> None:
     if told := [*hydra_options.shadowed(_config_dir(sys.argv[1:]), CONF)]:
         sys.exit(_say("\n".join(told), 2))
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the user's own models and data, as under `python -m`
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us whole, and we print them
+        sys.path.insert(0, os.getcwd())  # for custom models and data, as with `python -m`
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra passes errors on, and they are printed below
     try:
         compose()
         if (launch := sys.modules.get("orchestrator.sweep.launch")) and launch.BEHIND:
@@ -94,35 +94,33 @@ def _run_sweep() -> None:
 
 
 def _ordered(arguments: list[str]) -> list[str]:
-    """Return a command line with its settings before its options, as argparse wants them; end for what is neither."""
+    """Return the arguments with settings before options, as argparse needs; exit for any other argument."""
     from hydra._internal.utils import get_args_parser
 
     if spaced := SPACED.search("\0".join(arguments)):
         typed = " ".join(spaced[0].strip("\0").split("\0"))
         setting = shlex.quote(f"{spaced['key']}={spaced['value']}")
         sys.exit(_say(f"`{typed}`: a setting has no spaces around its equals sign; write {setting}.", 2))
-    if arguments and arguments[0].isidentifier():  # neither a setting nor an option
+    if arguments and arguments[0].isidentifier():  # not a setting or option
         near = get_close_matches(arguments[0], COMMANDS, n=1)
         meant = f"did you mean {near[0]}? They are" if near else "commands are"
-        text = f"`{arguments[0]}` is no command, and a setting is key=value; {meant} {', '.join(COMMANDS)}."
+        text = f"`{arguments[0]}` is not a command, and a setting is key=value; {meant} {', '.join(COMMANDS)}."
         sys.exit(_say(text, 2))
     parser = get_args_parser()
     found, rest = parser.parse_known_args(arguments)
     if odd := next((each for each in rest if each.startswith("-")), None):
         if near := get_close_matches(odd.partition("=")[0], parser._option_string_actions, n=1, cutoff=0.8):
-            sys.exit(_say(f"`{odd}` is not an option; did you mean {near[0]}? --help lists them.", 2))
+            sys.exit(_say(f"`{odd}` is not an option; did you mean {near[0]}? --help lists all options.", 2))
         setting = odd.lstrip("-").replace("-", "_")
         setting = f"{'+' * (setting.partition('=')[0] == 'sweep')}{setting}{'' if '=' in setting else '=...'}"
-        text = (
-            f"`{odd}` is not an option; settings have no dashes and an equals sign: {setting}, say. --help lists both."
-        )
+        text = f"`{odd}` is not an option; a setting has no dashes and an equals sign: {setting}; --help lists both."
         sys.exit(_say(text, 2))
     settings = [*found.overrides, *rest]
     return [*settings, *(each for each in arguments if each not in settings)]
 
 
 def _config_dir(arguments: list[str]) -> Path | None:
-    """Return the folder that `--config-dir` names, None where there is none."""
+    """Return the folder of `--config-dir`; None if that option is not given."""
     from hydra._internal.utils import get_args_parser
 
     named = get_args_parser().parse_known_args(arguments)[0].config_dir

@@ -1,1 +1,1 @@
-"""What a sweep has built in beside the engine's: networks, data sets, tasks and formats, a row each; no torch."""
+"""Catalogues of built-in networks, data sets, tasks and formats, a row for each; no torch."""

@@ -1,4 +1,4 @@
-"""The catalogue of data sets. A row's code is (**options) -> the splits that `workloads.data_loading` describes."""
+"""Catalogue of data sets. A row's code is (**options) -> the splits described in `workloads.data_loading`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pruning.catalogue.value_rules import whole, within
 
 
 class DataSet(Row):
-    """A data set."""
+    """Row of a data set."""
 
     FAMILY: ClassVar[str] = "data"
 
 
-TEST_FRACTION = within(": the test split is what is reported")
-_ROOT = Option("root", str, "data", "The directory that holds, or is to hold, `mnist/` or `fashion-mnist/`.")
-_DOWNLOAD = Option("download", bool, True, "Download the files where they are absent.")
+TEST_FRACTION = within(": reports use the test split")
+_ROOT = Option("root", str, "data", "Directory for `mnist/` or `fashion-mnist/`.")
+_DOWNLOAD = Option("download", bool, True, "Download missing files.")
 
 
 def _normalisation(mean: float, std: float) -> tuple[Option, Option]:
     return (
-        Option("mean", list[float], [mean], "Subtracted from pixels in [0, 1]."),
-        Option("std", list[float], [std], "Divides pixels after `mean` is subtracted."),
+        Option("mean", list[float], [mean], "Mean to subtract from pixels in [0, 1]."),
+        Option("std", list[float], [std], "Standard deviation by which pixels are divided after `mean` is subtracted."),
     )
 
 
@@ -32,11 +32,9 @@ DATA: Mapping[str, DataSet] = named(
         DataSet(
             "digits",
             "orchestrator.workloads.images.named:digits",
-            "scikit-learn's 1,797 handwritten digits of 8x8 pixels; needs no download.",
+            "1,797 handwritten digits of 8x8 pixels from scikit-learn; needs no download.",
             (
-                Option(
-                    "test_fraction", float, 0.2, "Fraction of all examples that is the test split.", (TEST_FRACTION,)
-                ),
+                Option("test_fraction", float, 0.2, "Fraction of all examples for the test split.", (TEST_FRACTION,)),
                 *_normalisation(0.3053, 0.3760),
             ),
             in_sweeps={"val_fraction": 0.15},
@@ -44,7 +42,7 @@ DATA: Mapping[str, DataSet] = named(
         DataSet(
             "mnist",
             "orchestrator.workloads.images.named:mnist",
-            "MNIST: `root`/mnist holds the four idx .gz files, or they are downloaded to there.",
+            "MNIST; the four idx .gz files are read from `root`/mnist, or downloaded to it.",
             (_ROOT, _DOWNLOAD, *_normalisation(0.1307, 0.3081)),
             "LeCun et al. 1998",
             in_sweeps={"val_size": 5000},
@@ -52,7 +50,7 @@ DATA: Mapping[str, DataSet] = named(
         DataSet(
             "fashion_mnist",
             "orchestrator.workloads.images.named:fashion_mnist",
-            "Fashion-MNIST: `root`/fashion-mnist holds the four idx .gz files, or they are downloaded to there.",
+            "Fashion-MNIST; the four idx .gz files are read from `root`/fashion-mnist, or downloaded to it.",
             (_ROOT, _DOWNLOAD, *_normalisation(0.2860, 0.3530)),
             "Xiao et al. 2017, arXiv 1708.07747",
             in_sweeps={"val_size": 5000},
@@ -60,28 +58,33 @@ DATA: Mapping[str, DataSet] = named(
         DataSet(
             "huggingface",
             "orchestrator.workloads.images.huggingface:huggingface",
-            "An image classification set of Hugging Face `datasets`, from the hub or a path; CIFAR-10 as it stands.",
+            "Image classification data from Hugging Face `datasets`, from the hub or a path; CIFAR-10 by default.",
             (
-                Option("path", str, "uoft-cs/cifar10", "A name on the hub, or a local path."),
-                Option("subset", str | None, None, "Which configuration of the set; null: its only one."),
+                Option("path", str, "uoft-cs/cifar10", "Name on the hub, or a local path."),
+                Option("subset", str | None, None, "Configuration of the data set; null: the only one."),
                 Option("revision", str | None, None, "Branch, tag or commit on the hub."),
                 Option("train_split", str, "train", "Name of the training split."),
                 Option("test_split", str, "test", "Name of the test split."),
                 Option("image_key", str, "img", "Column of the images."),
                 Option("label_key", str, "label", "Column of the labels."),
-                Option("mode", str, "RGB", "RGB, or L for grey."),
-                Option("size", list[int] | None, None, "[height, width] to resize to; null needs images of one size."),
+                Option("mode", str, "RGB", "RGB, or L for greyscale."),
+                Option(
+                    "size",
+                    list[int] | None,
+                    None,
+                    "[height, width] after resizing; null: no resizing, which needs images of one size.",
+                ),
                 Option(
                     "mean",
                     list[float] | None,
                     None,
-                    "Subtracted from each channel of pixels in [0, 1]; null computes it from the training split.",
+                    "Mean to subtract from each channel of pixels in [0, 1]; null: computed from the training split.",
                 ),
                 Option(
                     "std",
                     list[float] | None,
                     None,
-                    "Divides each channel after `mean` is subtracted; null computes it from the training split.",
+                    "Standard deviation by which each channel is then divided; null: computed from the training split.",
                 ),
             ),
             packages=("datasets",),
@@ -92,16 +95,16 @@ DATA: Mapping[str, DataSet] = named(
         DataSet(
             "text",
             "orchestrator.workloads.text:text",
-            "Blocks of tokens of a text, each with the tokens that follow; validation and test are the ends of it.",
+            "Blocks of tokens of a text, each with the next tokens as labels; its ends are for validation and test.",
             (
-                Option("root", str, "", "A text file, or a directory of .txt files."),
+                Option("root", str, "", "Text file, or directory of .txt files."),
                 Option("tokenizer", str, "characters", "`characters`, `bytes`, or a file of the package tokenizers."),
-                Option("block", int, 128, "Tokens of an example.", (whole(1),)),
+                Option("block", int, 128, "Number of tokens in an example.", (whole(1),)),
                 Option(
                     "test_fraction",
                     float,
                     0.1,
-                    "Fraction of the text, its end, that is the test split.",
+                    "Fraction at the end of the text for the test split.",
                     (TEST_FRACTION,),
                 ),
             ),

@@ -1,6 +1,6 @@
-"""The catalogue of deployment formats: what a pruned network is written as, measured in and exported to.
+"""Catalogue of deployment formats, in which pruned networks are written, measured and exported.
 
-A row's code is an `orchestrator.deploy.formats.format.Codec`; "shrink" has none: it is the network in PyTorch.
+A row's code is an `orchestrator.deploy.formats.format.Codec`; "shrink" has no code, as it is the network in PyTorch.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import ClassVar
 from pruning.catalogue.rows import Row, named
 
 PYTORCH, RUNTIME = 1e-5, 1e-4
-"""Tolerances: of PyTorch's own kernels on smaller tensors, and of those of other runtimes."""
+"""Tolerances for PyTorch's kernels on smaller tensors, and for the kernels of other runtimes."""
 
 
 @dataclass(frozen=True)
 class Format(Row):
-    """A format.
+    """Row of a format.
 
     Args:
-        tolerance: how far outputs may differ from the masked network's in PyTorch, relative to the largest, in float32;
-            infinite where they are others, and what the network achieves in this format is measured.
-        measured: a sweep can deploy a network in it and measure it.
-        exported: the command `export` writes it.
+        tolerance: largest difference of outputs from the masked network in PyTorch, relative to the largest output, in
+            float32. Infinite for a format that changes outputs: the network's metrics are then measured in it.
+        measured: whether a sweep can deploy a network in this format and measure it.
+        exported: whether the command `export` writes this format.
     """
 
     FAMILY: ClassVar[str] = "format"
@@ -35,7 +35,7 @@ class Format(Row):
 
 
 SHRINK = "shrink"
-"""The format without files: the network itself, in PyTorch."""
+"""Format without files: the network itself, in PyTorch."""
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 FORMATS: Mapping[str, Format] = named(

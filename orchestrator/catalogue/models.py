@@ -1,4 +1,4 @@
-"""The catalogue of networks. A row's code is (input_shape, classes, **options) -> nn.Module."""
+"""Catalogue of networks. A row's code is (input_shape, classes, **options) -> nn.Module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pruning.catalogue.value_rules import Rule, is_int, is_number, whole
 
 
 class Model(Row):
-    """A network."""
+    """Row of a network."""
 
     FAMILY: ClassVar[str] = "model"
 
@@ -23,7 +23,7 @@ SIZES = Rule(
 DROPOUT = Rule(lambda value: is_number(value) and 0 <= value < 1, "lie in [0, 1)")
 _AUTO = Rule(
     lambda name: name.startswith("AutoModel"),
-    "be one of transformers' Auto classes, such as AutoModelForCausalLM or AutoModelForImageClassification",
+    "be an Auto class of transformers, such as AutoModelForCausalLM or AutoModelForImageClassification",
 )
 
 
@@ -38,12 +38,14 @@ MODELS: Mapping[str, Model] = named(
         Model(
             "mlp",
             "orchestrator.workloads.networks.classifiers:mlp",
-            "Fully connected layers with ReLU, for any input.",
+            "Fully connected layers with ReLU, for any input shape.",
             (
                 Option("hidden", list[int], [256, 128], "Widths of the hidden layers.", (SIZES,)),
                 Option("dropout", float, 0.0, "Fraction of a hidden layer's outputs that training drops.", (DROPOUT,)),
-                Option("batch_norm", bool, False, "Normalise before each ReLU; the layers there have no biases then."),
-                Option("bias", bool, True, "Whether the layers have biases."),
+                Option(
+                    "batch_norm", bool, False, "Batch normalisation before each ReLU; these layers then have no biases."
+                ),
+                Option("bias", bool, True, "Biases in the layers."),
             ),
         ),
         Model(
@@ -54,7 +56,7 @@ MODELS: Mapping[str, Model] = named(
             (
                 Option("channels", list[int], [32, 64], "Output channels of each convolution.", (SIZES,)),
                 Option("hidden", list[int], [], "Widths of the linear layers before the last.", (SIZES,)),
-                Option("batch_norm", bool, True, "Normalise after each convolution."),
+                Option("batch_norm", bool, True, "Batch normalisation after each convolution."),
                 Option("dropout", float, 0.0, "Fraction of the linear layers' inputs that training drops.", (DROPOUT,)),
             ),
         ),
@@ -67,7 +69,7 @@ MODELS: Mapping[str, Model] = named(
         Model(
             "lenet5",
             "orchestrator.workloads.networks.classifiers:lenet5",
-            "LeNet-5 in the sizes of Caffe's: 430,500 prunable weights on 1x28x28.",
+            "LeNet-5 with the sizes of Caffe: 430,500 prunable weights on 1x28x28.",
             paper="LeCun et al. 1998",
         ),
         Model(
@@ -79,7 +81,7 @@ MODELS: Mapping[str, Model] = named(
                     "width",
                     int,
                     16,
-                    "Channels of the first stage; the next have twice and four times as many.",
+                    "Channels of the first stage; the next stages have two and four times as many.",
                     (COUNT,),
                 ),
             ),
@@ -88,17 +90,17 @@ MODELS: Mapping[str, Model] = named(
         Model(
             "gpt",
             "orchestrator.workloads.networks.gpt:gpt",
-            "A small GPT for blocks of tokens, as of `data=text`: 0.8 million parameters with some hundred tokens; its "
-            "head is apart from its embedding.",
+            "Small GPT for blocks of tokens, as in `data=text`: 0.8 million parameters for about a hundred tokens; "
+            "head and embedding have separate weights.",
             (
-                Option("layers", int, 4, "Blocks of attention and MLP.", (COUNT,)),
-                Option("heads", int, 4, "Heads of attention in each block; divides `width`.", (COUNT,)),
+                Option("layers", int, 4, "Number of blocks of attention and MLP.", (COUNT,)),
+                Option("heads", int, 4, "Attention heads in each block; must divide `width`.", (COUNT,)),
                 Option("width", int, 128, "Size of the embedding.", (COUNT,)),
                 Option(
                     "context",
                     int | None,
                     None,
-                    "The most tokens that it looks back on; null is the length of a block.",
+                    "Maximum number of tokens in an input; null: the length of a block.",
                     (COUNT.or_null(),),
                 ),
                 Option(
@@ -114,23 +116,22 @@ MODELS: Mapping[str, Model] = named(
         Model(
             "huggingface",
             "orchestrator.workloads.networks.libraries:huggingface",
-            "The network that the config.json of a directory describes, built by transformers with random weights; "
-            "`weights` gives it others.",
+            "Network from the config.json of a directory, built by transformers with random weights or `weights`.",
             (
                 Option(
                     "path",
                     str,
                     "",
-                    "A directory with a config.json, or a name on the hub whose files are on this machine.",
+                    "Directory with a config.json, or a name on the hub whose files are on this machine.",
                 ),
                 Option(
                     "architecture",
                     str,
                     "AutoModelForCausalLM",
-                    "The Auto class of transformers that builds it.",
+                    "Auto class of transformers that builds the network.",
                     (_AUTO,),
                 ),
-                Option("overrides", dict[str, Any], {}, "Keys of config.json that are to have other values."),
+                Option("overrides", dict[str, Any], {}, "Values that replace keys of config.json."),
             ),
             packages=("transformers",),
             extra="transformers",
@@ -139,15 +140,14 @@ MODELS: Mapping[str, Model] = named(
         Model(
             "timm",
             "orchestrator.workloads.networks.libraries:timm",
-            "A network that timm names, with random weights, for the images and classes of the data; `weights` gives "
-            "it others.",
+            "Network of timm, with random weights or with `weights`, for the images and classes of the data.",
             (
                 Option(
                     "architecture",
                     str,
                     "resnet18",
-                    "A name of timm's.",
-                    (Rule(bool, "be a name of timm's; pass resnet18"),),
+                    "Name of a network in timm.",
+                    (Rule(bool, "be the name of a network in timm; pass resnet18"),),
                 ),
                 Option("options", dict[str, Any], {}, "Further arguments of timm.create_model."),
             ),

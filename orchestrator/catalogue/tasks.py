@@ -1,4 +1,4 @@
-"""The catalogue of tasks: losses and metrics. A row's code is (**options) -> `workloads.tasks.task.Task`."""
+"""Catalogue of tasks: losses and metrics. A row's code is (**options) -> `workloads.tasks.task.Task`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pruning.catalogue.value_rules import Rule, at_least
 
 
 class Task(Row):
-    """A task."""
+    """Row of a task."""
 
     FAMILY: ClassVar[str] = "task"
 
 
 def has_target(value: Any) -> bool:
-    """Whether a node names something of the user's own by `_target_`."""
+    """Whether a node has a `_target_`."""
     return isinstance(value, Mapping) and isinstance(value.get("_target_"), str) and bool(value["_target_"])
 
 
@@ -27,19 +27,19 @@ TASKS: Mapping[str, Task] = named(
         Task(
             "classification",
             "orchestrator.workloads.tasks.classification:Classification",
-            "One class an example: accuracy, top-5 where there are more classes, per class.",
+            "One class for each example: accuracy, accuracy by class, and top-5 accuracy for more than 5 classes.",
         ),
         Task(
             "regression",
             "orchestrator.workloads.tasks.regression:Regression",
-            "Numbers, by mean squared error: RMSE, MAE and R2. Labels are floating point numbers.",
+            "Regression by mean squared error: RMSE, MAE and R2. Labels are floating point numbers.",
             (
                 Option("unit", str, "", "Unit of the labels."),
                 Option(
                     "margin",
                     float,
                     0.0,
-                    "The rise of RMSE that a match with dense may hide, unless `compare.margin` says otherwise.",
+                    "Largest rise of RMSE that still counts as a match with dense, unless `compare.margin` is set.",
                     (at_least(0),),
                 ),
             ),
@@ -47,44 +47,44 @@ TASKS: Mapping[str, Task] = named(
         Task(
             "language_modelling",
             "orchestrator.workloads.tasks.language_modelling:LanguageModelling",
-            "The next token: perplexity and cross-entropy.",
+            "Prediction of the next token: perplexity and cross-entropy.",
         ),
         Task(
             "segmentation",
             "orchestrator.workloads.tasks.segmentation:Segmentation",
-            "A class for each pixel: mean IoU and the fraction of pixels.",
-            (Option("ignore_index", int, 255, "The label of pixels that count for nothing."),),
+            "One class for each pixel: mean IoU, and the fraction of right pixels.",
+            (Option("ignore_index", int, 255, "Label of pixels to ignore."),),
         ),
         Task(
             "torchmetrics",
             "orchestrator.workloads.tasks.torch_metrics:TorchMetrics",
-            "Any metrics of torchmetrics, the first of them the primary one, as in measures: {f1: {_target_: "
-            "torchmetrics.classification.MulticlassF1Score, num_classes: 10, average: macro}}",
+            "Any metrics of torchmetrics, as in measures: {f1: {_target_: "
+            "torchmetrics.classification.MulticlassF1Score, num_classes: 10, average: macro}}; the first one is primary.",
             (
                 Option(
                     "measures",
                     dict[str, Any],
                     REQUIRED,
-                    "Name -> `_target_` and arguments; the first is the primary one.",
+                    "Name -> `_target_` and arguments of a metric; the first one is primary.",
                 ),
                 Option(
                     "criterion",
                     Any,
                     None,
-                    "The loss, where neither `train.loss` nor the network gives one; null is cross-entropy.",
+                    "Loss if neither `train.loss` nor the network gives one; null: cross-entropy.",
                     (OPTIONAL_TARGET,),
                 ),
                 Option(
                     "better",
                     dict[str, str],
                     {},
-                    "Name -> `higher` or `lower`, of a metric that does not say so itself.",
+                    "Name -> `higher` or `lower`, for a metric that does not define its better direction.",
                 ),
                 Option(
                     "margin",
                     float,
                     0.0,
-                    "The loss of the primary metric that a match with dense may hide, unless `compare.margin` says so.",
+                    "Largest loss of the primary metric that still counts as a match, unless `compare.margin` is set.",
                     (at_least(0),),
                 ),
             ),

@@ -1,1 +1,1 @@
-"""What a trial's configuration is: its schema, its rules, how it is composed, and what of it identifies a result."""
+"""Configuration of a trial: its schema, its rules, its composition, and the fingerprints of its sources."""

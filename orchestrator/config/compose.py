@@ -1,8 +1,8 @@
-"""Hydra job overrides -> plain trial configurations, composing once for each set of group choices.
+"""Composition of plain trial configurations from Hydra's job overrides, once for each set of group choices.
 
-Composing takes Hydra some 50 ms a job. The jobs of a sweep mostly differ in plain values, and those are set, and so
-validated, on one composed configuration: about 0.3 ms a job. Where anything interpolates, and where a value and another
-kind of override touch the same key, Hydra composes each job: only then is it certain that the result is Hydra's own.
+Hydra composes a job in about 50 ms. The jobs of a sweep differ mostly in plain values, which are set and validated on
+one composed configuration in about 0.3 ms. Hydra composes every job if a value interpolates, or if a value and another
+kind of override touch the same key: the result is then certainly the same as Hydra's.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from orchestrator.core.specs import Job
 
 @dataclass
 class _Base:
-    """One composed configuration: the typed tree that values are set on, and its plain form."""
+    """Composed configuration: a typed tree to set values on, and its plain form."""
 
     tree: DictConfig
     plain: Mapping[str, Any]
 
     @cached_property
     def interpolates(self) -> bool:
-        """Whether a value may depend on others, or on when and where it is resolved."""
+        """Whether a value may depend on other values, or on the time and place of resolution."""
         return any(_references(OmegaConf.to_container(_without_hydra(self.tree))))
 
 
 def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequence[str]]) -> Iterator[Job]:
-    """Yield a `Job` for each list of overrides; one that Hydra refuses carries what is wrong with it."""
+    """Yield a `Job` for each list of overrides; a job that Hydra refuses carries the explanation."""
     bases: dict[tuple[tuple[str, ...], tuple[str, ...]], _Base] = {}
     groups = frozenset(loader.list_groups(""))
     refused: dict[tuple[str, ...], str] = {}
@@ -57,7 +57,7 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
             if not is_refusal(error):
                 raise
             told = explain(error, lambda settings: _compose(loader, master, settings).tree, overrides, groups)
-            if Message.NOT_OVERRIDDEN.find(str(error)):  # whatever the values are
+            if Message.NOT_OVERRIDDEN.find(str(error)):  # for every value of these keys
                 refused[keys] = told
             yield Job(tuple(overrides), error=told)
         else:
@@ -65,10 +65,11 @@ def compose_jobs(loader: ConfigLoader, master: DictConfig, jobs: Sequence[Sequen
 
 
 def several_deploys(overrides: Sequence[str]) -> str:
-    """Say what is wrong with a list of choices of `deploy`, of which Hydra keeps the last alone; else return ''."""
+    """Return the error for a list of choices of `deploy`, as Hydra keeps only the last one; empty if there is none."""
     listed = next((each.partition("=")[2] for each in overrides if re.match(r"deploy=\[.*,", each)), "")
     return listed and (
-        f"`deploy` (={listed}) must be one choice, as the last would replace the others; pass deploy.formats={listed}."
+        f"`deploy` (={listed}) must be one choice, as the last one would replace the others; pass "
+        f"deploy.formats={listed}."
     )
 
 
@@ -94,9 +95,9 @@ def _job(
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Return the resolved plain data of a composed configuration, without its hydra node and its user's variables.
+    """Return the resolved plain data of a composed configuration, without its hydra node and without variables.
 
-    A variable is a key of the user's own that others refer to, as in `model.width=${width}`.
+    A variable is an added key that other keys refer to, as in `model.width=${width}`.
     """
     tree = _without_hydra(config)
     found = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
@@ -132,7 +133,7 @@ def _sets_plain_value(override: Override, groups: frozenset[str]) -> bool:
 
 
 def _touch(values: Sequence[Override], others: Sequence[Override], groups: frozenset[str]) -> bool:
-    """Whether a value's key is, holds or lies in one that is set in another way: then their order matters."""
+    """Whether a value's key equals, contains or lies in a key that is set in another way: then order matters."""
     set_otherwise = [each for each in others if each.key_or_group not in groups or isinstance(each.value(), dict)]
     ours, theirs = ([f"{each.key_or_group}." for each in overrides] for overrides in (values, set_otherwise))
     return any(own.startswith(other) or other.startswith(own) for own in ours for other in theirs)
@@ -144,7 +145,7 @@ def _compose(loader: ConfigLoader, master: DictConfig, overrides: list[str]) -> 
         config.hydra.job.id, config.hydra.job.num = "0", 0
     holder = HydraConfig.instance()
     previous = holder.cfg
-    holder.set_config(config)  # `${hydra:...}` resolves here or nowhere: workers have no Hydra
+    holder.set_config(config)  # `${hydra:...}` must resolve here: workers have no Hydra
     try:
         values = plain(config)
     finally:

@@ -1,7 +1,7 @@
-"""Groups of a configuration whose options are rows of a catalogue: Hydra's schema of them, and their rules; no torch.
+"""Config groups whose options are rows of a catalogue: their schemas for Hydra, and their rules; no torch.
 
-A row becomes a dataclass: the keys that every option of its group has, then the row's own. A component of the user's
-own has the first alone: a YAML file, or settings, with a `_target_` and its arguments.
+A row becomes a dataclass with the common keys of its group, then the keys of the row. A custom component has only the
+common keys: it is a YAML file, or settings, with a `_target_` and its arguments.
 """
 
 from __future__ import annotations
@@ -23,31 +23,36 @@ from pruning.catalogue.rows import Check, Option, Row, named
 from pruning.catalogue.scores import SCORES
 from pruning.catalogue.value_rules import Rule, is_int, whole, within
 
-_KIND = Option("kind", str | None, None, "A built-in one; exactly one of `kind` and `_target_` is given.")
-_REPAIR = Option("kind", str | None, None, "Which repair.")
+_KIND = Option("kind", str | None, None, "Name of a built-in component; pass exactly one of `kind` and `_target_`.")
+_REPAIR = Option("kind", str | None, None, "Name of a repair.")
 COMPONENT = (
-    Option("name", str | None, None, "What reports call it; null: its kind. Not part of the key of a result."),
+    Option("name", str | None, None, "Name in reports; null: the kind. Not part of a result's key."),
     _KIND,
-    Option("_target_", str | None, None, "Your own: package.module.Thing, which is called with the other keys."),
     Option(
-        "depends", list[str], [], "Files and directories that it reads: their contents are part of the key of a result."
+        "_target_", str | None, None, "A component of your own, package.module.Thing; it is called with the other keys."
+    ),
+    Option(
+        "depends",
+        list[str],
+        [],
+        "Files and directories that the component reads; their contents are part of a result's key.",
     ),
 )
-"""Keys of every component."""
+"""Keys that all components have."""
 NETWORK = (
     *COMPONENT,
     Option(
         "weights",
         str | None,
         None,
-        "A .safetensors or .pt file, its URI, a folder or a name on the hub of Hugging Face; null: as initialised.",
+        "A .safetensors or .pt file, its URI, a folder, or a name on the Hugging Face hub; null: initial weights.",
     ),
     Option("revision", str | None, None, "Branch, tag or commit of a name on the hub."),
     Option(
         "reinitialise",
         list[str],
         [],
-        "Patterns on the names of parameters and buffers that keep their initialisation, as in `fc.*`.",
+        "Patterns for parameters and buffers that keep their initial values, as in `fc.*`.",
     ),
 )
 BUILT_IN_NETWORK = (
@@ -56,10 +61,16 @@ BUILT_IN_NETWORK = (
         "input_shape",
         list[int] | None,
         None,
-        "Shape of an example without its batch; null: that of the data set.",
+        "Shape of an example without the batch dimension; null: the shape in the data set.",
         (SIZES.or_null(),),
     ),
-    Option("classes", int | None, None, "Number of outputs; null: that of the data set.", (COUNT.or_null(),)),
+    Option(
+        "classes",
+        int | None,
+        None,
+        "Number of outputs; null: the number of classes in the data set.",
+        (COUNT.or_null(),),
+    ),
 )
 DATA_SET = (
     *COMPONENT,
@@ -67,21 +78,21 @@ DATA_SET = (
         "val_fraction",
         float | None,
         None,
-        "Fraction of the training split that is held out for validation; exactly one of this and `val_size` is given.",
+        "Fraction of the training split held out for validation; pass exactly one of this and `val_size`.",
         (within(": models are selected on the validation split").or_null(""),),
     ),
     Option(
         "val_size",
         int | None,
         None,
-        "Examples that are held out for validation.",
+        "Number of examples held out for validation.",
         (whole(1, ": models are selected on these examples").or_null(""),),
     ),
     Option(
         "split_seed",
         int,
         0,
-        "Seed of the cut into training and validation; it does not follow a trial's `seed`.",
+        "Seed of the split into training and validation; independent of a trial's `seed`.",
         (Rule(lambda value: is_int(value) and 0 <= value < 2**63, "be an integer in [0, 2^63)"),),
     ),
 )
@@ -92,21 +103,22 @@ SCORING = (
         "examples",
         int | None,
         None,
-        "How many examples of the training split at most, at each re-scoring; null: none, unless `per_class`.",
+        "Maximum number of training examples for each scoring; null: none, or `per_class`.",
         (_MANY,),
     ),
-    Option("per_class", int | None, None, "How many examples of each class, instead.", (_MANY,)),
-    Option("batch_size", int | None, None, "Examples of their batches; null: all in one.", (_MANY,)),
+    Option("per_class", int | None, None, "Number of examples of each class, in place of `examples`.", (_MANY,)),
+    Option("batch_size", int | None, None, "Examples in a batch for scoring; null: one batch.", (_MANY,)),
 )
 
 
 def _weights_given(where: str, values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("revision", "reinitialise"):
-        of_path = name == "revision" and values.get("kind") == "huggingface"  # it may be that of `path`
+        of_path = name == "revision" and values.get("kind") == "huggingface"  # may belong to `path`
         if values.get(name) and values.get("weights") is None and not of_path:
             yield (
-                f"`{where}.{name}` (={values[name]}) is about the weights that the network begins with; pass "
-                f"`{where}.weights`, or leave it out."
+                f"`{where}.{name}` (={values[name]}) is for the initial weights of the network; pass "
+                f"`{where}.weights`, "
+                f"or leave `{where}.{name}` out."
             )
 
 
@@ -137,7 +149,7 @@ def _scoring_data(where: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _scope_elsewhere(where: str, values: Mapping[str, Any]) -> Iterator[str]:
     if "scope" in values:
-        yield f"`{where}.scope` (={values['scope']}) is a group of its own; pass scope={values['scope']}."
+        yield f"`{where}.scope` (={values['scope']}) is a group; pass scope={values['scope']}."
 
 
 def _nothing(_where: str, _values: Mapping[str, Any]) -> Iterator[str]:
@@ -146,13 +158,13 @@ def _nothing(_where: str, _values: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of a configuration.
+    """Config group.
 
     Args:
-        name: as it is typed.
-        rows: its built-in options.
-        own: keys of a component of the user's own.
-        built_in: keys that every built-in option has, before those of its row.
+        name: the name as it is typed.
+        rows: the built-in options.
+        own: the keys of a custom component.
+        built_in: the keys that every built-in option has, before the keys of its row.
         check: rules over several of these keys.
     """
 
@@ -163,7 +175,7 @@ class Group:
     check: Check = _nothing
 
     def options(self, row: Row | None) -> Iterator[Option]:
-        """Yield the keys of a row's option, of one of the user's own for None, with their defaults in a sweep."""
+        """Yield the keys of a row, or of a custom component for None, with their defaults in a sweep."""
         if row is None:
             yield from self.own
             return
@@ -182,21 +194,21 @@ GROUPS: Mapping[str, Group] = named(
         Group("method", {n: row for n, row in METHODS.items() if row.in_sweep}, COMPONENT, COMPONENT, _scope_elsewhere),
     )
 )
-"""Name -> group; what a kind stands for is its row's code."""
+"""Name -> group."""
 
 
 OWN = "own"
-"""The option of a group that sets nothing but the keys that every component has."""
+"""Option of a group that sets only the keys that all components have."""
 OPEN = [name for name, group in GROUPS.items() if any(option.name == "_target_" for option in group.own)]
-"""Groups that take a component of the user's own."""
+"""Groups that take a custom component."""
 
 
 def with_own_options(settings: Sequence[str]) -> list[str]:
-    """Return settings in which a typed `GROUP._target_` chooses the option `own` of its group, where no other is typed.
+    """Choose the option `own` for each group with a typed `GROUP._target_` and no typed option or kind.
 
-    So the keys of the default option do not reach the target, and its own keys need no `+`: `model._target_=mine.net
-    model.width=16` becomes `model=own ++model._target_=mine.net ++model.width=16`. A typed option or kind stays, to be
-    refused beside the target. A target of null chooses nothing.
+    The keys of the default option then do not reach the target, and the target's keys need no `+`:
+    `model._target_=mine.net model.width=16` becomes `model=own ++model._target_=mine.net ++model.width=16`. A typed
+    option or kind stays, and is refused later. A target of null chooses nothing.
     """
     keys = {setting.lstrip("+~").partition("=")[0]: setting.partition("=")[2] for setting in settings}
     found = [*settings]
@@ -211,7 +223,7 @@ def with_own_options(settings: Sequence[str]) -> list[str]:
 
 @cache
 def schema_of(group: str, kind: str | None) -> type:
-    """Return the dataclass of an option of a group; None, or a kind that is not built in, is one of the user's own."""
+    """Return the dataclass of a built-in kind; None, or an unknown kind, gives the one of a custom component."""
     parent = GROUPS[group]
     row = parent.rows.get(kind) if kind else None
     checks = [parent.check, *((row.check,) if row and row.check else ())]
@@ -225,7 +237,7 @@ def schema_of(group: str, kind: str | None) -> type:
 
 
 def dataclass_of(name: str, options: Iterable[Option], **namespace: Any) -> type:
-    """Return options as a dataclass, with their rules and meanings as metadata of its fields."""
+    """Return a dataclass with a field for each option; rules and meanings are metadata of the fields."""
 
     def field_of(option: Option) -> Any:
         metadata = {"rules": option.rules, "meaning": option.meaning}
@@ -245,6 +257,6 @@ def __getattr__(name: str) -> type:
 
 
 def violations_of(group: str, node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each rule that a component breaks; one of the user's own has few."""
+    """Yield a sentence for each rule that a component breaks; a custom component has few rules."""
     schema = schema_of(group, node.get("kind"))
     yield from [*mistyped(schema, node, f"{group}.")] or violations(group, schema, node, closed=False)

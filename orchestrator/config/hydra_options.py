@@ -1,4 +1,4 @@
-"""The options of Hydra's groups: types of those that are files in `conf`, and those that are rows and presets alone."""
+"""Options of Hydra's groups: schemas for files in `conf`, and nodes for rows and presets without a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pruning.catalogue.presets import DYNAMICS, SCOPES, UNITS
 
 
 def register() -> None:
-    """Put the schema and the options of groups without files into Hydra's ConfigStore.
+    """Put the schemas, and the options without files, into Hydra's ConfigStore.
 
-    `/hydra/schema/config` is the root; `/hydra/schema/GROUP/KIND` types the options that files in `conf` choose.
+    `/hydra/schema/config` is the root; `/hydra/schema/GROUP/KIND` is the schema of an option with a file in `conf`.
     """
     from hydra.core.config_store import ConfigStore
 
@@ -33,11 +33,11 @@ def register() -> None:
 
 
 IN_FILES = ("model", "data", "task", "method")
-"""Groups whose built-in options are files in `conf`, made from their rows."""
+"""Groups whose built-in options are files in `conf`, generated from rows."""
 
 
 def schema_options() -> dict[str, dict[str, Any]]:
-    """Return group -> option -> the dataclass that types it, for the groups whose options are files."""
+    """Return group -> option -> a function that returns its schema, for groups whose options are files."""
     found: dict[str, dict[str, Any]] = {
         name: {kind: partial(config_groups.schema_of, name, kind) for kind in config_groups.GROUPS[name].rows}
         for name in IN_FILES
@@ -47,7 +47,7 @@ def schema_options() -> dict[str, dict[str, Any]]:
 
 
 def stored_options() -> dict[str, dict[str, Any]]:
-    """Return group -> option -> what makes its node, for options that no file in `conf` has."""
+    """Return group -> option -> a function that returns its node, for options without a file in `conf`."""
     rows = {name: group for name, group in config_groups.GROUPS.items() if name not in IN_FILES}
     found: dict[str, dict[str, Any]] = {
         name: {kind: partial(config_groups.schema_of, name, kind) for kind in group.rows}
@@ -64,7 +64,7 @@ def stored_options() -> dict[str, dict[str, Any]]:
 
 
 class _Nodes(dict[str, Any]):
-    """The nodes of a group in Hydra's ConfigStore, each made as it is looked up: that takes 2 ms, and few ever are."""
+    """Nodes of a group in Hydra's ConfigStore, made on lookup: a node takes 2 ms, and few are looked up."""
 
     def __init__(self, group: str, options: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__({f"{name}.yaml": make for name, make in options.items()})
@@ -79,12 +79,10 @@ class _Nodes(dict[str, Any]):
 
 
 def shadowed(folder: Path | None, conf: Path) -> Iterator[str]:
-    """Yield a sentence for each file in a folder of the user's groups that has the name of an option of ours.
-
-    Hydra would take one of the two without a word.
+    """Yield a sentence for each custom file with the name of a built-in option: Hydra would silently use one of them.
 
     Args:
-        folder: as given by `--config-dir`; None has no files.
+        folder: the folder of `--config-dir`; None for no folder.
         conf: the packaged configuration.
     """
     if folder is None:
@@ -96,6 +94,6 @@ def shadowed(folder: Path | None, conf: Path) -> Iterator[str]:
         if file.is_file():
             group, _, name = option.rpartition("/")
             yield (
-                f"{file} has the name of the built-in option {group}={name}, and one would hide the other; give it "
-                f"another name, as in {file.with_name(f'my_{name}.yaml')}."
+                f"{file} has the name of the built-in option {group}={name}, and would hide it or be hidden; "
+                f"rename the file, as in {file.with_name(f'my_{name}.yaml')}."
             )

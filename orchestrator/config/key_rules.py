@@ -1,6 +1,6 @@
-"""Rules of keys, declared beside the key: a dataclass is Hydra's schema and holds the rules of its fields.
+"""Rules of keys: a dataclass is Hydra's schema, and also holds the rules of its fields.
 
-A rule over several keys is a static method `across(where, values)` of the dataclass, which yields sentences.
+Rules over several keys are in a static method `across(where, values)` of the dataclass, which yields sentences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pruning.catalogue.value_rules import Rule
 
 
 def key(default: Any, *rules: Rule) -> Any:
-    """Return a dataclass field whose values must keep `rules`, of which the first that is broken is said."""
+    """Return a dataclass field with a default and rules; `violations` reports the first broken rule."""
     return field(default_factory=lambda: copy.copy(default), metadata={"rules": rules})
 
 
@@ -26,21 +26,21 @@ def _rules(schema: type) -> Mapping[str, tuple[Rule, ...]]:
 
 
 def violations(where: str, schema: type, values: Mapping[str, Any], *, closed: bool = True) -> Iterator[str]:
-    """Yield a sentence for each rule of the dataclass `schema` that the plain node named `where` breaks.
+    """Yield a sentence for each rule of `schema` that a plain node breaks: key, value, rule and remedy.
 
-    Each quotes key, value, rule and remedy. Keys that are absent are not looked at; nested dataclasses are.
+    Absent keys are ignored. Nested dataclasses are checked as well.
 
     Args:
-        where: dotted path of the node, empty for the root.
+        where: the dotted path of the node, empty for the root.
         schema: the dataclass.
         values: the node.
-        closed: refuse keys that `schema` lacks; not at the root, whose variables may have any name.
+        closed: refuse unknown keys; never at the root, where variables may have any name.
     """
     rules, nodes, prefix = _rules(schema), keys(schema), f"{where}." if where else ""
     for name, value in values.items():
         if name not in rules:
             if where and closed:
-                yield f"`{prefix}{name}` (={value!r}) is not known; the keys are {', '.join(sorted(rules))}."
+                yield f"`{prefix}{name}` (={value!r}) is not a key; the keys are {', '.join(sorted(rules))}."
             continue
         for rule in rules[name]:
             if not rule.holds(value):

@@ -1,7 +1,7 @@
-"""The typed schema of a sweep's configuration, and the rules its values must keep. OmegaConf stops here.
+"""Schema of a sweep's configuration, and the rules of its values. Rooms above use plain data, not OmegaConf.
 
-`register` puts the dataclasses into Hydra's ConfigStore, so that Hydra refuses a misspelled key or a wrong type as it
-composes. `violations` holds a resolved, plain configuration to every rule that can be checked without torch.
+`hydra_options.register` puts the dataclasses into Hydra's ConfigStore, so that Hydra refuses a misspelled key or a
+wrong type. `violations` checks a resolved, plain configuration against every rule that needs no torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pruning.catalogue.value_rules import Rule, at_least
 
 
 class ConfigError(OrchestratorError):
-    """A configuration that cannot be planned; the text lists every reason."""
+    """Configuration that cannot be planned; the text lists every reason."""
 
     exit_status = 2
 
 
 MATCHING = "matching_sparsity"
 SIZES = ("sparsity/overall", "parameters/remaining", "macs/remaining")
-"""What a search may be told beside metrics: figures of the last round's record."""
+"""Objectives beside metrics: figures of the last round's record."""
 _MEASURED = re.compile(r"deploy/((\w+/\d+/)?(latency_ms|speedup)|(\w+/)?bytes)")
 
 
@@ -44,12 +44,12 @@ def _is_objective(name: Any) -> bool:
 _OBJECTIVE = Rule(
     lambda given: bool(given) and all(map(_is_objective, given if isinstance(given, list) else [given])),
     f"be val/ and the name of a metric, as in val/loss, or one of {MATCHING}, {', '.join(SIZES)}, deploy/latency_ms, "
-    "deploy/speedup, deploy/bytes, or a list of these; the test split is not to select by",
+    "deploy/speedup, deploy/bytes, or a list of these; no figure of the test split, which must not guide a search",
 )
 
 
 def objectives(given: str | Sequence[str] | None) -> list[str | None]:
-    """Return the names that `objective` holds; None is the primary metric."""
+    """Return the names in `objective` as a list; None stands for the primary metric."""
     return [given] if given is None or isinstance(given, str) else list(given)
 
 
@@ -61,72 +61,70 @@ def _objective_violations(config: Mapping[str, Any]) -> Iterator[str]:
             continue
         place = name.partition("/")[2].rpartition("/")[0]
         if not formats:
-            yield f"`objective` (={name}) is measured where the network is deployed; pass deploy=shrink, or another."
+            yield f"`objective` (={name}) needs a deployed network; pass deploy=shrink, or another format."
         elif place and place not in (*formats, *places):
-            yield f"`objective` (={name}) must be of a format and batch size of `deploy`: {', '.join(places)}."
+            yield f"`objective` (={name}) must name a format and batch size of `deploy`: {', '.join(places)}."
 
 
 @dataclass
 class Config:
-    """The root of a trial's configuration. Groups whose keys belong to the user's own target are open."""
+    """Root of a trial's configuration. Groups with a custom target accept any key."""
 
     name: str | None = None
-    """What the sweep is called in the store, in reports and in MLflow, with a digest behind it; null: the preset's
-    name."""
+    """Name of the sweep in the store, in reports and in MLflow, followed by a digest; null: the preset's name."""
     seed: int = key(0, at_least(0, "; pass any other integer"))
-    """Initialisation, order of the data and random masks follow from it."""
+    """Seed of the initialisation, the order of the data and random masks."""
     dry_run: bool = False
-    """Print the plan (trials, shared stages, resources), and run nothing."""
+    """Print the plan (trials, shared stages, resources) and run nothing."""
     retry_failed: bool = False
-    """Try again what has failed before and would fail so again, as a loss that diverged."""
+    """Run stages again that failed before in a repeatable way, for example with a diverging loss."""
     objective: Any = key(None, _OBJECTIVE.or_null())
-    """What a search plugin is told of a trial: a metric of its last round on the validation split, as in `val/loss`
-    (null: the primary one), a size, a measured latency, `matching_sparsity`, or a list of these."""
+    """Objective for a search plugin: a metric of the last round on the validation split, as in `val/loss` (null: the
+    primary metric), a size, a measured latency, `matching_sparsity`, or a list of these."""
     model: Any = MISSING
-    """The network."""
+    """Network."""
     data: Any = MISSING
-    """The data set, and how it is split."""
+    """Data set, and its split."""
     task: Any = MISSING
-    """What is learned: the loss and the metrics."""
+    """Task: the loss and the metrics."""
     train: training.Train = field(default_factory=training.Train)
-    """How the dense network is trained."""
+    """Training of the dense network."""
     score: Any = MISSING
-    """What ranks the entries."""
+    """Importance score that ranks the entries."""
     unit: method_choices.Unit = field(default_factory=method_choices.Unit)
-    """What is pruned at once."""
+    """Unit that is pruned as a whole, such as an entry or a channel."""
     scope: method_choices.Scope = field(default_factory=method_choices.Scope)
-    """Among which units is ranked, and how many each tensor keeps."""
+    """Scope of the ranking, and the allocation of densities to tensors."""
     dynamics: method_choices.Dynamics = field(default_factory=method_choices.Dynamics)
-    """Whether what was pruned may return."""
+    """Whether pruned entries may return."""
     repair: Any = MISSING
-    """What is done to the survivors."""
+    """Repair of the survivors after pruning."""
     method: Any = MISSING
-    """How entries are chosen: by a published combination of these choices, or by a class."""
+    """Pruning method: a published combination of these choices, or a class."""
     schedule: round_amounts.Schedule = field(default_factory=round_amounts.Schedule)
-    """How much each round prunes, and when."""
+    """Amount that each round prunes, and when."""
     finetune: training.Train = field(default_factory=training.Train)
-    """How the network is trained after each round of pruning: the keys of `train`."""
+    """Training after each pruning round; has the keys of `train`."""
     restart: training.Restart = field(default_factory=training.Restart)
-    """What a round trains on from."""
+    """Start of the training in a round."""
     prune: round_amounts.Prune = field(default_factory=round_amounts.Prune)
-    """Which parameters are pruned."""
+    """Parameters that are pruned."""
     deploy: deploy.Deploy = field(default_factory=deploy.Deploy)
-    """In which formats the last network is measured."""
+    """Formats in which last networks are deployed and measured."""
     cluster: cluster.Cluster = field(default_factory=cluster.Cluster)
-    """Where trials run, and what each of them takes."""
+    """Place and resources of trials."""
     tracking: results.Tracking = field(default_factory=results.Tracking)
-    """Where the view of the sweep goes."""
+    """Tracking of the sweep."""
     store: results.Store = field(default_factory=results.Store)
-    """Where finished stages are kept."""
+    """Store of finished stages."""
     compare: results.Compare = field(default_factory=results.Compare)
-    """How trials are compared."""
+    """Comparison of trials."""
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each rule that a plain, resolved trial configuration breaks.
+    """Yield a sentence for each rule that a plain, resolved trial configuration breaks: key, value, rule and remedy.
 
-    Each quotes argument, value, rule and remedy. Nothing is imported that the configuration names: targets are looked
-    up as files, so this is safe and fast on any machine.
+    Targets are looked up as files and never imported, so the check is safe and fast on any machine.
     """
     malformed = [
         *well_formed.missing(Config, config),
@@ -152,8 +150,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
             for target in sources.targets(list(config[group].values())):
                 if target.startswith("orchestrator."):
                     yield (
-                        f"`{group}` holds the `_target_` (={target}), which is ours and may move or change; a target "
-                        f"must be your own, and what is built in is named by `{group}.kind`."
+                        f"`{group}` holds the `_target_` (={target}), which is internal and may change; a target must "
+                        f"be your own; name a built-in component by `{group}.kind`."
                     )
     if all(isinstance(config[group], Mapping) for group in ("method", "score", "repair")):
         yield from method_choices.violations(config)
@@ -161,7 +159,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         yield from sources.unreadable(name, config[name])
     if config["train"]["teacher"] is not None:
         yield (
-            f"`train.teacher` (={config['train']['teacher']}) must be null: the dense network is what `train` trains; "
+            f"`train.teacher` (={config['train']['teacher']}) must be null, as `train` trains the dense network; "
             "pass finetune.teacher=dense."
         )
     for name in ("train", "finetune"):
@@ -173,7 +171,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _own_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with how a training function is named."""
+    """Yield the error of a `_target_` that names no training function."""
     if str(node["_target_"]).split(".")[0] in sources.OURS:
         yield f"`{name}._target_` (={node['_target_']}) must be your own function; pass null for the built-in loop."
     else:
@@ -182,13 +180,13 @@ def _own_violations(name: str, node: Mapping[str, Any]) -> Iterator[str]:
 
 def _name_violations(name: str) -> Iterator[str]:
     try:
-        component(f"{name}-12345678", "name")  # it names files of the store, with a digest behind it
+        component(f"{name}-12345678", "name")  # part of file names in the store, with a digest after it
     except StoreError as error:
         yield f"{str(error).replace('-12345678', '')}."
 
 
 def _built_violations(group: str, node: Any) -> Iterator[str]:
-    """Yield what is wrong with how a component is named: a built-in by `kind`, one's own by `_target_`."""
+    """Yield the errors of a component's name: a built-in has a `kind`, a custom component a `_target_`."""
     kinds = config_groups.GROUPS[group].rows
     kind, target = (node.get("kind"), node.get("_target_")) if isinstance(node, Mapping) else (None, None)
     if kind and target:
@@ -202,7 +200,7 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
         if str(target).split(".")[0] in sources.OURS:
             meant = next((kind for kind in kinds if kind.replace("_", "") == name), None)
             remedy = f"pass `{group}={meant}`, or `kind: {meant}` in a file" if meant else f"one of {', '.join(kinds)}"
-            yield f"`{group}._target_` (={target}) must be your own; what is built in has a `kind`: {remedy}."
+            yield f"`{group}._target_` (={target}) must be your own; a built-in component has a `kind`: {remedy}."
         else:
             yield from _target_violations(group, node)
     elif not kind and (group != "method" or not isinstance(node, Mapping)):
@@ -217,8 +215,8 @@ def _built_violations(group: str, node: Any) -> Iterator[str]:
         for key in [key for key in node if key not in known]:
             taken = ", ".join(name for name in known if name not in common)
             yield (
-                f"`{group}.{key}` (={node[key]}) is no argument of {kind}, which takes {taken or 'none'}; take it out, "
-                f"or choose `{group}={kind}` with all that belongs to it."
+                f"`{group}.{key}` (={node[key]}) is not an argument of {kind}, which takes {taken or 'none'}; leave it "
+                f"out, or choose `{group}={kind}`."
             )
 
 

@@ -1,7 +1,7 @@
-"""Find the user's own code and files behind a configuration, importing none of it, and fingerprint them.
+"""Fingerprints of the custom code and files behind a configuration, without importing them.
 
-A stage's key must change when the user's own model, data or method does, or anything of the user's that these import,
-and the dry run must not import torch to find that out: dotted paths are resolved in folders, imports read from syntax.
+A stage's key must change when a custom model, data set or method changes, or any custom module that it imports. A dry
+run must not import torch for that: dotted paths are looked up in folders, and imports are read from the syntax tree.
 """
 
 from __future__ import annotations
@@ -23,63 +23,65 @@ from typing import Any
 from orchestrator.core.plain_data import canonical_json, digest
 
 LABELS = frozenset({"name", "depends"})
-"""Keys of a node that are for us, and not arguments of its target."""
+"""Keys of a node that are not arguments of its target."""
 OURS = frozenset({"orchestrator", "pruning"})
-"""Packages of our own: a `_target_` names nothing in them, and what they have built in has a `kind`."""
+"""Packages of this project: a `_target_` must not name them; their built-in components have a `kind`."""
 VERSIONED = frozenset({"torch", "numpy", "builtins"})
-"""Packages that everything stands on; a record's environment names their versions."""
+"""Packages that every stage needs; a record's environment holds their versions."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
 class SourceError(Exception):
-    """A target that leads nowhere; the text continues a sentence that begins with the target."""
+    """Target that cannot be found; the text continues a sentence that begins with the target."""
 
 
 @dataclass(frozen=True)
 class _Module:
     name: str
     path: Path | None
-    """None for one that is built in, and for a folder without an `__init__.py`."""
+    """File of the module; None for a built-in module, and for a folder without an `__init__.py`."""
     folders: tuple[str, ...]
-    """Where the modules of a package are; empty for a plain module."""
+    """Folders with the modules of a package; empty for a plain module."""
 
 
 def locate(target: str) -> str:
-    """Return the dotted path of the module that `target` is in; raise `SourceError` where it leads nowhere."""
+    """Return the dotted path of the module that contains `target`; raise `SourceError` if it cannot be found."""
     top, *rest = target.split(".")
     if not all(part.isidentifier() for part in (top, *rest)) or not rest:
-        raise SourceError("is not a dotted path; pass package.module.Name.")
+        raise SourceError("must be a dotted path; pass package.module.Name.")
     module = _find(top)
     if module is None:
         raise SourceError(
-            f"is not on the Python path: there is no module {top!r}; install it or run from its directory."
+            f"is not on the Python path: there is no module {top!r}; install it, or run from its directory."
         )
     for depth, part in enumerate(rest, start=1):
         inner = _find(f"{module.name}.{part}")
         if inner is None:
-            if depth == len(rest) or not module.folders:  # else a module that the package makes at run time, say
+            if depth == len(rest) or not module.folders:  # else the package may create the module at run time
                 _require_name(module, part)
             return module.name
         if depth == len(rest) and (names := _names(module)) and part in names:
-            return module.name  # a function that has the name of its module
+            return module.name  # a function with the name of its module
         module = inner
     raise SourceError(f"is a module; pass the name of a class or function in it, as in {target}.Name.")
 
 
 def fingerprint(parts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what of the user's own the nodes `parts` depend on, by content.
+    """Return the digests of the custom code and files that the nodes `parts` depend on.
 
-    `modules`: dotted path -> SHA-256 of each module outside of the standard library and installed packages that
-    a `_target_` is in, and, transitively, of those that it imports anywhere; `packages`: distribution -> version of the
-    installed ones that these import; `files`: path in a node's `depends` -> SHA-256 of what is there.
+    Returns:
+        `modules`: dotted path -> SHA-256 of each custom module that contains a `_target_`, or that such a module
+        imports anywhere, directly or indirectly; without the standard library and installed packages.
+        `packages`: distribution -> version of the installed packages that these modules import.
+        `files`: path in a node's `depends` -> SHA-256 of its content.
     """
     depends = {str(path) for node in parts.values() if isinstance(node, Mapping) for path in node.get("depends") or ()}
     return _fingerprint(frozenset(targets(parts)), frozenset(depends))
 
 
 def unreadable(where: str, node: Any) -> Iterator[str]:
-    """Yield a sentence for each path in the `depends` of the node named `where` that cannot be read."""
+    """Yield a sentence for each unreadable path in the `depends` of the node at `where`."""
     depends = (node.get("depends") if isinstance(node, Mapping) else None) or []
     if not isinstance(depends, list) or not all(isinstance(path, str) and path for path in depends):
         yield f"`{where}.depends` (={depends!r}) must be a list of files and directories, as in [weights/base.pt]."
@@ -90,25 +92,25 @@ def unreadable(where: str, node: Any) -> Iterator[str]:
         except OSError as error:
             yield (
                 f"`{where}.depends` (={path}) cannot be read: {error.strerror} ({error.filename}); pass a file or "
-                "a directory, relative to the directory that the command runs in."
+                "a directory, relative to the working directory of the command."
             )
 
 
 def module_file(name: str) -> Path | None:
-    """Return the file that importing the module `name` would read now; None where there is none."""
+    """Return the file of the module `name`; None if there is no file."""
     module = _find(name)
     return None if module is None else module.path
 
 
 def module_digest(name: str) -> str:
-    """Return the SHA-256 of that file; empty where there is none."""
+    """Return the SHA-256 of the file of the module `name`; empty if there is no file."""
     path = module_file(name)
     return "" if path is None else digest(_source(path))
 
 
 @cache
 def content_digest(path: str) -> str:
-    """Return the SHA-256 of a file, or of the names and contents below a directory but for Python's caches."""
+    """Return the SHA-256 of a file, or of all names and contents in a directory except Python's caches."""
     if not os.path.isdir(path):
         return file_digest(path)
     found = sorted((os.path.relpath(file, path), file_digest(file)) for file in _files(path, set()))
@@ -116,7 +118,7 @@ def content_digest(path: str) -> str:
 
 
 def look_again() -> None:
-    """Forget what was found: modules and files may have changed since, as between two sweeps of one process."""
+    """Clear the caches: modules and files may have changed, for example between two sweeps of one process."""
     importlib.invalidate_caches()
     cached: tuple[Any, ...] = (_find, _source, _names, _fingerprint, content_digest)
     for function in cached:
@@ -166,7 +168,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 @cache
 def _find(name: str) -> _Module | None:
-    """Find a module as Python would, but importing nothing on the way."""
+    """Find a module in Python's way, but without importing its parent packages."""
     parent, _, last = name.rpartition(".")
     package = _find(parent) if parent else None
     try:
@@ -188,12 +190,12 @@ def _source(path: Path) -> bytes:
 
 
 def _imports(module: _Module) -> Iterator[str]:
-    """Yield the dotted paths of what a module's source may import, functions and conditions included."""
+    """Yield the dotted paths that a module's source may import, also inside functions and conditions."""
     package = module.name if module.folders else module.name.rpartition(".")[0]
     try:
         tree = _tree(module)
     except (SyntaxError, ValueError):
-        return  # importing it will say so
+        return  # the import will report it
     importers = {"import_module", "__import__"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "importlib":
@@ -218,7 +220,7 @@ def _absolute(name: str, package: str) -> str:
 
 
 def _all_of(package: str) -> Iterator[str]:
-    """Yield a package and its modules: `__all__` may name any of them."""
+    """Yield a package and its modules: its `__all__` may name any of them."""
     yield package
     found = _find(package)
     if found is not None and (found.path is None or _is_own(found)):
@@ -238,7 +240,7 @@ def _digest_of(path: str, _version: tuple[int, ...]) -> str:
 
 
 def file_digest(path: str) -> str:
-    """The SHA-256 of a file, read again only if it changed: it may be large, and a search plans many sweeps."""
+    """Return the SHA-256 of a file. Unchanged files are not read again: they may be large, and a search plans often."""
     stat = os.stat(path)
     return _digest_of(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
 
@@ -255,7 +257,7 @@ def _files(folder: str, seen: set[str]) -> Iterator[str]:
 
 
 def targets(node: Any) -> Iterator[str]:
-    """Yield every dotted path that a plain node names: each `_target_`, and the `path` of `hydra.utils.get_class`."""
+    """Yield every dotted path in a plain node: each `_target_`, and the `path` of `hydra.utils.get_class`."""
     pending = [node]
     while pending:
         node = pending.pop()
@@ -272,7 +274,7 @@ def targets(node: Any) -> Iterator[str]:
 
 @cache
 def _names(module: _Module) -> frozenset[str] | None:
-    """Names that a module binds; None when it may bind others (a star import, `__getattr__`)."""
+    """Return the names that a module binds; None if it may bind others (a star import, `__getattr__`)."""
     try:
         tree = _tree(module)
     except (SyntaxError, ValueError) as error:
@@ -294,7 +296,7 @@ def _names(module: _Module) -> frozenset[str] | None:
 
 def _require_name(module: _Module, name: str) -> None:
     if module.path.suffix != ".py" if module.path else not module.folders:
-        return  # compiled, or built in
+        return  # compiled or built-in: no source to read
     names = _names(module)
     if names is not None and name not in names:
         raise SourceError(f"is not defined: {module.path or module.folders[0]} has no {name!r}; check the spelling.")

@@ -1,4 +1,4 @@
-"""A job submitted to a Ray cluster works in a temporary copy of its directory: nothing written there is kept."""
+"""Checks for jobs submitted to a Ray cluster, which work in a temporary copy of their directory."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from orchestrator.config.tracking_uri import DEFAULT_URI, resolve_uri, sqlite_pa
 from orchestrator.core.redact import redact
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Set by Ray in the environment of a submitted job."""
+"""Environment variable that Ray sets for a submitted job."""
 
 
 STOP_SECONDS = 2.0
-"""What `ray job stop` leaves of three seconds for stages to end."""
+"""Seconds for stages to end after `ray job stop`, which allows three seconds in all."""
 
 
 def grace(seconds: float) -> float:
-    """Return how long stages may take to end where the user allows for so many seconds: a submitted job has fewer."""
+    """Return the seconds for stages to end: `seconds`, but at most `STOP_SECONDS` in a submitted job."""
     return min(seconds, STOP_SECONDS) if JOB_CONFIG in os.environ else seconds
 
 
 def in_temporary_copy() -> bool:
-    """Whether this process is a submitted job with a working directory, which Ray copied and will remove."""
+    """Whether this process is a submitted job whose working directory is a temporary copy by Ray."""
     try:
         runtime_env = json.loads(os.environ.get(JOB_CONFIG, "{}")).get("runtime_env") or {}
     except ValueError:
@@ -34,21 +34,21 @@ def in_temporary_copy() -> bool:
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each place of a plain configuration that would be lost with the job's working directory."""
+    """Yield a sentence for each path of a plain configuration that would be lost with the working directory."""
     if not in_temporary_copy():
         return
     uri, tracking = str(config["store"]["uri"]), config["tracking"]
     if "://" not in uri and _is_here(Path(uri).expanduser()):
         yield (
-            f"`store.uri` (={uri}) lies in the working directory, and that of a submitted job is a temporary copy: "
-            "every result would be lost with it; pass store.uri=s3://bucket/prefix, or the absolute path of a "
+            f"`store.uri` (={uri}) lies in the working directory, which is a temporary copy for a submitted job: "
+            "every result would be lost; pass store.uri=s3://bucket/prefix, or the absolute path of a "
             "directory that every node mounts."
         )
     database = sqlite_path(resolve_uri(tracking["uri"])) if tracking["kind"] == "mlflow" else None
     if database is not None and _is_here(database):
         yield (
-            f"`tracking.uri` (={redact(tracking['uri'] or DEFAULT_URI)}) lies in the working directory, and that of a "
-            "submitted job is a temporary copy: the view would be lost with it; pass the address of an MLflow server, "
+            f"`tracking.uri` (={redact(tracking['uri'] or DEFAULT_URI)}) lies in the working directory, which is a "
+            "temporary copy for a submitted job: the view would be lost; pass the address of an MLflow server, "
             "sqlite:////absolute/path/mlflow.db, or tracking=none."
         )
 

@@ -1,4 +1,4 @@
-"""Where the MLflow view lives: the tracking URI and experiment in force, and how a person opens it."""
+"""Tracking URI and experiment of the MLflow view, and the command that opens the view."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SQLITE = "sqlite:///"
 
 
 def resolve_uri(uri: str | None = None) -> str:
-    """Return the tracking URI in force, SQLite paths made absolute.
+    """Return the tracking URI to use, with an absolute path for SQLite.
 
-    In order: `uri`, MLFLOW_TRACKING_URI, `mlflow.db` in the working directory, which a plain `mlflow ui` there shows.
+    The first one given: `uri`, MLFLOW_TRACKING_URI, or `mlflow.db` in the working directory, which `mlflow ui` shows.
     """
     found = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     path = sqlite_path(found)
@@ -26,27 +26,29 @@ def resolve_uri(uri: str | None = None) -> str:
 
 
 def resolve_experiment(name: str | None = None) -> str:
-    """Return the experiment in force: `name` unless that is the default, MLFLOW_EXPERIMENT_NAME, the default."""
+    """Return the experiment to use: `name` if it is not the default, else MLFLOW_EXPERIMENT_NAME, else the default."""
     if name and name != DEFAULT_EXPERIMENT:
         return name
     return os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Return the absolute path of the database file that `uri` names, None for any other kind of URI."""
+    """Return the absolute path of the SQLite file in `uri`; None for any other URI."""
     if not uri.startswith(_SQLITE) or uri == _SQLITE:
         return None
-    return Path(uri.removeprefix(_SQLITE).partition("?")[0]).absolute()  # what follows are options of the connection
+    return Path(
+        uri.removeprefix(_SQLITE).partition("?")[0]
+    ).absolute()  # options of the connection follow the question mark
 
 
 def artifact_location(uri: str, experiment: str) -> str | None:
-    """Return where a new experiment keeps its artifacts: beside a SQLite database, None where the server decides."""
+    """Return the artifact URI of a new experiment, beside a SQLite database; None if the server decides."""
     path = sqlite_path(uri)
     return None if path is None else (path.parent / "mlruns" / quote(experiment, safe=" ")).as_uri()
 
 
 def local_folder(uri: str) -> Path | None:
-    """Return the directory of this machine that an artifact URI names, None for any other kind of URI."""
+    """Return the local directory of an artifact URI; None for any other URI."""
     parts = urlsplit(uri)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         return None
@@ -54,7 +56,7 @@ def local_folder(uri: str) -> Path | None:
 
 
 def ui_hint(uri: str) -> str:
-    """Return what a person does to see the runs: the server's address, or the command that shows the database."""
+    """Return how to see the runs: the address of the server, or the command that shows the database."""
     if uri.startswith(("http://", "https://")):
         return redact(uri)
     if uri == resolve_uri(DEFAULT_URI):

@@ -1,4 +1,4 @@
-"""Whether a configuration is data that a plan can be made of: whole, and the same after a round trip through JSON."""
+"""Checks that a configuration is complete, has the right types, and survives a round trip through JSON."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ _TYPES: Mapping[Any, tuple[str, str]] = {
     str: ("text", "text, as in ['conv1.*']"),
     NoneType: ("null", "nulls"),
 }
-"""Type -> one of it, and many."""
+"""Type -> its name in messages, singular and plural."""
 
 
 def missing(schema: type, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a sentence for each key of the dataclass `schema` that `config` lacks: `~key` takes whole nodes away."""
+    """Yield a sentence for each key of the dataclass `schema` that `config` lacks: `~key` removes whole nodes."""
     for name, nested in keys(schema).items():
         if name not in config:
-            yield f"`{prefix}{name}` was taken away, and every trial needs it; leave out `~{prefix}{name}`, or set it."
+            yield f"`{prefix}{name}` was removed, but every trial needs it; leave out `~{prefix}{name}`, or set it."
         elif nested is not None and isinstance(config[name], Mapping):
             yield from missing(nested, config[name], f"{prefix}{name}.")
 
 
 def unknown(schema: type, config: Mapping[str, Any], groups: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each key of `config` that `schema` lacks: `+` lets any past Hydra.
+    """Yield a sentence for each unknown key of `config`: Hydra accepts every key after a `+`.
 
-    `groups` are other words that may have been meant.
+    Args:
+        schema: the dataclass.
+        config: the configuration.
+        groups: other names to suggest.
     """
     known = keys(schema)
     for key in config:
         if key not in known:
             close = get_close_matches(str(key), [*known, *groups], n=1)
             hint = f"did you mean `{'+' if close[0] in groups else ''}{close[0]}`?" if close else "check the spelling."
-            yield f"`{key}` (={config[key]}) is not a key of the configuration and nothing in it refers to it; {hint}"
+            yield f"`{key}` (={config[key]}) is not a key of the configuration, and no other key refers to it; {hint}"
 
 
 def mistyped(schema: Any, config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a sentence for each value whose type is not that of its key: OmegaConf lets through what interpolates."""
+    """Yield a sentence for each value of a wrong type: OmegaConf does not check interpolated values."""
     nodes = keys(schema)
     for name, (types, items) in _types_of_fields(schema).items():
         if name not in config:
@@ -58,7 +61,7 @@ def mistyped(schema: Any, config: Mapping[str, Any], prefix: str = "") -> Iterat
 
 @cache
 def _types_of_fields(schema: Any) -> Mapping[str, tuple[frozenset[type], frozenset[type]]]:
-    """Field name -> the types of its value and, where it is a list or a mapping, of what that holds; none: any."""
+    """Field name -> allowed types of its value, and of the items of a list or mapping; an empty set allows any."""
     found = {}
     for name, kind in hints(schema).items():
         kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
@@ -74,7 +77,7 @@ def _types(kinds: Sequence[Any]) -> frozenset[type]:
 
 
 def described(kind: Any) -> str:
-    """Return what a value of a type is called, "a number, or null"."""
+    """Return the name of a type in messages, as in "a number, or null"."""
     inner = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
         return ", or ".join(map(described, inner))
@@ -98,19 +101,17 @@ def keys(schema: Any) -> Mapping[str, Any]:
 
 
 def _is_ordinary(value: Any) -> bool:
-    """Whether a value is none of those that must be looked into: most are not, and a plan looks at very many."""
+    """Whether a value needs no further check; a shortcut, as plans check very many values."""
     kind = type(value)
     return value is None or kind is bool or kind is int or (kind is str and value.isascii())
 
 
 def odd_values(value: Any, path: str = "") -> Iterator[str]:
-    """Yield a sentence for each value that JSON, and so the key of a stage, cannot hold: NaN, undecodable text."""
-    if isinstance(
-        value, dict | Mapping
-    ):  # dict first: a plan asks this very often, and of an abstract class it is slow
+    """Yield a sentence for each value that JSON, and so a stage's key, cannot hold: NaN, undecodable text."""
+    if isinstance(value, dict | Mapping):  # dict first: called very often, and slow for an abstract class
         for key, item in value.items():
             if not isinstance(key, str):
-                yield f"`{path}` has the key {key!r}, and keys must be text; quote it, as in '{key}'."
+                yield f"`{path}` has the key {key!r}; keys must be text: quote the key, as in '{key}'."
             elif not _is_ordinary(item):
                 yield from odd_values(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
@@ -118,15 +119,15 @@ def odd_values(value: Any, path: str = "") -> Iterator[str]:
             yield from odd_values(item, path)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            yield f"`{path}` (={value}) must be a finite number; pass one, or null where nothing is meant."
+            yield f"`{path}` (={value}) must be a finite number; pass a finite number, or null for none."
     elif isinstance(value, str):
         if not value.isascii() and value != value.encode(errors="ignore").decode():
-            yield f"`{path}` (={value!r}) holds bytes that are no text; write it in UTF-8."
+            yield f"`{path}` (={value!r}) must be valid text; write it in UTF-8."
     elif not (value is None or isinstance(value, bool | int)):
         yield f"`{path}` (={value!r}) must be text, a number, true, false, null, a list or a mapping."
 
 
 def with_written_infinities(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return `node` with an infinite `key` written as text, `inf` or `-inf`."""
+    """Return `node` with an infinite value of `key` as text, `inf` or `-inf`."""
     value = node.get(key)
     return {**node, key: str(value)} if isinstance(value, float) and math.isinf(value) else node

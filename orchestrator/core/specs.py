@@ -40,10 +40,10 @@ class StageSpec:
 
     `fields` holds exactly the values that the result depends on, defaults included. A dense stage has the fields
     `model`, `data`, `train`, `seed`, `device`, `threads`, `sources` and `versions` (of the user's code and ours). A
-    round has `method`, `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions`, and either `target`
-    (the overall sparsity) or `amount` (of the survivors). A round that continues from a step of the dense training has
-    `train` in place of `finetune`, and `restart`. A start has the fields of a dense stage and `until`, the place at
-    which it ends: its result is the training state at that place. A deployment has `format`; a measurement has
+    round has `method`, `prune`, `finetune`, `seed`, `round` (counted from 1), `sources`, `versions`, and either
+    `target` (the overall sparsity) or `amount` (of the survivors). A round that continues from a step of the dense
+    training has `train` in place of `finetune`, and `restart`. A start has the fields of a dense stage and `until`, the
+    place at which it ends: its result is the training state at that place. A deployment has `format`; a measurement has
     `measure` as well.
     """
 

@@ -1,1 +1,1 @@
-"""Trial configurations to a graph of stages in which equal work appears once, and its preview."""
+"""Plans of sweeps: a graph of stages in which equal work appears once, its preview, and its forecast."""

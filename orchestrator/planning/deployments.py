@@ -1,4 +1,4 @@
-"""The stages that deploy what a trial ends with, and the dense network, and measure one beside the other. Pure."""
+"""Stages that deploy a trial's last network and the dense network, and compare their latency. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.planning.versions import versions_of_deployment
 def deployments(
     config: Mapping[str, Any], dense: StageSpec, last: StageSpec
 ) -> tuple[list[StageSpec], tuple[str, ...]]:
-    """Return the stages for each format, inputs first, and the keys of those that measure.
+    """Return the stages for each format, inputs first, and the keys of the measurements.
 
     Args:
         config: the node `deploy` of a trial's configuration

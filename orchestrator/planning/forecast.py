@@ -1,4 +1,4 @@
-"""What a run will take, before it begins, and what it has taken, once it has: hours, steps, bytes. Pure."""
+"""Forecast of the time, steps and bytes of a run, and the actual values after the run. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def forecast(
     keep: str = "needed",
     basis: str = "",
 ) -> Forecast:
-    """Return what the stages of a plan that are not finished are expected to take.
+    """Estimate the time, steps and bytes of the unfinished stages of a plan.
 
     Args:
         plan: the whole sweep
-        finished: records of its stages that need not run: they cost nothing
-        pace: what finished stages took
-        made: Unix seconds now
-        slots: how many stages run at once, where that is known
+        finished: records of the stages that need not run
+        pace: pace of finished stages
+        made: current time in Unix seconds
+        slots: number of stages that run at once; None if unknown
         keep: `store.keep`
-        basis: a sentence, from what it is estimated
+        basis: sentence with the source of the estimate
     """
     where = places(plan)
     each = {key: pace.expect(where[key], spec) for key, spec in plan.stages.items() if key not in finished}
@@ -55,9 +55,9 @@ def forecast(
 
 
 def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> Forecast:
-    """Return what the run has taken of which `forecast` was made: the stages of its plan that ended while it ran.
+    """Return the actual values of the run of `forecast`, from the stages of its plan that ended during the run.
 
-    `wall` is from where the first of these began, as in the estimate, so without the start of Ray and torch.
+    As in the estimate, `wall` counts from the start of the first stage, without the start of Ray and torch.
     """
     until = math.inf if forecast.ended is None else forecast.ended
     found = {key: each for key, each in records.items() if key in plan.stages and forecast.made < each.ended <= until}
@@ -76,7 +76,7 @@ def taken(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) ->
 
 
 def told(forecast: Forecast) -> Iterator[str]:
-    """Yield a forecast in lines of words; none where nothing is to run."""
+    """Yield the lines of a forecast; none if no stage is left to run."""
     if not forecast.stages:
         return
     figures = in_words(forecast)
@@ -91,11 +91,11 @@ def told(forecast: Forecast) -> Iterator[str]:
     saved += [f"done already {duration(forecast.done)}"] if round(forecast.done) else []
     yield "; ".join([forecast.basis, *saved])
     if 0 < forecast.work.unknown < forecast.stages:
-        yield f"nothing like {forecast.work.unknown} of {counted(forecast.stages, 'stage')} has finished yet"
+        yield f"no similar stage has finished for {forecast.work.unknown} of {counted(forecast.stages, 'stage')}"
 
 
 def in_words(forecast: Forecast) -> str:
-    """Return what is known of a forecast, or what a run took: `1:20 of work, 0:40 with 2 at once, ...`."""
+    """Return the known values of a forecast, or of a run: `1:20 of work, 0:40 with 2 at once, ...`."""
     stages, parts = forecast.stages, []
     if forecast.work.unknown < stages and (work := _seconds(forecast.work)):
         parts.append(f"{work} of work")
@@ -110,7 +110,7 @@ def in_words(forecast: Forecast) -> str:
 
 
 def afterwards(forecast: Forecast, plan: Plan, records: Mapping[str, StageRecord]) -> str:
-    """Return a sentence that says what was estimated of the last run, and what it took."""
+    """Return a sentence with the estimate for the last run, and its actual values."""
     estimated = in_words(forecast) if forecast.work.unknown < forecast.stages else "unknown"
     took = in_words(taken(forecast, plan, records)) or "nothing"
     since = "taken since" if forecast.ended is None else "taken"

@@ -1,4 +1,4 @@
-"""What computes here, by name: read from the system, so that nothing is imported to find it out."""
+"""Names of this machine's processor and GPUs, read from the system without importing torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 
 DEVICE_FILES = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
-"""Patterns of the files by which Linux shows a GPU: NVIDIA's, one of a Jetson, one under WSL, AMD's."""
+"""Patterns of the files that a GPU has on Linux: NVIDIA, Jetson, WSL, AMD."""
 
 
 @cache
 def processor_model() -> str:
-    """Return the model of this machine's processor."""
+    """Return the model name of this machine's processor."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -28,7 +28,7 @@ def processor_model() -> str:
 
 @cache
 def gpu_models() -> tuple[str, ...]:
-    """Return the models of this machine's GPUs, as the driver's own tool names them; none where it is not there."""
+    """Return the model names of this machine's GPUs from nvidia-smi; none if that tool is not installed."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -38,7 +38,7 @@ def gpu_models() -> tuple[str, ...]:
 
 
 def lacks_gpu(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return why this process certainly has no GPU, None if it may have one: only torch knows whether it can use it."""
+    """Return why this process certainly has no GPU; None if it may have one, as only torch knows for sure."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES (={visible!r}) hides all GPUs"

@@ -1,8 +1,8 @@
-"""What stages will take, from what finished ones like them took: seconds, optimizer steps, bytes. Pure.
+"""Estimates for stages from finished similar stages: seconds, optimizer steps, bytes. Pure.
 
-A stage takes as long as those took, on the mean, that equal it in all but `VARYING`. Where none has finished, as long
-as its steps take at the pace of other stages of its setting (network, data, batch size, device, threads, precision): of
-those that prune if it does, else of any that train. Where there are none either, that is not known.
+The estimate is the mean duration of the finished stages that differ only in `VARYING`. Without any, it is the stage's
+number of steps times the seconds per step of other stages with the same setting (network, data, batch size, device,
+threads, precision): of pruning rounds for a round, else of all stages that train. Without those, it is unknown.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
 VARYING = ("seed", "target", "amount", "round", "sources", "versions")
-"""Fields that leave the duration of a stage about as it is."""
+"""Fields with little effect on the duration of a stage."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Texts that are equal for stages of which one tells of the other."""
+    """Comparable properties of a stage, as texts: stages with equal texts have similar costs."""
 
     batches: str
-    """Data and batch size: as many steps to an epoch."""
+    """Stages with equal values have equally many steps in an epoch: data and batch size."""
     network: str
-    """As many bytes of weights and masks."""
+    """Stages with equal values have equally large weights and masks."""
     setting: str
-    """As long a step."""
+    """Stages with equal values take equally long steps."""
     alike: str
-    """As long a stage."""
+    """Stages with equal values take equally long."""
 
 
 def places(plan: Plan) -> dict[str, Place]:
@@ -43,7 +43,7 @@ def places(plan: Plan) -> dict[str, Place]:
     for key, spec in {**plan.finished, **plan.stages}.items():
         text = repr([spec.kind, *(item for item in spec.fields.items() if item[0] not in VARYING)])
         roots[key] = root, top = roots.get(spec.parent or "", (spec, text))
-        if (top, text) not in known:  # of thousands of stages few differ in what counts
+        if (top, text) not in known:  # thousands of stages have few distinct places
             known[top, text] = _place(spec, root)
         found[key] = known[top, text]
     return found
@@ -61,9 +61,9 @@ def _place(spec: StageSpec, root: StageSpec) -> Place:
 
 
 def length(spec: StageSpec) -> tuple[float, float] | None:
-    """Return how many steps and, beyond these, epochs a stage trains; None where its configuration does not say.
+    """Return the steps, and the epochs on top of them, that a stage trains; None if the configuration has neither.
 
-    A round that trains on from a step of the dense training trains what is left of it.
+    A round that continues from a step of the dense training trains the rest of that training.
     """
     training = spec.typed.finetune if spec.training == "finetune" else spec.typed.train
     given = training.steps if spec.typed.until is None else spec.typed.until
@@ -79,19 +79,19 @@ def length(spec: StageSpec) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a stage is expected to take; None where that is not known."""
+    """Expected cost of a stage; None for an unknown value."""
 
     seconds: float | None
     steps: float | None
     bytes: float | None
-    """Of its masks and its record; of what trains nothing all of its files."""
+    """Bytes of its masks and its record; of all files for a stage that does not train."""
     weights: float | None
     """Bytes of its weights."""
 
 
 @dataclass
 class _Ratio:
-    """A ratio of sums. What this run has seen takes the place of what earlier ones had."""
+    """Ratio of sums. Values of this run replace the values of earlier runs."""
 
     total: float = 0.0
     of: float = 0.0
@@ -109,21 +109,21 @@ class _Ratio:
 
 
 class Pace:
-    """What finished stages took, and what others are expected to take by that."""
+    """Pace of finished stages, and estimates for other stages."""
 
     def __init__(self) -> None:
         self.learned = 0
-        """Stages that it has learned from."""
+        """Number of stages learned from."""
         self._ratios: dict[tuple[str, ...], _Ratio] = {}
 
     def learn(self, place: Place, record: StageRecord, seconds: float | None = None, *, own: bool = False) -> None:
-        """Take in a finished stage.
+        """Learn from a finished stage.
 
         Args:
-            place: of the stage
-            record: of the stage
-            seconds: that it occupied a slot, where that was seen; else those of its record
-            own: whether this run has seen it: then what earlier ones have does not count beside it
+            place: place of the stage
+            record: record of the stage
+            seconds: seconds that the stage occupied a slot, if observed; else the seconds of its record
+            own: whether this run observed the stage: then values of earlier runs no longer count
         """
         self.learned += 1
         kind = KINDS[record.kind]
@@ -141,11 +141,11 @@ class Pace:
         for group in (("pace", place.setting, str(kind.prunes)), ("pace", place.setting)):
             self._add(group, seconds, record.steps, own)
         since = record.spec.get("fields", {}).get("restart", {}).get("rates")
-        if record.curve and (last := record.curve[-1]).epoch > 0 and not since:  # else they count from elsewhere
+        if record.curve and (last := record.curve[-1]).epoch > 0 and not since:  # other epochs count from another start
             self._add(("epoch", place.batches), last.step, last.epoch, own)
 
     def expect(self, place: Place, spec: StageSpec) -> Expected:
-        """Return what a stage is expected to take."""
+        """Estimate the cost of a stage."""
         kind, steps, seconds = KINDS[spec.kind], self._steps(place, spec), self._value("seconds", place.alike)
         if seconds is None and not kind.trains:
             seconds = self._value("seconds", place.setting, spec.kind)
@@ -174,16 +174,16 @@ class Pace:
 
 
 def wall(plan: Plan, seconds: Mapping[str, float], slots: int) -> float:
-    """Return how long these stages take on so many slots.
+    """Return the seconds of stages on a number of slots.
 
-    With stages that take t_i, c the longest chain of them, and m_j for those that run alone, after all others:
+    With t_i for each stage, c for the longest chain, and m_j for the stages that run alone after all others:
 
         max(sum(t_i) / slots, c) + sum(m_j)
 
     Args:
-        plan: in whose order they stand
-        seconds: stage -> seconds that it takes
-        slots: how many run at once
+        plan: plan with the stages in order
+        seconds: stage -> its seconds
+        slots: number of stages that run at once
     """
     chain: dict[str, float] = {}
     alone = 0.0

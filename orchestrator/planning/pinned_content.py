@@ -1,6 +1,6 @@
-"""What a configuration names by where it lies: its content goes into keys, and where it lies only to the worker.
+"""Content of the files that a configuration names by path: keys hold the content, and workers get the path.
 
-A checkpoint, the directory of a model's configuration, the files of a text: none is imported or parsed here.
+The files are checkpoints, directories with a model's configuration, and texts; none is imported or parsed here.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.redact import redact
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-"""Of files of weights: the first is safetensors, the others are what torch.save writes."""
+"""Suffixes of weight files: safetensors, then formats of torch.save."""
 OTHER_SUFFIXES = (".ckpt", ".pkl", ".tar", ".h5", ".npz", ".onnx", ".gguf", ".msgpack")
-"""Of files of weights that are not read: none of them is a name on the hub."""
+"""Suffixes of weight files that cannot be read; a value with one is not a name on the hub."""
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")
-"""What a directory of Hugging Face's calls its weights."""
+"""Names of the weight file in a directory of Hugging Face."""
 TOKENIZERS = ("characters", "bytes")
-"""What a text is cut into without a file."""
+"""Tokenizers that need no file."""
 
 
 class Misplaced(Exception):
-    """Nothing that can be used lies there; the text continues a sentence that begins with key and value."""
+    """Path without usable content; the text continues a sentence that begins with key and value."""
 
 
 def pinned(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `model` and `data` as they go into a key, contents for places, and for the worker these places.
+    """Return `model` and `data` for a key, with digests in place of paths, and the paths for the worker.
 
-    A relative path would be another one on every worker, so places are absolute.
+    Paths are absolute, as a relative path could lead elsewhere on a worker.
 
     Args:
-        config: of a trial, without violations
+        config: configuration of a trial, without violations
     """
     parts, places = _pinned(canonical_json([config["model"], config["data"]]))
     return {**parts}, {**places}
@@ -70,7 +70,7 @@ def _pinned(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def look_again() -> None:
-    """Forget what lay where: a plan asks once for what many of its trials have, the next one anew."""
+    """Clear the cache, which is valid for one plan: many trials of a plan share their files."""
     _pinned.cache_clear()
 
 
@@ -79,7 +79,7 @@ def _absolute(path: str) -> str:
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each thing that does not lie where `model` and `data` say."""
+    """Yield a sentence for each file or package of `model` and `data` that is missing."""
     for part, key, library in _libraries(config):
         if not release_of(library):
             yield (
@@ -98,13 +98,13 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _needless_revision(model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is said of a revision where no name on the hub is given."""
+    """Yield an error for a revision without a name on the hub."""
     names = [model.get("weights"), model.get("path") if model.get("kind") == "huggingface" else None]
     given = [name for name in names if name]
     if model.get("revision") and given and all("://" in name or os.path.exists(_absolute(name)) for name in given):
         yield (
-            f"`model.revision` (={model['revision']}) must be null where {' and '.join(map(redact, given))} is no name "
-            "on the hub but a file, a directory or a URI; leave it out."
+            f"`model.revision` (={model['revision']}) must be null, as {' and '.join(map(redact, given))} is a file, a "
+            "directory or a URI, and not a name on the hub; leave `model.revision` out."
         )
 
 
@@ -120,12 +120,12 @@ def _weights(model: Mapping[str, Any]) -> str:
 
 
 def releases(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return package -> release of the libraries that build the built-in parts of `config`."""
+    """Return package -> release of the libraries behind the built-in parts of `config`."""
     return {library: release for _, _, library in _libraries(config) if (release := release_of(library))}
 
 
 def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield part, key and package of what a package of its own reads or builds; its release is part of the key."""
+    """Yield part, key and package for each part that needs another package; its release is part of the key."""
     model = MODELS.get(str(config["model"].get("kind")))
     yield from (("model", "kind", package) for package in (model.packages if model else ()))
     if config["data"].get("kind") == "text" and config["data"]["tokenizer"] not in TOKENIZERS:
@@ -133,17 +133,17 @@ def _libraries(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def checkpoint(value: str, revision: str | None = None) -> str:
-    """Return the absolute path or the URI of the file of weights that `value` names.
+    """Return the absolute path or the URI of the weight file that `value` names.
 
     Args:
-        value: a file, a directory of Hugging Face's, a URI, or a name on the hub whose files are on this machine
-        revision: of that name; a branch or tag is the commit that it was here
+        value: a file, a directory of Hugging Face, a URI, or a name on the hub whose files are on this machine
+        revision: revision of that name; a branch or tag stands for the commit on this machine
 
     Raises:
-        Misplaced: there is none; says why
+        Misplaced: there is no such file; the text gives the reason
     """
     if not value:
-        raise Misplaced("must be a file, a directory or a name on the hub; pass null for the network as initialised.")
+        raise Misplaced("must be a file, a directory or a name on the hub; pass null for initial weights.")
     if "://" in value or value.endswith(OTHER_SUFFIXES):
         _require_suffix(value)
         return value
@@ -153,7 +153,7 @@ def checkpoint(value: str, revision: str | None = None) -> str:
         return str(path)
     if not path.is_dir():
         if path.suffix in SUFFIXES or not _is_hub_name(value):
-            raise Misplaced("cannot be read: there is no such file; check the path, relative to where you are.")
+            raise Misplaced("cannot be read: there is no such file; check the path, relative to the working directory.")
         path = hub_folder(value, revision)
     found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
     if found is None:
@@ -162,10 +162,10 @@ def checkpoint(value: str, revision: str | None = None) -> str:
 
 
 def config_folder(value: str, revision: str | None = None) -> str:
-    """Return the absolute path of the directory with a config.json that `value` names: itself, or one of the hub's.
+    """Return the absolute path of a directory with a config.json: `value` itself, or a name on the hub.
 
     Raises:
-        Misplaced: there is none; says why
+        Misplaced: there is no such directory; the text gives the reason
     """
     path = Path(_absolute(value))
     if not path.exists() and _is_hub_name(value):
@@ -176,25 +176,25 @@ def config_folder(value: str, revision: str | None = None) -> str:
 
 
 def texts(root: str) -> list[str]:
-    """Return the paths of the files of a text, in their order.
+    """Return the sorted paths of the files of a text.
 
     Raises:
-        Misplaced: there are none
+        Misplaced: there are no files
     """
     path = Path(_absolute(root))
     found = [path] if path.is_file() else sorted(path.rglob("*.txt"))
     if not root or not found:
         raise Misplaced(
-            "must be a text file, or a directory of .txt files, and there is none; pass data.root=book.txt, say."
+            "must be an existing text file, or a directory of .txt files; pass data.root=book.txt, for example."
         )
     return [str(each) for each in found]
 
 
 def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
-    """Return the digest of a text, and of its tokenizer where that is a file, by key.
+    """Return the digest of a text, and of its tokenizer file if there is one, by key.
 
     Raises:
-        Misplaced: a file is not there, or cannot be read
+        Misplaced: a file is missing, or cannot be read
     """
     found = {"root": digest(canonical_json([place_digest(path) for path in texts(root)]))}
     return found | ({} if tokenizer in TOKENIZERS else {"tokenizer": _tokenizer_content(tokenizer)})
@@ -202,15 +202,17 @@ def content_of_text(root: str, tokenizer: str) -> dict[str, str]:
 
 def _tokenizer_content(tokenizer: str) -> str:
     if tokenizer not in TOKENIZERS and not Path(_absolute(tokenizer)).is_file():
-        raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file that the package tokenizers has saved.")
+        raise Misplaced(f"must be {' or '.join(TOKENIZERS)}, or a file saved by the package tokenizers.")
     return tokenizer if tokenizer in TOKENIZERS else place_digest(_absolute(tokenizer))
 
 
 def hub_folder(name: str, revision: str | None) -> Path:
-    """Return where the files of a model on the Hugging Face hub are on this machine, in the folder of their commit.
+    """Return the local folder with the files of a model on the Hugging Face hub, at one commit.
+
+    Nothing is downloaded, so that a plan needs no network.
 
     Raises:
-        Misplaced: they are not; nothing is downloaded here, so that a plan needs no network
+        Misplaced: the files are not on this machine
     """
     wanted = f"{name} --revision {revision}" if revision else name
     try:
@@ -218,35 +220,34 @@ def hub_folder(name: str, revision: str | None) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise Misplaced(
-            "is no file or directory, and names on the hub need the package huggingface_hub: pip install it, or pass a "
-            "file."
+            "is not a file or directory; for a name on the hub, pip install huggingface_hub; or pass a file."
         ) from None
     try:
         return Path(_absolute(snapshot_download(name, revision=revision, local_files_only=True)))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         at = f" at revision {revision}" if revision else ""
         raise Misplaced(
-            f"is no file or directory, and of the hub's model of that name this machine holds no commit{at}; run "
+            f"is not a file or directory, and this machine has no commit{at} of a hub model of that name; run "
             f"`hf download {wanted}` first, or pass a file."
         ) from None
 
 
 def place_digest(place: str) -> str:
-    """Return the SHA-256 of the bytes of a file at a path or URI, read again only if it changed.
+    """Return the SHA-256 of a file at a path or URI; an unchanged file is not read again.
 
     Raises:
-        Misplaced: it cannot be read
+        Misplaced: the file cannot be read
     """
     try:
         if "://" not in place:
             return content_digest(place)
-        import fsspec  # 50 ms, for URIs alone
+        import fsspec  # takes 50 ms, needed only for URIs
 
         system, path = fsspec.core.url_to_fs(place)
         return _remote_digest(place, str(system.ukey(path)))
-    except Exception as error:  # whatever a file system's library raises
+    except Exception as error:  # a file system's library may raise anything
         said = redact(" ".join(str(error).split()) or type(error).__name__)
-        raise Misplaced(f"cannot be read: {said}; check it, and what gives access to it.") from None
+        raise Misplaced(f"cannot be read: {said}; check the address and the credentials.") from None
 
 
 @lru_cache(maxsize=1024)
@@ -261,7 +262,7 @@ def _remote_digest(uri: str, _version: str) -> str:
 
 
 def release_of(package: str) -> str | None:
-    """Return the release of an installed package, None where there is none."""
+    """Return the release of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -275,4 +276,4 @@ def _is_hub_name(value: str) -> bool:
 
 def _require_suffix(value: str) -> None:
     if not value.endswith(SUFFIXES):
-        raise Misplaced(f"must end in one of {', '.join(SUFFIXES)}: what it holds is told by that; rename it.")
+        raise Misplaced(f"must end in one of {', '.join(SUFFIXES)}, as the suffix tells the format; rename the file.")

@@ -1,8 +1,8 @@
-"""Trial configurations -> a forest of stages in which equal work appears once. Pure, and free of torch.
+"""Plans: trial configurations to a forest of stages in which equal work appears once. Pure; needs no torch.
 
-A dense stage depends on model, data, training, seed, device kind and thread count; a round on its parent, on what it
-prunes and on how it trains then, or from which step of the dense training on. Trials with equal prefixes share stages
-because their specs, and so their keys, are equal.
+A dense stage depends on model, data, training, seed, device kind and thread count. A round depends on its parent, on
+its pruning, and on its training or the step of the dense training from which it continues. Trials with equal prefixes
+share stages, as their specs and so their keys are equal.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from pruning import schedule as schedules
 DENSE_PARTS = ("model", "data", "task", "train")
 ROUND_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "finetune")
 RETRAINED_PARTS = ("method", *method_choices.CHOICES, "prune", "task", "train")
-"""Of a round that trains on from a step of the dense training."""
+"""Parts of a round that continues from a step of the dense training."""
 AT_STEPS = {"step": REWIND, "rates": RATES}
-"""What of a restart names a step -> the role of the start that ends there."""
+"""Field of a restart with a step -> role of the start that ends at this step."""
 IN_NO_KEY = ("checkpoint_minutes",)
-"""Of a training, what cannot change its result: the worker is told beside the fields."""
+"""Keys of a training that cannot change its result: the worker gets them outside of the fields."""
 UNTAUGHT = {key: getattr(Train(), key) for key in ("teacher_weight", "teacher_temperature")}
-"""What goes into a key for what nothing reads where there is no teacher."""
+"""Key values of teacher settings when there is no teacher."""
 LISTED = 20
-"""Refused trials that are spelled out; the rest are counted."""
+"""Maximum number of reasons that a refusal lists; the rest are counted."""
 
 
 def make_plan(jobs: Sequence[Job]) -> Plan:
-    """Plan the trials of a sweep, or raise one `ConfigError` that lists what is wrong with each of them."""
+    """Plan the trials of a sweep; raise one `ConfigError` that lists the errors of all trials."""
     sources.look_again()
     pinned_content.look_again()
     if not jobs:
-        raise ConfigError("The sweep has no trials: one of its axes is empty. Give every axis at least one value.")
+        raise ConfigError("The sweep has no trials, as one of its axes is empty; give every axis at least one value.")
     wrong: dict[str, list[str]] = {}
     stages: dict[str, StageSpec] = {}
     identities: dict[str, str] = {}
@@ -79,14 +79,16 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
             trials.append(TrialSpec(name, overrides, job.config, keys, dense, identities[keys[-1]], measured))
     if wrong:
         raise ConfigError(refusal(wrong, len(jobs), "cannot be planned; nothing was started"))
-    ordered = sorted(stages.items(), key=lambda item: item[1].kind != "start")  # what a dense one goes on from
+    ordered = sorted(
+        stages.items(), key=lambda item: item[1].kind != "start"
+    )  # a dense stage may continue from a start
     return Plan(dict(ordered), tuple(trials))
 
 
 def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return what each round asks for: `{"target": overall sparsity}` or `{"amount": of what is left}`.
+    """Return the request of each round: `{"target": overall sparsity}` or `{"amount": amount of the survivors}`.
 
-    Where densities are given, that is a target of None, and the `scope` with those of the round.
+    With given densities, the request is a target of None, and the `scope` with the densities of the round.
     """
     schedule, scope = config["schedule"], config["scope"]
     if is_identity(config["method"]):
@@ -109,23 +111,23 @@ def round_targets(config: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 
 def device_kind(config: Mapping[str, Any]) -> str:
-    """`cuda` where a trial asks for a share of a GPU, else `cpu`: results are bit-equal within a kind only."""
+    """Return `cuda` if a trial uses a GPU, else `cpu`: results are bit-equal only within a kind."""
     return "cuda" if config["cluster"]["gpus_per_trial"] > 0 else "cpu"
 
 
 def threads(config: Mapping[str, Any]) -> int:
-    """Intra-op threads of a trial: they set the order of float reductions, so results depend on them."""
+    """Return the intra-op threads of a trial: results depend on them through the order of float reductions."""
     cluster = config["cluster"]
     return int(cluster["threads"] or max(1, int(cluster["cpus_per_trial"])))
 
 
 def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...], str, tuple[str, ...]]:
-    """Return the stages that a trial takes, inputs first; the keys of its chain, of its dense training, and of what
-    measures the network that it ends with.
+    """Return the stages of a trial, inputs first; the keys of its chain; the key of its dense training; and the keys of
+    the measurements of its last network.
     """
     pinned, location = pinned_content.pinned(config)
     if config["schedule"]["amount"] is None and not method_choices.decides_itself(config["method"]):
-        config = {**config, "method": {}}  # what it is called says the same as the choices
+        config = {**config, "method": {}}  # the name adds nothing to the choices
     if config["unit"]["kind"] != "group":
         config = {**config, "scope": {k: v for k, v in config["scope"].items() if k not in method_choices.OF_GROUPS}}
     location |= {part: {key: config[part][key] for key in IN_NO_KEY} for part in ("train", "finetune")}
@@ -158,7 +160,7 @@ def _stages(config: Mapping[str, Any]) -> tuple[list[StageSpec], tuple[str, ...]
 
 
 def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What a result depends on: the seed, our code, and these parts less what is not passed to their targets."""
+    """Return the fields that a result depends on: the seed, our code, and these parts without keys for us."""
     left_out = {*sources.LABELS, *IN_NO_KEY}
     parts = {name: {key: value for key, value in config[name].items() if key not in left_out} for name in names}
     for part in parts.values():
@@ -168,15 +170,17 @@ def _parts(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _sources(config: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """The contents of the user's own code and files behind these parts: a round's network is built by those of model
-    and data, too, and a worker holds each stage to what it was planned with.
+    """Return the digests of the custom code and files behind these parts.
+
+    A round includes the parts of model and data, as they build its network. A worker checks each stage against the
+    digests of its plan.
     """
     found = sources.fingerprint({name: config[name] for name in names})
     return {**found, "packages": {**found["packages"], **pinned_content.releases(config)}}
 
 
 def _normal(job: Job) -> Job:
-    """Call what is built in by its kind where it has no name, and write an infinite norm as text, not as a number."""
+    """Name built-in components after their kind if they have no name, and write an infinite norm as text."""
     if job.config is None:
         return job
     parts = {name: dict(part) for name in OPEN if isinstance(part := job.config.get(name), Mapping)}
@@ -196,15 +200,15 @@ def _normal(job: Job) -> Job:
 
 
 def _violations(config: Mapping[str, Any], seen: dict[str, list[str]]) -> list[str]:
-    """Hold a configuration to the rules, each distinct one once: a sweep's trials differ in a value or two."""
-    key = repr(config)  # not canonical JSON: a wrong value may be one that JSON has not
+    """Return the broken rules of a configuration; equal configurations are checked once."""
+    key = repr(config)  # not canonical JSON: a wrong value may not exist in JSON
     if key not in seen:
         seen[key] = list(violations(config)) or [*restarts.violations(config), *pinned_content.violations(config)]
     return seen[key]
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
-    """Name each trial after the overrides that tell it from the others: `l1_unstructured sparsity=0.9 seed=0`."""
+    """Name each trial by the overrides that differ from other trials: `l1_unstructured sparsity=0.9 seed=0`."""
     common = set.intersection(*(set(job.overrides) for job in jobs))
     names: list[str] = []
     taken: dict[str, int] = {}
@@ -222,7 +226,7 @@ def _word(override: str) -> str:
 
 
 def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str:
-    """Give the `verdict` on trials, and each reason of `wrong` once with the names of the trials concerned."""
+    """Return the text of a refusal: the `verdict`, then each reason of `wrong` with the names of its trials."""
     refused = {name for names in wrong.values() for name in names}
     lines = [f"{len(refused)} of {total} trials {verdict}."]
     for reason, names in list(wrong.items())[:LISTED]:
@@ -232,5 +236,5 @@ def refusal(wrong: Mapping[str, Sequence[str]], total: int, verdict: str) -> str
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             lines.append(f"    in {shown}{more}")
     if len(wrong) > LISTED:
-        lines.append(f"  and {len(wrong) - LISTED} further reasons")
+        lines.append(f"  and {len(wrong) - LISTED} more reasons")
     return "\n".join(lines)

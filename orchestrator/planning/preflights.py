@@ -1,7 +1,7 @@
-"""What to try before a sweep trains: each distinct combination of its parts once, and what is said of those that fail.
+"""Preflights: the distinct combinations of a sweep's parts, each of which is tried once before training.
 
-A combination is a network on its data with a training, or with a method, what it prunes and a fine-tuning. Seeds, round
-numbers and, of built-in methods, the sparsity do not matter to whether it can run, so it stands for many stages.
+A combination is a network and its data with a training, or with a method, its parameters and a fine-tuning. Seeds,
+round numbers and the sparsity of built-in methods do not affect whether it can run, so it stands for many stages.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from orchestrator.core.specs import Plan, StageSpec
 from orchestrator.core.stage_kinds import KINDS
 
 RELEASES = ("orchestrator", "python", "torch", "numpy")
-"""Packages of which a combination that passed may fail with another release."""
+"""Packages whose releases affect whether a combination can run."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """Stages that can run if `specs` can: the dense stage, and the round that asks for most unless it is that."""
+    """Stages that can run if `specs` can run: the dense stage, and the most demanding round if there is one."""
 
     key: str
     specs: tuple[StageSpec, ...]
     trials: tuple[str, ...]
-    """Names of those concerned."""
+    """Names of the trials with these stages."""
     objectives: tuple[str, ...] = ()
-    """The metrics that a search is told of them."""
+    """Objectives of these trials."""
 
 
 def combinations(
     plan: Plan, finished: Collection[str], environment: Mapping[str, str], *, own_only: bool = False
 ) -> list[Combination]:
-    """Return what is to be tried of the stages of a plan that are not finished.
+    """Return the combinations to try for the unfinished stages of a plan.
 
     Args:
-        environment: package -> release, on which a combination's key depends
-        own_only: leave out what has nothing of the user's own in it
+        plan: the plan
+        finished: keys of finished stages
+        environment: package -> release; a combination's key depends on `RELEASES`
+        own_only: leave out stages without custom code
     """
     releases = [environment.get(package) for package in RELEASES]
     dense: dict[str, tuple[StageSpec, str]] = {}
@@ -81,7 +83,7 @@ def _less(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _asked(spec: StageSpec) -> list[Any]:
-    """Return what a method may refuse: of one of the user's own any sparsity, of ours only a count."""
+    """Return the part of the request that can fail: any value for custom code, only a count for a built-in method."""
     if not KINDS[spec.kind].prunes:
         return []
     typed = spec.typed
@@ -91,6 +93,6 @@ def _asked(spec: StageSpec) -> list[Any]:
 
 
 def _demand(spec: StageSpec) -> tuple[int, float]:
-    """Return by what a round asks for most: the entries that it and those before it take, else its sparsity."""
+    """Sort key for rounds: the entries pruned up to the round if the request is a count, else the sparsity."""
     asked = spec.typed.target or spec.typed.amount or 0.0
     return (asked * spec.round, 0.0) if isinstance(asked, int) else (0, asked)

@@ -1,4 +1,4 @@
-"""What a sweep would do, as text: trials, unique and shared stages, resources. For `dry_run=true`."""
+"""Preview of a sweep for `dry_run=true`: trials, unique and shared stages, resources."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from orchestrator.planning.number_formats import percent
 from orchestrator.planning.plan import device_kind, round_targets, threads
 
 SHOWN = 40
-"""Trials listed by name; a longer sweep shows its first and last."""
+"""Maximum number of trials in the table; a longer sweep shows the first trials and the last one."""
 
 
 def preview(
     name: str, plan: Plan, finished: Collection[str], failed: Collection[str] = (), forecast: Forecast | None = None
 ) -> str:
-    """Return the plan of a sweep, for people: nothing has been run and nothing was imported to find it out.
+    """Return the preview of a sweep as text.
 
     Args:
-        name: of the sweep
-        plan: what it is made of
-        finished: stages that the store holds
-        failed: stages of which the store knows how they failed
-        forecast: what is left is expected to take
+        name: name of the sweep
+        plan: plan of the sweep
+        finished: keys of the stages that the store holds
+        failed: keys of the stages with a remembered failure
+        forecast: forecast of the unfinished stages
     """
     asked = sum(map(len, plan.work))
     kinds = Counter(spec.kind for spec in plan.stages.values())
@@ -49,7 +49,7 @@ def preview(
         "",
         *_table(plan, finished),
         "",
-        "Nothing was run: this is dry_run=true. Whether built-in parts fit each other is tried when a sweep starts.",
+        "Nothing was run, because of dry_run=true. A real run first tries whether built-in parts fit each other.",
     ]
     return "\n".join(lines)
 
@@ -64,19 +64,19 @@ def _forecast(forecast: Forecast | None) -> Iterator[str]:
 def _failed(plan: Plan, failed: Collection[str]) -> Iterator[str]:
     count = len(plan.stages.keys() & set(failed))
     if count and plan.trials[0].config["retry_failed"]:
-        yield f"failed    {count} before, to be tried again"
+        yield f"failed    {count} before, to be run again"
     elif count:
-        yield f"failed    {count} before, not to be repeated by such a worker; pass retry_failed=true to try again"
+        yield f"failed    {count} before, skipped on an equal worker; pass retry_failed=true to run them again"
 
 
 def _when(plan: Plan) -> Iterator[str]:
-    """Yield what of the trials prunes networks when, where it is not all as the methods' papers do."""
+    """Yield a line if a method prunes the trained network, but its paper prunes the initialised network."""
     each = [(trial.config["schedule"]["at"], trial.config) for trial in plan.trials]
     late = dict.fromkeys(c["method"]["name"] for at, c in each if at == "trained" and published_at_start(c))
     if late:
         yield (
-            f"prunes    the trained network by {', '.join(late)} (schedule.at=trained), published for the network as "
-            "initialised; pass schedule.at=start schedule.rounds=1 for that"
+            f"prunes    the trained network by {', '.join(late)} (schedule.at=trained), published for the initialised "
+            "network; pass schedule.at=start schedule.rounds=1 for that"
         )
 
 

@@ -1,7 +1,7 @@
-"""Versions of our own code that can change bits, one for each component: they are part of every stage's key.
+"""Versions of the code that affects bits, one for each component: they are part of every stage's key.
 
-A built-in's version is in its row of a catalogue. A test holds each component's code to its version, and says what to
-do where they differ.
+The version of a built-in component is in its catalogue row. A test compares each component's code with its version, and
+tells what to do if they differ.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pruning.catalogue.allocations import ALLOCATIONS
 from pruning.catalogue.rows import Row
 
 SHARED: Mapping[str, int] = {"training": 6, "round": 4, "own_class": 1, "deploy": 2}
-"""`training`: building, splitting, training and evaluating, in every stage; `round`: pruning; `own_class`: the call of
-a method class of the user's own; `deploy`: shrinking and measuring."""
+"""Versions of shared code. `training`: building, splitting, training and evaluating, in every stage; `round`: pruning;
+`own_class`: the call of a user's own method class; `deploy`: shrinking and measuring."""
 FAMILIES: Mapping[str, Mapping[str, Row]] = {
     **{name: group.rows for name, group in GROUPS.items()},
     "allocation": ALLOCATIONS,
     "format": FORMATS,
 }
-"""Family -> rows, whose names and versions stand in keys as in "score/snip"."""
+"""Family -> rows; keys contain names and versions, as in "score/snip"."""
 
 
 def version_of(component: str) -> int:

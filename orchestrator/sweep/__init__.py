@@ -1,1 +1,1 @@
-"""The conductor: plan, run what is missing, show, compare, report."""
+"""Conductor of sweeps: plan, run the missing stages, show progress, compare, report."""

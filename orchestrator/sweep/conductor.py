@@ -1,4 +1,4 @@
-"""The flow of a sweep: plan, run what is not yet in the store, track, compare, report."""
+"""Flow of a sweep: plan, run the stages that the store lacks, track, compare, report."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from orchestrator.views.terminal.standard_streams import say
 
 REPORT = "comparison/report.html"
 SWEEP_WIDE = ("name", "cluster", "compare", "tracking", "store", "dry_run", "retry_failed")
-"""Parts of the configuration that belong to the sweep, and so cannot be axes of it."""
+"""Parts of the configuration that are the same for all trials, and so cannot be axes."""
 
 
 def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
-    """Plan `jobs` and run them as one sweep: what the store holds already is not run again.
+    """Plan `jobs` and run them as one sweep; stages in the store are not run again.
 
     Raises:
         ConfigError: a trial cannot be planned, or the cluster can never run it; nothing was started.
@@ -66,7 +66,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
         store = Store(**config["store"], read_only=config["dry_run"]).opened()
         if config["dry_run"]:
             finished = store.resumable(plan)
-            if not config["cluster"]["gpus_per_trial"]:  # which there need not be here
+            if not config["cluster"]["gpus_per_trial"]:  # this machine may have no GPU
                 here = InlineExecutor(Cluster(**config["cluster"]), store)
                 preflight(here, store, plan, finished, info.environment, own_only=True)
             say(preview(info.name, plan, finished, store.failures.known(), estimated(store, plan, finished)[1]))
@@ -76,7 +76,7 @@ def run(jobs: Sequence[Job], *, preset: str | None = None) -> Outcome:
 
 @contextmanager
 def _nothing_started() -> Iterator[None]:
-    """Let whatever is wrong end with the status of a refusal."""
+    """Give every error the exit status of a refusal."""
     try:
         yield
     except OrchestratorError as error:
@@ -85,7 +85,7 @@ def _nothing_started() -> Iterator[None]:
 
 
 def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -> Outcome:
-    from orchestrator.compare.audit import audit  # a dry run needs none of these
+    from orchestrator.compare.audit import audit  # not needed for a dry run
     from orchestrator.compare.compare_trials import compare_trials
     from orchestrator.views.report.report_files import kept, report, write
     from orchestrator.views.report.tables import print_audit, print_comparison, print_forecast
@@ -98,14 +98,14 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
             pace, made = estimated(store, plan, outcome.records)
         info = replace(info, forecast=made if made.stages else earlier_forecast(store, info.name))
         progress = Progress(plan, dict(outcome.records), console=console, slots=made.slots, pace=pace)
-        tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # comes up while Ray starts
+        tracker = stack.enter_context(_tracker(config["tracking"], store, progress.say))  # starts together with Ray
         with progress:
             _train(outcome, info, store, config, (tracker, progress), interrupt, stack)
         if made.stages:
             info = replace(info, forecast=replace(made, ended=time.time()))
         _save(outcome, info, store)
         comparison = compare_trials(plan, outcome.records, outcome.failures)
-        print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` tells them
+        print_comparison(comparison, console, failures=False)  # `Outcome.incomplete` lists failures
         if not outcome.interrupted:
             if outcome.records:
                 print_audit(audit(plan, outcome.records, comparison), console)
@@ -124,14 +124,14 @@ def _run(plan: Plan, info: SweepInfo, store: Store, config: Mapping[str, Any]) -
 
 
 def _save(outcome: Outcome, info: SweepInfo, store: Store) -> None:
-    """Save what came of a sweep that has ended, and remove the weights that nothing asks for any more."""
+    """Save the outcome of a sweep, and remove the weights that no stage needs any more."""
     plan = outcome.plan
     try:
         store.save_sweep(info.name, manifest(info, plan, outcome.failures))
         outcome.reached = store.checkpoints.steps(plan.stages.keys()) if outcome.interrupted else {}
         outcome.without_weights(retention.prune_sweep(store, plan, outcome.records))
         retention.limit(store, plan)
-    except StoreError as error:  # what was trained is durable, and shall be seen all the same
+    except StoreError as error:  # finished stages are durable, so show the results all the same
         say(error, amiss=True)
 
 
@@ -151,7 +151,7 @@ def _train(
     interrupt: Interruptible,
     later: ExitStack,
 ) -> None:
-    """Run what is not durable yet, and tell the views of it; `later` waits for what may end beside the report."""
+    """Run the missing stages and pass events to the views; `later` waits for work that may end during the report."""
     tracker, progress = views
     todo = outcome.plan.without(set(outcome.records))
     places = _places(config, store, info.name)
@@ -160,16 +160,16 @@ def _train(
         tracker.start(info, outcome.plan, outcome.records)
         return
     with ExitStack() as stack:
-        leases, held = store.leases(), stack.enter_context(ExitStack())  # until the executor has ended
+        leases, held = store.leases(), stack.enter_context(ExitStack())  # released after the executor has ended
         watch = progress.point if progress.live else unheard
         executor = _executor(config["cluster"], store, info.name, leases, watch)
         progress.say(_starting(config["cluster"]))
         executor.prestart()
         with _nothing_started():
             stack.enter_context(_running(executor, outcome, later))
-            preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before anything is written
+            preflight(executor, store, outcome.plan, outcome.records, info.environment)  # before any write
             held.enter_context(leases)
-            store.save_sweep(info.name, manifest(info, outcome.plan))  # first: a saved sweep's weights are kept
+            store.save_sweep(info.name, manifest(info, outcome.plan))  # first, as the weights of a saved sweep are kept
             retention.limit(store, outcome.plan)
             todo = _still_missing(outcome, todo, store)
             if config["retry_failed"]:
@@ -178,25 +178,25 @@ def _train(
         executor.on_every_node(stack.enter_context(probing(store)))
         tracker.start(info, outcome.plan, outcome.records)
         interrupt.works(executor.cancel)
-        if isinstance(executor, RayExecutor):  # else stages run in this process, and nothing is to import beside them
+        if isinstance(executor, RayExecutor):  # inline stages run in this process: no imports beside them
             threading.Thread(target=drawing.prepare, name="drawing", daemon=True).start()
         try:
             for event in executor.run(todo):
                 outcome.take(event)
                 tracker.record(event)
                 progress.event(event)
-        except OrchestratorError:  # no node is left, say
+        except OrchestratorError:  # for example, no node is left
             tracker.finish("failed", {})
             if not tracker.complete:
                 progress.say(behind([info.name], config["store"], **config["tracking"]))
             raise
         outcome.interrupted = interrupt.worked() and not outcome.settled
-        if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds for all of it
+        if outcome.interrupted:  # before Ray ends: `ray job stop` leaves three seconds
             tracker.finish(outcome.status, {})
 
 
 def _still_missing(outcome: Outcome, todo: Plan, store: Store) -> Plan:
-    """Return what is to run, with what another sweep's retention dropped until this sweep was saved."""
+    """Return the plan of missing stages, and of stages whose weights another sweep has dropped in the meantime."""
     needed = {key for spec in todo.stages.values() for key in spec.inputs.values()} - todo.stages.keys()
     found = store.finished(needed)
     if any(key not in found or WEIGHTS not in found[key].files for key in needed):
@@ -206,7 +206,7 @@ def _still_missing(outcome: Outcome, todo: Plan, store: Store) -> Plan:
 
 @contextmanager
 def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: ExitStack) -> Iterator[None]:
-    """Start the executor, and end it when all is done: aside, since Ray takes a second, and `later` waits for it."""
+    """Start the executor, and close it afterwards in a thread, as Ray takes a second; `later` waits for the thread."""
     closing = threading.Thread(target=executor.close, name="closing")
     try:
         executor.start()
@@ -215,7 +215,7 @@ def _running(executor: RayExecutor | InlineExecutor, outcome: Outcome, later: Ex
         executor.close()
         raise
     closing.start()
-    if outcome.interrupted:  # a stage that was killed may still live, and its lease with it
+    if outcome.interrupted:  # a killed stage may still be alive, and hold its lease
         closing.join()
     later.callback(closing.join)
 
@@ -228,11 +228,11 @@ def _executor(
 
 
 def _starting(cluster: Mapping[str, Any]) -> str:
-    """Say what takes the seconds in which nothing is to be seen."""
+    """Return a line for the seconds without any other output."""
     if cluster["kind"] == "inline":
-        return "Importing torch, then trying what is new on a few examples."
+        return "Importing torch, then trying new combinations on a few examples."
     ray = f"Connecting to Ray at {cluster['address']}" if cluster["address"] else "Starting Ray"
-    return f"{ray} and importing torch, some 10 s; then trying what is new on a few examples."
+    return f"{ray} and importing torch, about 10 s; then trying new combinations on a few examples."
 
 
 def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], None]) -> AbstractContextManager[Tracker]:
@@ -248,7 +248,7 @@ def _tracker(tracking: Mapping[str, Any], store: Store, say: Callable[[str], Non
 
 
 def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str]:
-    """Where everything is, to be shown when the sweep opens and closes."""
+    """Return the places of all results, to show at the start and the end of a sweep."""
     folder = Path("outputs") / name
     places = {"store": store.uri, "report": str(folder / REPORT)}
     if config["cluster"]["kind"] != "inline":
@@ -259,18 +259,18 @@ def _places(config: Mapping[str, Any], store: Store, name: str) -> dict[str, str
 
 
 def _sweep_wide(plan: Plan) -> Mapping[str, Any]:
-    """Return the configuration that all trials share; refuse one that differs between them."""
+    """Return the configuration that all trials share; raise ConfigError if a shared part differs."""
     first = plan.trials[0].config
     for part in SWEEP_WIDE:
         if any(trial.config[part] != first[part] for trial in plan.trials):
             raise ConfigError(
-                f"`{part}` differs between trials, and a sweep has one: take it out of the axes and set it for all."
+                f"`{part}` differs between trials, but must be the same in a sweep; set it once, without an axis."
             )
     return first
 
 
 def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInfo:
-    """Name the sweep after its preset and its content: the same trials are the same sweep, whenever they are run."""
+    """Describe the sweep. Its name consists of the preset and a digest: equal trials are the same sweep."""
     name = config["name"] or _file_name(preset) or ("trial" if len(plan.trials) == 1 else "sweep")
     content = digest(canonical_json([trial.stages for trial in plan.trials]))
     command = shlex.join(["python", "-m", "orchestrator", *map(redact_argument, sys.argv[1:])])
@@ -278,5 +278,5 @@ def _info(plan: Plan, config: Mapping[str, Any], preset: str | None) -> SweepInf
 
 
 def _file_name(preset: str | None) -> str:
-    """Return a preset's name as part of file names: one in a folder has a slash."""
+    """Return a preset's name for file names: a preset in a folder has a slash."""
     return re.sub(r"[^\w.-]+", "-", preset or "", flags=re.ASCII).strip("-.")

@@ -1,4 +1,4 @@
-"""What earlier sweeps of a store tell of how long another one takes, on the hardware that it will run on."""
+"""Estimates from earlier sweeps in a store, for the hardware of the new sweep."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from orchestrator.store import saved_sweep
 from orchestrator.store.store import Store
 
 MOST_SWEEPS, MOST_SECONDS = 30, 2.0
-"""How many of the sweeps that were saved last are looked at, and for how long."""
+"""Maximum number of recent sweeps to read, and the maximum seconds for that."""
 MOST_ALIKE, ENOUGH, MOST_RECORDS = 12, 3, 400
-"""Of stages alike the most records that are read, and as many as are sought for; the most of all together."""
+"""Records of similar stages: the maximum that is read, the number that is enough; and the maximum of all records."""
 
 
 def estimated(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> tuple[Pace, Forecast]:
-    """Return what finished stages tell of the pace of a sweep, and what is left of it is expected to take."""
+    """Return the pace of finished stages, and a forecast of the unfinished stages of a sweep."""
     config = plan.trials[0].config
     cluster, here = Cluster(**config["cluster"]), _hardware(config["cluster"])
     pace, basis = Pace(), "no stage is left to run"
@@ -45,7 +45,7 @@ def estimated(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> 
 
 
 def earlier_forecast(store: Store, name: str) -> Forecast | None:
-    """Return what was expected of the last run of a sweep that had something to do, where that is known."""
+    """Return the forecast of the last run of a sweep that had stages to run; None if unknown."""
     try:
         return saved_sweep.read(store, name).info.forecast
     except OrchestratorError:
@@ -53,7 +53,7 @@ def earlier_forecast(store: Store, name: str) -> Forecast | None:
 
 
 def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here: str | None) -> tuple[Pace, str]:
-    """Return the pace of finished stages of one hardware, `here` or else that of the newest, and what that was."""
+    """Return the pace of finished stages on one hardware, and its source: `here`, else the newest stage's hardware."""
     found = _alike(store, plan, finished)
     found.sort(key=lambda each: -each[1].started)
     names = dict.fromkeys(computed_on(record) for _, record in found)
@@ -64,7 +64,7 @@ def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here
             pace.learn(place, record)
     others = " and ".join(sorted(name for name in names if name and name != where))
     if pace.learned:
-        assumed = "" if here else "; which hardware this run gets is not known yet"
+        assumed = "" if here else "; the hardware of this run is not known yet"
         return pace, f"from {counted(pace.learned, 'finished stage')} on {where}{assumed}"
     wanted = "of this network and data in these batches has finished"
     if others:
@@ -73,14 +73,14 @@ def _learned(store: Store, plan: Plan, finished: Mapping[str, StageRecord], here
 
 
 def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> list[tuple[Place, StageRecord]]:
-    """Return finished stages with the batches of what is left of a plan: its own, then of the sweeps saved last."""
+    """Return finished stages with the same batches as unfinished ones: of this plan, then of recent sweeps."""
     own = places(plan)
     left = {own[key] for key in plan.stages if key not in finished}
     batches, counts = {place.batches for place in left}, Counter[str]()
     found: dict[str, tuple[Place, StageRecord]] = {}
 
     def chosen(where: Mapping[str, Place], known: Container[str]) -> dict[str, Place]:
-        picked, planned = {}, counts.copy()  # of what is planned not all has finished, and only that tells anything
+        picked, planned = {}, counts.copy()  # counts planned stages, some of which may not have finished
         for key, place in where.items():
             if key in known or place.batches not in batches or planned[place.alike] >= MOST_ALIKE:
                 continue
@@ -103,13 +103,13 @@ def _alike(store: Store, plan: Plan, finished: Mapping[str, StageRecord]) -> lis
         try:
             others = chosen(places(saved_sweep.plan_of(store, name)), found.keys() | own.keys())
             learn(others, store.finished(others))
-        except OrchestratorError:  # another release's, or damaged: what reads it for its own sake says so
+        except OrchestratorError:  # of another release, or damaged: other readers report it
             continue
     return list(found.values())
 
 
 def _newest(store: Store) -> list[str]:
-    """Return the names of the sweeps that were saved last."""
+    """Return the names of all sweeps, the newest first."""
     saved = {
         entry.path.removeprefix("sweeps/").removesuffix(".json"): entry.modified
         for entry in store.backend.entries("sweeps")
@@ -118,14 +118,14 @@ def _newest(store: Store) -> list[str]:
 
 
 def computed_on(record: StageRecord) -> str | None:
-    """Return the model of what a stage was computed on; None where its record does not say."""
+    """Return the model of the processor or GPU of a stage; None if its record does not tell."""
     if record.device.startswith("cuda"):
         return record.environment.get("gpu")
     return record.environment.get("processor", "").rpartition(", ")[0] or None
 
 
 def _hardware(cluster: Mapping[str, Any]) -> str | None:
-    """Return the model of what a sweep will run on; None where that is not known before it has connected."""
+    """Return the model of the processor or GPU of a sweep; None if unknown before the sweep has connected."""
     if not _here(Cluster(**cluster)):
         return None
     if cluster["gpus_per_trial"]:
@@ -134,7 +134,7 @@ def _hardware(cluster: Mapping[str, Any]) -> str | None:
 
 
 def _at_once(cluster: Cluster) -> int | None:
-    """Return how many stages run at once; None where that is not known before the sweep has connected."""
+    """Return the number of stages that run at once; None if unknown before the sweep has connected."""
     if cluster.kind == "inline":
         return 1
     if not _here(cluster):

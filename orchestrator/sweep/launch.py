@@ -1,4 +1,4 @@
-"""From Hydra to a sweep and back: jobs in, one `JobReturn` each out."""
+"""Launcher: jobs of Hydra to a sweep, and back to a `JobReturn` for each job."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from orchestrator.sweep.conductor import run
 from orchestrator.sweep.outcome import EXIT_BEHIND, Outcome, SweepIncomplete
 
 WORDS = ("override", "optional")
-"""What may stand before a group in `defaults`."""
+"""Words that may precede a group in `defaults`."""
 BEHIND: list[SweepIncomplete] = []
-"""Of the sweeps of this process whose trials all finished: those whose view lacks something, to be told at the end."""
+"""Complete sweeps of this process with an incomplete view, to be reported at the end."""
 
 
 def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequence[str]]) -> list[JobReturn]:
-    """Run the jobs of a multirun as one sweep; return each job's objective, or its failure.
+    """Run the jobs of a multirun as one sweep; return the objective or the failure of each job.
 
-    A job of a dry run returns nan. A view that is behind ends no search: it goes to `BEHIND`.
+    A job of a dry run returns nan. An incomplete view does not end a search: it is added to `BEHIND`.
     """
     _refuse_odd_words(master.hydra)
     jobs = list(compose_jobs(loader, master, overrides))
@@ -46,20 +46,20 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 
 
 def run_single(config: DictConfig) -> None:
-    """Run the one trial that Hydra composed where there are no axes; raise if it did not finish."""
+    """Run the single trial of a command without axes; raise if the trial did not finish."""
     master = OmegaConf.create({"hydra": HydraConfig.get()})
     _refuse_odd_words(master.hydra)
     if axes := _idle_axes(master.hydra):
         raise ConfigError(
-            f"`hydra.sweeper.params` has the axes {', '.join(axes)}, which one run does not take; add `mode: MULTIRUN` "
-            "under `hydra` of the preset, or -m; hydra.mode=RUN leaves them out."
+            f"`hydra.sweeper.params` has the axes {', '.join(axes)}, which a single run ignores; add `mode: MULTIRUN` "
+            "under `hydra` in the preset, or type -m; type hydra.mode=RUN to ignore the axes."
         )
     typed = OmegaConf.to_container(master.hydra.overrides.task)
     overrides = tuple(map(str, typed if isinstance(typed, list) else ()))
     try:
         told = several_deploys(overrides)
         job = Job(overrides, error=told) if told else Job(overrides, plain(config))
-    except Exception as error:  # of what only resolving shows: say so as of the jobs of a sweep
+    except Exception as error:  # found only by resolving: explain as for the jobs of a sweep
         if not is_refusal(error):
             raise
         (job,) = compose_jobs(GlobalHydra.instance().config_loader(), master, [overrides])
@@ -69,7 +69,7 @@ def run_single(config: DictConfig) -> None:
 
 
 def _refuse_odd_words(hydra: DictConfig) -> None:
-    """Raise `ConfigError` for `overide /model: cnn` in a chosen file of one's own, whose first word Hydra drops.
+    """Raise `ConfigError` for a misspelled word in a chosen file, as in `overide /model: cnn`: Hydra drops the word.
 
     A file with the name of a built-in option is refused, too, chosen or not: Hydra does not list swept choices.
     """
@@ -89,21 +89,21 @@ def _refuse_odd_words(hydra: DictConfig) -> None:
 
 
 def _idle_axes(hydra: DictConfig) -> list[str]:
-    """Return the axes of a preset that nothing says to run, nor to leave out."""
+    """Return the axes of a preset if neither the preset nor the command line sets the mode."""
     if "hydra.mode=RUN" not in hydra.overrides.hydra or "hydra.mode=RUN" in sys.argv:
-        return []  # a preset says so, or whoever typed the command; where nobody does, Hydra adds it
+        return []  # set by a preset or typed; Hydra adds hydra.mode=RUN if not set
     return [str(key) for key in OmegaConf.select(hydra, "sweeper.params") or ()]
 
 
 def raise_for(results: Sequence[JobReturn]) -> None:
-    """Raise the failure of a sweep in which a trial did not finish."""
+    """Raise the failure of a sweep if a trial did not finish."""
     for result in results:
         if isinstance(result._return_value, SweepIncomplete):
             raise result._return_value
 
 
 def refuse_empty_axes(overrides: Sequence[Override]) -> None:
-    """Raise `ConfigError` for an axis without values: Hydra would silently run nothing."""
+    """Raise `ConfigError` for an axis without values: Hydra would run no job, without a message."""
     for override in overrides:
         if override.is_sweep_override() and override.is_discrete_sweep() and not [*override.sweep_iterator()]:
             raise ConfigError(_empty(override))
@@ -112,8 +112,8 @@ def refuse_empty_axes(overrides: Sequence[Override]) -> None:
 def _empty(override: Override) -> str:
     value = override.value()
     text = str(override.input_line)
-    rule = "a range that ends where it begins has no value" if isinstance(value, RangeSweep) else "it has no value"
-    remedy = "start,stop with stop above start, as in seed=range(3)" if isinstance(value, RangeSweep) else "some values"
+    rule = "a range needs stop above start" if isinstance(value, RangeSweep) else "it has no value"
+    remedy = "a longer range, as in seed=range(3)" if isinstance(value, RangeSweep) else "some values"
     if isinstance(value, ChoiceSweep):
         rule = "it has no choice"
     return f"`{override.key_or_group}` (={text.partition('=')[2]}) is an empty axis: {rule}; pass {remedy}."
@@ -125,7 +125,7 @@ def _preset(master: DictConfig) -> str | None:
 
 
 def _returned(job: Job, outcome: Outcome, index: int, failure: SweepIncomplete | None) -> JobReturn:
-    result = JobReturn(overrides=list(job.overrides))  # a config for each would cost 20 ms, and no sweeper reads it
+    result = JobReturn(overrides=list(job.overrides))  # no config: it would cost 20 ms, and no sweeper reads it
     if outcome.ran and not outcome.complete(index):
         result.status, result.return_value = JobStatus.FAILED, failure
     else:

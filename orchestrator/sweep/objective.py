@@ -1,4 +1,4 @@
-"""What a search plugin is told of a trial: a number, or several."""
+"""Objectives of a trial for a search plugin."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from orchestrator.core.records import StageRecord
 
 
 def objective(name: str | None, records: Sequence[StageRecord], measured: Mapping[str, float] | None = None) -> float:
-    """Return `name` of a trial, NaN where it is not known.
+    """Return the objective `name` of a trial; NaN if unknown.
 
-    `val/loss`, `val/rmse` and the like are those of the last round, as `parameters/remaining` and other sizes; None the
-    primary metric on the validation split. `matching_sparsity` is the largest sparsity of a round whose primary metric
-    there is no worse than the dense network's, 0 where no round's is.
+    Metrics such as `val/loss`, and sizes such as `parameters/remaining`, are figures of the last round. None stands for
+    the primary metric on the validation split. `matching_sparsity` is the largest sparsity of a round whose primary
+    metric on that split is no worse than the dense network's; 0 if there is no such round.
 
     Args:
-        records: of the trial's dense stage and of its rounds
-        measured: `deploy/latency_ms` and the like of its last network
+        name: name of the objective
+        records: records of the trial's dense stage and of its rounds
+        measured: figures of its deployed last network, such as `deploy/latency_ms`
     """
     dense, *rounds = records
     metric, floor = dense.primary, dense.figure("val")
@@ -29,12 +30,12 @@ def objective(name: str | None, records: Sequence[StageRecord], measured: Mappin
 
 
 def unmeasured(names: Collection[str | None], figures: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each objective that is none of the `figures` that a task measures on validation."""
+    """Yield a sentence for each objective that is not among the `figures` of a task on the validation split."""
     for name in names:
         if name is None or name in (MATCHING, *SIZES) or name.startswith("deploy/"):
             continue
         if name not in (f"val/{figure}" for figure in figures):
             yield (
-                f"`objective` (={name}) must be one of {', '.join(f'val/{figure}' for figure in figures)}, which are "
-                f"measured, or {MATCHING}; pass null for the primary metric."
+                f"`objective` (={name}) must be one of "
+                f"{', '.join(f'val/{figure}' for figure in figures)}, {MATCHING}; pass null for the primary metric."
             )

@@ -1,4 +1,4 @@
-"""What a sweep came to, and how it is told where something is missing."""
+"""Outcome of a sweep, and the message for an incomplete one."""
 
 from __future__ import annotations
 
@@ -27,52 +27,52 @@ NOT_THEIRS = (
     "site-packages",
     "dist-packages",
     '"<frozen ',
-    f"{os.sep}lib{os.sep}python3.",  # the standard library of whatever interpreter a worker has
+    f"{os.sep}lib{os.sep}python3.",  # the standard library of any worker's interpreter
     f"{os.sep}lib64{os.sep}python3.",
     str(Path(os.__file__).parent),
     *(str(Path(__file__).parents[2] / name) for name in ("orchestrator", "pruning")),
 )
-"""Parts of the paths of code that is not the user's own."""
+"""Parts of paths of code that is not custom code."""
 EXIT_BEHIND = 3
-"""All trials finished, but the view does not hold everything."""
+"""Exit status if all trials finished, but the view is incomplete."""
 SHOWN = 5
-"""Failures that are told in full."""
+"""Maximum number of failures that are shown in full."""
 
 
 class SweepIncomplete(OrchestratorError):
-    """Some trials did not finish, and the same command runs the rest; or the view of the sweep lacks something."""
+    """Sweep with unfinished trials, which the same command runs; or with an incomplete view."""
 
 
 @dataclass
 class Outcome:
-    """What a sweep came to: its plan, every record that is durable, and how each failed stage failed."""
+    """Outcome of a sweep: its plan, its durable records, and the failures of stages."""
 
     plan: Plan
     records: dict[str, StageRecord]
     failures: dict[str, str] = field(default_factory=dict)
     causes: dict[str, Failure] = field(default_factory=dict)
-    """Of the stages that failed by themselves, not for want of a parent."""
+    """Failures of stages that failed themselves, not because an input failed."""
     interrupted: bool = False
     reached: Mapping[str, int] = field(default_factory=dict)
-    """Of an interrupted sweep: the steps of the checkpoints from which its stages go on."""
+    """Steps of the checkpoints of an interrupted sweep, by stage."""
     behind: str = ""
-    """What completes the view, where it does not hold everything."""
+    """Message with the command that completes the view; empty if the view is complete."""
     ran: bool = True
 
     @property
     def status(self) -> Status:
-        """`killed` where it was interrupted, `failed` where a trial is incomplete."""
+        """`killed` if interrupted, `failed` if a trial is incomplete, else `finished`."""
         if self.interrupted:
             return "killed"
         return "finished" if all(self.complete(trial) for trial in range(len(self.plan.trials))) else "failed"
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has finished or failed, so that an interrupt has cut nothing short."""
+        """Whether every stage has finished or failed, so that an interrupt had no effect."""
         return all(key in self.records or key in self.failures for key in self.plan.stages)
 
     def take(self, event: StageEvent) -> None:
-        """Take one event."""
+        """Record one event."""
         if event.record is not None:
             self.records[event.key] = event.record
         if event.kind == "failed" and event.failure is not None:
@@ -81,13 +81,13 @@ class Outcome:
                 self.causes[event.key] = event.failure
 
     def without_weights(self, keys: Iterable[str]) -> None:
-        """Take note that the weights of stages were dropped."""
+        """Remove the dropped weights of stages from their records."""
         for key in keys:
             files = {name: info for name, info in self.records[key].files.items() if name not in DROPPABLE}
             self.records[key] = replace(self.records[key], files=files)
 
     def complete(self, trial: int) -> bool:
-        """Whether every stage of the trial is durable."""
+        """Whether the store holds every stage of the trial."""
         return all(key in self.records for key in self.plan.work[trial])
 
     def hold_objectives(self) -> None:
@@ -99,7 +99,7 @@ class Outcome:
                     raise ConfigError(sentence)
 
     def objective(self, trial: int) -> float | list[float]:
-        """Return what the trial's configuration names as `objective`, of a list a list."""
+        """Return the value of the trial's `objective`; a list of values for a list."""
         spec = self.plan.trials[trial]
         records = [self.records[key] for key in (spec.dense, *spec.stages[1:])]
         found = (*figures_of(spec, self.records), *headline(spec, self.records))
@@ -109,7 +109,7 @@ class Outcome:
         return told if isinstance(given, list) else told[0]
 
     def incomplete(self) -> SweepIncomplete | None:
-        """Return the error that says which trials are missing and why, and that the view is behind; or None."""
+        """Return an error with the missing trials, their failures, and an incomplete view; None if all is complete."""
         missing = [trial.name for index, trial in enumerate(self.plan.trials) if not self.complete(index)]
         if not self.ran or not (missing or self.behind):
             return None
@@ -124,7 +124,7 @@ class Outcome:
             if len(self.causes) > SHOWN:
                 lines.append(f"  and {len(self.causes) - SHOWN} more failures")
             again = any(failure.repeats for failure in self.causes.values())
-            less = ", less what would fail again (retry_failed=true tries that, too)" if again else ""
+            less = ", except stages that would fail again (retry_failed=true runs them, too)" if again else ""
             reached = sorted(step for step in self.reached.values() if step)
             steps = ", ".join(map(str, reached))
             states = f", and a checkpoint of {counted(len(reached), 'stage')} (at step {steps})" if steps else ""
@@ -135,7 +135,7 @@ class Outcome:
         return error
 
     def _told(self, key: str, failure: Failure) -> list[str]:
-        """Say where a stage failed and why; of an error in the user's own code also by which lines."""
+        """Return lines with the stage and its failure, and the lines of custom code in the traceback."""
         first = self.plan.trials[self.plan.trials_of[key][0]].name
         more = f" and {len(self.plan.trials_of[key]) - 1} more" if len(self.plan.trials_of[key]) > 1 else ""
         stage = self.plan.stages[key]
@@ -147,7 +147,7 @@ class Outcome:
 def behind(
     names: Sequence[str], store: Mapping[str, Any], *, uri: str | None, experiment: str | None, **_: object
 ) -> str:
-    """Return the sentence that views lack something, and below it the command that completes them."""
+    """Return a sentence about incomplete views, and the command that completes them."""
     words = ["python", "-m", "orchestrator.sync", *names]
     words += ["--store", store["uri"]] if store["uri"] != "store" else []
     words += [word for key, value in store["options"].items() for word in ("--option", f"{key}={value}")]
@@ -158,7 +158,7 @@ def behind(
 
 
 def own_frames(traceback: str) -> list[str]:
-    """Return the lines of a traceback that are neither ours nor in an installed package."""
+    """Return the lines of a traceback that belong to custom code."""
     shown, keep = [], False
     for line in traceback.splitlines():
         if line.startswith("  File "):

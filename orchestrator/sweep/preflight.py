@@ -1,4 +1,4 @@
-"""Refuse a sweep of which a part cannot run, before anything trains; what passed once is not tried again."""
+"""Preflight of a sweep: refuse it before training if a part cannot run; passed combinations are not tried again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def preflight(
     *,
     own_only: bool = False,
 ) -> None:
-    """Try on the executor what is still to run of a plan, each combination of its parts once.
+    """Try each combination of parts of the unfinished stages once, on the executor.
 
-    What may pass by itself (a connection, memory) is left to the retries of the trials.
+    Transient failures (a connection, memory) are left to the retries of the trials.
 
     Args:
-        finished: stages that need not run
+        executor: executor of the sweep
+        store: store that remembers passed combinations
+        plan: plan of the sweep
+        finished: keys of stages that need not run
         environment: package -> release
-        own_only: of a dry run, which writes nothing: try only what has parts of the user's own; built-in parts are
-            held to the rules of the configuration
+        own_only: for a dry run, which writes nothing: try only combinations with custom code, as the rules of the
+            configuration cover built-in parts
 
     Raises:
-        ConfigError: what cannot run, each reason once with the trials concerned
+        ConfigError: a combination cannot run; each reason appears once with its trials
     """
     found = combinations(plan, finished, environment, own_only=own_only)
     passed = store.preflights() if found else set()
@@ -53,14 +56,14 @@ def preflight(
                 unmatched.append(set(outcome.unmatched))
         elif not outcome.transient:
             misfits.append((each, outcome))
-    told: set[str] = set()  # trials whose dense network does not work: their rounds say it again
+    told: set[str] = set()  # trials with a failed dense network: their rounds would repeat it
     for each, outcome in sorted(misfits, key=lambda misfit: len(misfit[0].specs)):
         if len(each.specs) > 1 and told.issuperset(each.trials):
             continue
         told.update(each.trials if len(each.specs) == 1 else ())
         frames = "".join(f"\n      {line}" for line in own_frames(outcome.traceback))
         wrong.setdefault(f"{outcome.message}{frames}", []).extend(each.trials)
-    if len(left) == len(found) and not wrong:  # of several networks, a pattern may be for one
+    if len(left) == len(found) and not wrong:  # a pattern may match only one of several networks
         for key, pattern in sorted(set.intersection(*unmatched) if unmatched else ()):
             sentence = f"`prune.{key}` (={pattern!r}) matches no parameter of the network; check the spelling or leave"
             wrong[f"{sentence} it out."] = [trial.name for trial in plan.trials]

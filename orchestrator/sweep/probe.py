@@ -1,4 +1,4 @@
-"""Every node proves that it sees the store, before a stage is trained there whose result would be lost."""
+"""Probe that every node sees the store, before a stage is trained there and its result is lost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from orchestrator.store.store import Store
 
 @dataclass(frozen=True)
 class Probe:
-    """To be called on a node: proves that it sees what the driver wrote to the store, and can write."""
+    """Callable for a node: checks that the node reads the driver's file in the store, and can write."""
 
     store: Store
     token: str
 
     def __call__(self) -> None:
-        """Look, and write.
+        """Read the driver's file, and write an answer.
 
         Raises:
-            StoreError: this node does not see it, or cannot write; the message names the node and what to set
+            StoreError: this node cannot read or write the store; the message names the node and the remedy
         """
         host, backend = socket.gethostname(), self.store.backend
         try:
@@ -46,13 +46,13 @@ class Probe:
 
     @property
     def path(self) -> str:
-        """Where in the store the driver wrote."""
+        """Path of the driver's file in the store."""
         return f"probes/{component(self.token, 'token')}"
 
 
 @contextmanager
 def probing(store: Store) -> Iterator[Probe]:
-    """Write what nodes are to find in `store`, give the probe that looks for it, and remove it in the end."""
+    """Write a file to `store`, yield the probe that looks for it, and remove the file at the end."""
     probe = Probe(store, uuid.uuid4().hex)
     store.mark()
     store.backend.write(probe.path, probe.token.encode())

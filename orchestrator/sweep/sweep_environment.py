@@ -1,4 +1,4 @@
-"""What a sweep was started with: versions by package metadata, so that nothing is imported, and the git commit."""
+"""Environment of a sweep: versions from package metadata, without imports, and the git commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("torch", "numpy", "ray", "hydra-core", "omegaconf", "mlflow")
 
 
 def environment() -> dict[str, str]:
-    """Return name -> version of what results and their view depend on, and `git_commit` where there is one."""
+    """Return package -> version for results and their view, the platform, and `git_commit` if there is one."""
     found = {"orchestrator": orchestrator.__version__, "python": platform.python_version()}
     found |= {package: release for package in PACKAGES if (release := release_of(package))}
     found["platform"] = platform.platform()
@@ -20,7 +20,7 @@ def environment() -> dict[str, str]:
 
 
 def _commit() -> dict[str, str]:
-    """The commit of the working directory, and whether tracked files differ from it."""
+    """Return the commit of the working directory, and whether tracked files differ from it."""
     try:
         changed = _git("status", "--porcelain", "--untracked-files=no")
         return {"git_commit": _git("rev-parse", "HEAD")} | ({"git_changed": "yes"} if changed else {})

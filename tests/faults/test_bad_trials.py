@@ -72,7 +72,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         (["prune.types=[Conv9d]"], "leaves nothing to prune"),
         (["prune.exclude=[fc9.weight]"], "names no parameter of the network"),
         (["prune.exclude=['fc9*']"], "`prune.exclude` (='fc9*') matches no parameter"),
-        (["+method.depth=3"], "`method.depth` (=3) is no argument of l1_unstructured"),
+        (["+method.depth=3"], "`method.depth` (=3) is not an argument of l1_unstructured"),
         (["train.optimizer.lr=-1"], "`train.optimizer.lr` (=-1) must be a number of at least 0"),
     ],
 )

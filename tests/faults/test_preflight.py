@@ -266,7 +266,7 @@ def test_a_misfit_is_told_once_and_before_a_report_is_announced(
 
     assert str(caught.value).count("\n  `") == 1
     assert said in str(caught.value)
-    assert capsys.readouterr().out == "Importing torch, then trying what is new on a few examples.\n"
+    assert capsys.readouterr().out == "Importing torch, then trying new combinations on a few examples.\n"
 
 
 def holes(place: str, value: str, target: str = "holes") -> list[str]:

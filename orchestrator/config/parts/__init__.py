@@ -1,1 +1,1 @@
-"""What the groups of a configuration hold: networks and data sets, and the choices that a pruning method is."""
+"""Schemas and rules of config groups: training, rounds, pruning choices, deployment, and results."""

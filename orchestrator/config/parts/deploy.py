@@ -1,4 +1,4 @@
-"""Which runtimes a trial's last network is deployed to and measured on, beside the dense one."""
+"""Schema of the config group `deploy`: formats in which last networks are deployed and measured."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from orchestrator.config.key_rules import key
 from pruning.catalogue.value_rules import Rule, at_least, is_int, whole
 
 MEASURED = tuple(name for name, row in FORMATS.items() if row.measured)
-"""Formats that a network is deployed in and measured."""
+"""Formats in which a network can be deployed and measured."""
 
 
 @dataclass
 class Deploy:
-    """In which formats, and how the latency of each is measured; no format deploys nothing."""
+    """Deployment formats, and settings of the latency measurement. Without formats, nothing is deployed."""
 
     formats: list[str] = key(
         [],
         Rule(lambda given: all(name in MEASURED for name in given), f"hold formats among {', '.join(MEASURED)}"),
         Rule(lambda given: len(set(given)) == len(given), "name each format once"),
     )
-    """What the last network of each trial, and the dense one, is deployed as and measured in."""
+    """Formats for the last network of each trial and for the dense network."""
     batch_sizes: list[int] = key(
         [1, 64],
         Rule(
@@ -31,21 +31,21 @@ class Deploy:
             "hold numbers of examples of at least 1; pass [1] for one at a time",
         ),
     )
-    """Numbers of examples to a batch, at each of which latency is measured."""
-    threads: int | None = key(None, whole(1, ", or null for those of a trial").or_null(""))
-    """Intra-op threads of the runtime; null: those of a trial."""
-    seconds: float = key(1.5, at_least(0.01, "; a measurement at one batch size takes so many seconds"))
-    """How long each measurement takes."""
-    blocks: int = key(16, whole(2, ": of so many independent parts a measurement is made"))
-    """A measurement is made in so many parts, whose spread gives its interval."""
+    """Batch sizes at which latency is measured."""
+    threads: int | None = key(None, whole(1, ", or null for a trial's threads").or_null(""))
+    """Intra-op threads of the runtime; null: the threads of a trial."""
+    seconds: float = key(1.5, at_least(0.01, ": the seconds of a measurement at one batch size"))
+    """Seconds of each measurement."""
+    blocks: int = key(16, whole(2, ": the number of independent parts of a measurement"))
+    """Number of parts of a measurement; their spread gives the interval."""
 
     @staticmethod
     def across(where: str, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield which packages of the formats are not installed."""
+        """Yield the packages of the formats that are not installed."""
         formats = values.get("formats", ())
         missing = {name: FORMATS[name].missing_packages() for name in formats if name in FORMATS}
         if lacking := [f"{name} lacks {', '.join(found)}" for name, found in missing.items() if found]:
             yield (
-                f"`{where}.formats` (={formats}) must have its packages installed: {'; '.join(lacking)}; install the "
-                "extra `export`, as by pip install 'pruning-orchestrator[export]'."
+                f"`{where}.formats` (={formats}) needs packages that are not installed: {'; '.join(lacking)}; run "
+                "pip install 'pruning-orchestrator[export]'."
             )

@@ -1,7 +1,7 @@
-"""The choices that a pruning method is made of, as groups of a configuration; no torch.
+"""Config groups for the choices that make a pruning method; no torch.
 
-`pruning.choices` says which values they take and which go together: the schema is derived from its dataclasses, and
-`violations` quotes the engine's refusals.
+`pruning.choices` defines the values and their combinations: the schemas are derived from its dataclasses, and
+`violations` quotes the engine's errors.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pruning.choices.combining import Choices
 from pruning.choices.published import PUBLISHED
 
 CHOICES = ("score", "unit", "scope", "dynamics", "repair")
-"""The groups that say how a round ranks."""
+"""Groups that define how a round ranks."""
 OF_GROUPS = ("budget", "round_to")
-"""Keys of a scope that dependency groups alone take: those of other units are refused any value but the default."""
+"""Keys of a scope that only dependency groups use; other units must leave them at their defaults."""
 
 
 def schema_of_axis(axis: type, *, words: Mapping[str, Collection[str]] | None = None) -> type:
-    """Return a choice of the engine as a dataclass that OmegaConf takes: text for literals, dicts for mappings.
+    """Convert a choice of the engine to a dataclass for OmegaConf: text for literals, dicts for mappings.
 
     Args:
         axis: a class of `pruning.choices.axes`.
-        words: field -> the values that it may have, where the engine has a catalogue of them.
+        words: field -> its allowed values, if the engine has a catalogue of them.
     """
     hints = get_type_hints(axis)
     made = []
@@ -67,14 +67,14 @@ else:
 
 
 def scored_as(score: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """Return a score with the mode of BatchNorm that null stands for, by when the network is pruned."""
+    """Replace a null `batch_norm` of a score by its default: `train` before the training, else `eval`."""
     if score.get("batch_norm", "") is not None:
         return score
     return {**score, "batch_norm": "train" if at == "start" else "eval"}
 
 
 def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
-    """Return what reports call a method: one that is a score alone goes by that which is chosen instead."""
+    """Return a method's name in reports. If another score replaces the method's own, the name tells that score."""
     name, kind = method.get("name"), score.get("kind")
     published = PUBLISHED.get(str(name))
     if decides_itself(method) or (published is None and method.get("kind") != RANKING):
@@ -90,7 +90,7 @@ def called(method: Mapping[str, Any], score: Mapping[str, Any]) -> str | None:
 
 
 def decides_itself(method: Mapping[str, Any]) -> bool:
-    """Whether a method is a class that chooses entries by itself, and not by the choices."""
+    """Whether a method is a class that decides which entries to prune, without a score."""
     return stage_fields.decides_itself(read_as(Component, method))
 
 
@@ -101,19 +101,19 @@ def prunes_channels(method: Mapping[str, Any]) -> bool:
 
 
 def published_at_start(config: Mapping[str, Any]) -> bool:
-    """Whether the paper of a trial's method prunes the network as it is initialised."""
+    """Whether the paper of a trial's method prunes the initialised network."""
     published = PUBLISHED.get(str(config["method"].get("name")))
     return published is not None and published.at_start
 
 
 def as_typed(said: str) -> str:
-    """Return a refusal of the engine with its names of options as a user of a sweep types them."""
+    """Replace the engine's names of options in an error by the keys of a configuration."""
     said = re.sub(r"`score\.options\['(\w+)'\]`", r"`score.\1`", said)
     return said.replace("`control.kind`", "`restart.control`")
 
 
 def violations(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each choice of a configuration without a meaning, by itself or beside others."""
+    """Yield a sentence for each choice that has no meaning, alone or together with others."""
     schedule, method = config["schedule"], config["method"]
     if method.get("_target_") and not method.get("kind") and method.get("name") in PUBLISHED:
         yield (
@@ -138,8 +138,8 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     of_magnitudes = method.get("kind") == RANKING and config["score"].get("kind") == "magnitude"
     if schedule["amount"] is not None and not of_magnitudes:
         yield (
-            f"`schedule.amount` (={schedule['amount']}) is what a class such as method={RANKING} takes, and "
-            f"`score` (={_named(config['score'])}) ranks to a sparsity; pass schedule.sparsity, and "
+            f"`schedule.amount` (={schedule['amount']}) is for a class such as method={RANKING}, but "
+            f"`score` (={_named(config['score'])}) ranks to a sparsity; pass schedule.sparsity and "
             "schedule.amount=null."
         )
     elif schedule["amount"] is not None:
@@ -149,18 +149,18 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
         exact = 1 - scope.n / scope.m
         if rounds > 1 or (sparsity is not None and abs(sparsity - exact) > 1e-9):
             yield (
-                f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one, where "
+                f"`schedule.sparsity` (={sparsity}) over `schedule.rounds` (={rounds}) must be {exact:g} in one round: "
                 f"scope=window keeps {scope.n} of each {scope.m}; pass schedule=one_shot schedule.sparsity={exact:g}."
             )
     if scope.allocation == "given" and sparsity is not None:
         yield (
-            f"`schedule.sparsity` (={sparsity}) must be null with scope.allocation=given, where `scope.densities` say "
-            "what is kept; pass schedule.sparsity=null."
+            f"`schedule.sparsity` (={sparsity}) must be null with scope.allocation=given, where `scope.densities` "
+            "define the survivors; pass schedule.sparsity=null."
         )
 
 
 def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each choice beside a class that does not read it."""
+    """Yield a sentence for each choice that the class of a method does not read."""
     plain, method, scope = Choices(), config["method"], config["scope"]
     named = method.get("name") or method.get("kind") or method.get("_target_")
     if config["schedule"]["amount"] is not None and not decides_itself(method):
@@ -176,23 +176,23 @@ def _of_a_class(config: Mapping[str, Any]) -> Iterator[str]:
     for name, (value, default) in chosen.items():
         if value != default:
             yield (
-                f"`{name}` (={value}) says how a score ranks, and `method` (={named}) is a class that decides by "
+                f"`{name}` (={value}) is for ranking by a score, but `method` (={named}) is a class that decides "
                 f"itself; pass method=magnitude, or leave out `{name}`."
             )
     if scope["kind"] not in ("layer", "global"):
         yield (
-            f"`scope` (={scope['kind']}) says how a score ranks, and `method` (={named}) is a class that takes "
-            "layer or global alone; pass method=magnitude, or another scope."
+            f"`scope` (={scope['kind']}) is for ranking by a score, but `method` (={named}) is a class that takes only "
+            "layer or global; pass method=magnitude, or another scope."
         )
     if config["restart"]["control"] == "invert":
         yield (
-            f"`restart.control` (=invert) inverts scores, and `method` (={named}) has none to invert; pass "
+            f"`restart.control` (=invert) inverts scores, but `method` (={named}) has no scores; pass "
             "method=magnitude, or another control."
         )
     if scope["kind"] == "global" and prunes_channels(method):
         yield (
-            f"`scope` (=global) ranks single entries of all tensors, and {method['kind']} takes whole channels of one; "
-            "pass scope=layer, or method=magnitude unit=channel."
+            f"`scope` (=global) ranks entries of all tensors, but {method['kind']} prunes whole channels of one "
+            "tensor; pass scope=layer, or method=magnitude unit=channel."
         )
 
 

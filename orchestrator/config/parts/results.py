@@ -1,4 +1,4 @@
-"""Where results go, and how they are compared: plain dataclasses. Nothing here changes what a trial comes to."""
+"""Schemas of `tracking`, `store` and `compare`, which do not affect the results of trials."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pruning.catalogue.value_rules import Rule, is_number, one_of
 
 MARGIN = Rule(
     lambda margin: is_number(margin) and 0.0 <= margin < float("inf"),
-    "be at least 0: it is in the metric's own scale; pass 0.01 for one point of a fraction",
+    "be at least 0, in the metric's own scale; pass 0.01 for one point of a fraction",
 )
 ADDRESS = Rule(
     lambda uri: "://" in uri or uri.startswith("databricks"),
@@ -21,38 +21,38 @@ ADDRESS = Rule(
 
 @dataclass
 class Tracking:
-    """Where the view of the sweep goes: `mlflow` or `none`."""
+    """Tracking of the sweep."""
 
     kind: str = key("mlflow", one_of("mlflow", "none"))
-    """`mlflow` shows a parent run for the sweep and a child for each trial; `none` shows nothing."""
+    """`mlflow`: a parent run for the sweep and a child run for each trial; `none`: no tracking."""
     uri: str | None = key(None, ADDRESS.or_null(", or null"))
     """Address of the MLflow server or database; null: MLFLOW_TRACKING_URI, else `mlflow.db` in the working
     directory."""
     experiment: str = key("pruning", Rule(lambda name: bool(name.strip()), "be a name; pass pruning for the default"))
-    """MLflow's experiment; MLFLOW_EXPERIMENT_NAME, where it is set, goes before the default."""
+    """MLflow experiment; the default gives way to MLFLOW_EXPERIMENT_NAME, if that is set."""
 
 
 @dataclass
 class Store:
-    """Where finished stages are kept, and how much of them: see `orchestrator.store.store`."""
+    """Store of finished stages, and its retention: see `orchestrator.store.store`."""
 
     uri: str = "store"
-    """A directory, or an address such as `s3://bucket/prefix`; what is finished there is not trained again."""
+    """Directory, or address such as `s3://bucket/prefix`; stages finished there are not trained again."""
     keep: str = key("needed", one_of("needed", "all"))
-    """Whose weights stay: `needed`, those of dense networks, branch points, ends of trials and the newest stages, or
-    `all`."""
+    """Weights that stay: `needed` keeps dense networks, branch points, ends of trials and the newest stages; `all`
+    keeps the weights of every stage."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the fsspec file system, such as `endpoint_url` of an S3 server."""
     max_bytes: int | str | None = key(
         None,
         Rule(is_memory, "be above 0, in bytes or as text with a unit; pass 50GB, or null for no limit"),
     )
-    """Where the store is larger, weights that nothing starts from go, with `keep=all` the oldest first."""
+    """Size limit: above it, weights that no stage starts from are removed; with `keep=all`, the oldest first."""
 
 
 @dataclass
 class Compare:
-    """How trials are compared: what they are does not depend on it."""
+    """Comparison of trials; does not affect their results."""
 
     margin: float | None = key(None, MARGIN.or_null())
-    """The loss of the primary metric against dense that a match may hide; null: the metric's own."""
+    """Largest loss of the primary metric against dense that still counts as a match; null: the metric's default."""

@@ -1,4 +1,4 @@
-"""How much rounds prune, of what, and when: plain dataclasses, and what is said of a schedule."""
+"""Schemas and rules of `schedule` and `prune`: how much each round prunes, when, and which parameters."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pruning import schedule as schedules
 from pruning.catalogue.value_rules import Rule, is_number, one_of
 
 MOST_ROUNDS = 10_000
-"""A longer schedule is a slip of the keyboard, and its plan would fill the memory."""
+"""Maximum number of rounds: a longer schedule is a typing error, and its plan would fill the memory."""
 
 _SPARSITY = Rule(
     lambda sparsity: sparsity is None or 0.0 <= sparsity < 1.0,
-    "lie in [0, 1): it is the fraction of prunable weights that are zero in the end; pass 0.9 to keep a tenth of them",
+    "lie in [0, 1): the fraction of prunable weights that are zero at the end; pass 0.9 to keep a tenth of them",
 )
-_PATTERNS = Rule(bool, "hold a pattern, or nothing is pruned; pass ['*'] to take every one")
+_PATTERNS = Rule(bool, "hold at least one pattern, or nothing is pruned; pass ['*'] for all")
 
 
 @dataclass
 class Schedule:
-    """What each round prunes: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
+    """Pruning schedule: a path to the overall `sparsity` over `rounds`, or the raw `amount` of every round."""
 
     kind: str = key("geometric", one_of(*schedules.KINDS))
-    """How sparsity grows over the rounds, s in the end and k of n done: `geometric` 1 - (1 - s)^(k/n), `linear` s k/n,
-    `cubic` s - s (1 - k/n)^3, `one_shot` s in every round."""
+    """Sparsity after round k of n, with s at the end: `geometric` 1 - (1 - s)^(k/n), `linear` s k/n, `cubic`
+    s - s (1 - k/n)^3, `one_shot` s in every round."""
     sparsity: float | None = key(None, _SPARSITY)
-    """The fraction of what is prunable that is zero in the end; exactly one of `sparsity` and `amount` is given."""
+    """Fraction of prunable weights that are zero at the end; pass exactly one of `sparsity` and `amount`."""
     at: str = key("trained", one_of("start", "trained"))
-    """What is pruned first: the network as it is initialised, which is trained then, or the trained one."""
+    """First network to prune: the initialised network, which is then trained (`start`), or the trained network."""
     inner: int = key(1, Rule(lambda inner: 1 <= inner <= MOST_ROUNDS, f"lie in [1, {MOST_ROUNDS}]"))
-    """How often a round scores anew without training, masking an equal fraction of what is left each time."""
+    """Scoring steps of a round, without training in between; each masks an equal fraction of the survivors."""
     rounds: int = key(
         1,
         Rule(lambda rounds: rounds >= 1, "be at least 1; pass 1 to prune in one step"),
         Rule(lambda rounds: rounds <= MOST_ROUNDS, f"be at most {MOST_ROUNDS}; pass 1 to prune in one step"),
     )
-    """Rounds of pruning and fine-tuning."""
+    """Number of rounds of pruning and fine-tuning."""
     amount: Any = key(
         None,
         Rule(is_number, "be a number; pass a float for a fraction, an int for a count").or_null(""),
@@ -48,13 +48,12 @@ class Schedule:
         ),
         Rule(lambda amount: amount is None or amount >= 0, "not be negative; pass 0 to prune nothing"),
     )
-    """What every round takes as `torch.nn.utils.prune` means it: a float is a fraction of what is left, an int a
-    count."""
+    """Amount of every round, as in `torch.nn.utils.prune`: a float is a fraction of the survivors, an int a count."""
 
 
 @dataclass
 class Prune:
-    """Which parameters are pruned, by module type and name, less what the patterns leave out, and how they are held."""
+    """Parameters that are pruned, by module type and name, and the way in which masks are held."""
 
     types: list[str] = key(
         ["Linear", *(f"Conv{part}{n}d" for part in ("", "Transpose") for n in (1, 2, 3))],
@@ -62,22 +61,22 @@ class Prune:
     )
     """Class names of the modules whose parameters are pruned."""
     parameters: list[str] = key(["weight"], _PATTERNS)
-    """Names of their parameters, as in `weight`."""
+    """Names of the parameters in these modules, as in `weight`."""
     include: list[str] = key(["*"], _PATTERNS)
-    """Patterns of which one must fit a parameter's full name, as in `conv*`."""
+    """Patterns; a parameter's full name must match one of them, as in `conv*`."""
     exclude: list[str] = field(default_factory=list)
-    """Patterns of which none may fit it, as in `classifier.*`."""
+    """Patterns; a parameter's full name must match none of them, as in `classifier.*`."""
     holding: str = key("keeper", one_of("keeper", "hooks"))
-    """What holds the masks while fine-tuning: a `keeper`, or `hooks`, which are as those of `torch.nn.utils.prune`."""
+    """How masks are held during fine-tuning: by a `keeper`, or by `hooks` like those of `torch.nn.utils.prune`."""
 
 
 def is_identity(method: Mapping[str, Any]) -> bool:
-    """Whether a method prunes nothing and so takes no amount."""
+    """Whether a method prunes nothing, and so takes no amount."""
     return method.get("kind") == "identity"
 
 
 def given_once(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong where not exactly one of a sparsity and an amount is given, or none that is needed."""
+    """Yield an error unless exactly one of sparsity and amount is given, if the scope needs one of them."""
     sparsity, amount, scope = config["schedule"]["sparsity"], config["schedule"]["amount"], config["scope"]
     if amount is None and (scope["kind"] == "window" or scope["allocation"] == "given"):
         return

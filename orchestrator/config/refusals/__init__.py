@@ -1,1 +1,1 @@
-"""Explanations of settings that Hydra refuses: a command line, a choice and its file, a key."""
+"""Explanations of settings that Hydra refuses: command lines, choices and their files, and keys."""

@@ -1,7 +1,7 @@
-"""Messages of Hydra, OmegaConf and Python that explanations depend on, and the variables of Hydra's frames.
+"""Patterns of messages of Hydra, OmegaConf and Python, and variables in Hydra's frames, that explanations depend on.
 
-Neither is an interface, and a new release may change them. tests/orchestrator/config/test_refusal_messages.py provokes
-each message in the installed release, and names the pattern that no longer matches.
+A new release may change both. tests/orchestrator/config/test_refusal_messages.py provokes each
+message in the installed release, and names a pattern that no longer matches.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hydra.core.object_type import ObjectType
 from hydra.errors import MissingConfigException
 
 READERS = ("hydra._internal.config_repository", "hydra._internal.defaults_list")
-"""Modules of Hydra that read files and follow their `defaults`; they call no code of the user."""
+"""Modules of Hydra that read files and follow their `defaults`; they call no custom code."""
 READER_LOCALS = ("config_path", "path")
-"""Variables of the functions of `READERS` that hold the file being read."""
+"""Local variables in the functions of `READERS` that hold the file being read."""
 CHOOSER_LOCALS = ("repo", "overrides", "tree")
-"""Variables of Hydra's frames for a choice that is absent: the options, the overrides of files, and the choice."""
+"""Local variables in the functions of `READERS` that hold the options, the overrides of files, and the choice."""
 
 
 class Message(Enum):
@@ -74,7 +74,7 @@ class Message(Enum):
     DUPLICATE_KEY = r"^found duplicate key (?P<key>.+)"
     # Python, for an argument that a class lacks; quoted by Hydra's instantiate
     SWEEPER_ARGUMENT = r"BasicSweeper\S* got an unexpected keyword argument '(?P<key>\w+)'"
-    # Lines that tell a user nothing: types from OmegaConf's format_and_raise, links to the pages of Hydra
+    # Lines without information for users: types from OmegaConf's format_and_raise, links to the pages of Hydra
     NOISE = r"^(?:object_type|See https)"
 
     def find(self, text: str) -> re.Match[str] | None:
@@ -92,7 +92,7 @@ def text_of(error: BaseException) -> str:
 
 
 def file_being_read(error: BaseException) -> str:
-    """Return the file that Hydra read when an error arose, from the variables of its frames; empty for none."""
+    """Return the file that Hydra was reading at an error, from variables in Hydra's frames; empty for none."""
     read = [
         str(path)
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -104,14 +104,14 @@ def file_being_read(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class AbsentChoice:
-    """A choice that is no option of its group.
+    """Choice that is not an option of its group.
 
     Args:
-        key: the group, with the package if it is another one, as in `optimizer@train.optimizer`.
+        key: the group, with its package if that differs, as in `optimizer@train.optimizer`.
         group: the group.
-        option: the name that was chosen.
-        options: the names that there are, those in subfolders included, as in `reproduce/snip`.
-        file: the file whose `defaults` choose; empty for the command line.
+        option: the chosen name.
+        options: the existing names, also in subfolders, as in `reproduce/snip`.
+        file: the file whose `defaults` contain the choice; empty for the command line.
     """
 
     key: str
@@ -122,7 +122,7 @@ class AbsentChoice:
 
 
 def absent_choice(error: BaseException) -> AbsentChoice | None:
-    """Return the absent choice that an error is about, from the variables of Hydra's frames; None for other errors."""
+    """Return the absent choice of an error, from variables in Hydra's frames; None for other errors."""
     if not isinstance(error, MissingConfigException) or not error.options:
         return None
     found: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def absent_choice(error: BaseException) -> AbsentChoice | None:
 
 
 def _options(repository: Any, group: str) -> tuple[str, ...]:
-    """Return the names of a group's options, then those in its subfolders."""
+    """Return the names of a group's options, then the names in its subfolders."""
     below = [
         f"{folder}/{name}"
         for folder in repository.get_group_options(group, ObjectType.GROUP)

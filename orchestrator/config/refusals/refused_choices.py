@@ -1,4 +1,4 @@
-"""Explanations of a refused choice of a group: its name, or the contents of its file."""
+"""Explanations of refused choices: the name of a choice, or the contents of its file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestrator.config.refusals.refused_keys import meant, rule
 
 TRAININGS = ("train", "finetune")
 PARTS = ("optimizer", "scheduler")
-"""Groups that are chosen for each of them."""
+"""Groups with a choice for each of `TRAININGS`."""
 
 
 def of_a_choice(key: str, value: str, error: BaseException) -> str:
-    """Explain a choice that is no option of its group; empty for all other errors."""
+    """Explain a choice that is not an option of its group; return an empty text for other errors."""
     if absent := absent_choice(error):
         names = {each.rpartition("/")[2]: each for each in absent.options} | {each: each for each in absent.options}
         near = get_close_matches(absent.option, names, n=1)
@@ -38,11 +38,11 @@ def of_a_choice(key: str, value: str, error: BaseException) -> str:
 
 
 def as_chosen(reason: str, settings: Collection[str]) -> str:
-    """Name the choice that was typed, `deploy` (=onnx), in place of the key that holds the name of the choice.
+    """Name the typed choice, as in `deploy` (=onnx), in place of the key that the choice sets.
 
     Args:
-        reason: as in "`deploy.formats` (=['onnx']) must ..."
-        settings: what was typed
+        reason: an error such as "`deploy.formats` (=['onnx']) must ..."
+        settings: the typed settings
     """
     head = re.match(r"`(?P<key>(?P<group>\w+)\.\w+)` \(=(?:\['(?P<only>\w+)'\]|(?P<value>\w+))\) ", reason)
     if head is None:
@@ -53,20 +53,20 @@ def as_chosen(reason: str, settings: Collection[str]) -> str:
 
 
 def of_a_file_not_read(error: BaseException) -> str:
-    """Explain why Hydra could not read a file, where Python raised the error; empty for all other errors."""
+    """Explain an error of Python while Hydra read a file; return an empty text for other errors."""
     file = file_being_read(error)
     if file and isinstance(error, UnicodeDecodeError):
-        return f"{file} is not in UTF-8, as it has the byte {error.object[error.start]:#x}; save it in UTF-8."
+        return f"{file} is not in UTF-8: it contains the byte {error.object[error.start]:#x}; save it in UTF-8."
     if file and isinstance(error, RecursionError):
-        return f"{file} cannot be composed: its `defaults` lead back to it; take that line out."
+        return f"{file} cannot be composed: its `defaults` lead back to the file itself; remove that line."
     return ""
 
 
 def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -> str:
-    """Explain the first mistake in the file of a choice; empty where Hydra names no file."""
+    """Explain the first mistake in the file of a choice; return an empty text if Hydra names no file."""
     text = text_of(error)
     if listed := Message.DEFAULTS_NO_LIST.find(text):
-        start = f"{listed['file']}.yaml: `defaults` must be a list, and is a {listed['kind']}"
+        start = f"{listed['file']}.yaml: `defaults` must be a list, but is a {listed['kind']}"
         return f"{start}; write `defaults: [override /GROUP: NAME]`."
     found = Message.IN_A_FILE.find(text)
     if found is None:
@@ -76,8 +76,8 @@ def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -
     absent, default = Message.KEY_NOT_IN.find(said), Message.NOT_OVERRIDDEN.find(said)
     sweep_as_key = absent if absent and absent.groups() == ("sweep", "Config") else None
     if headless := sweep_as_key or (default if default and f"@{group}." in default["key"] else None):
-        what = "A preset" if group == "sweep" else "What overrides a choice of another group"
-        return f"{file} cannot be composed: {headless[0]}. {what} begins with `# @package _global_`, in its first line."
+        what = "a preset" if group == "sweep" else "a file that overrides a choice of another group"
+        return f"{file} cannot be composed: {headless[0]}; the first line of {what} must be `# @package _global_`."
     looked_for = error.missing_cfg_file if isinstance(error, MissingConfigException) else default and default["key"]
     if looked_for:
         if told := _of_a_default(looked_for, group, groups):
@@ -87,21 +87,21 @@ def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -
     elif absent and "." in absent["key"]:
         dotted = absent["key"]
         nested = f"{': {'.join(dotted.split('.'))}: ...{'}' * dotted.count('.')}"
-        return f"{file}: `{dotted}` is no key, as keys of a file are nested; write `{nested}`."
+        return f"{file}: `{dotted}` is not a key: keys of a file are nested; write `{nested}`."
     return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {f'`{key}`: ' if key else ''}{said}."
 
 
 def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
-    """Explain a wrong value in a file; empty where the schema has no rule for it."""
+    """Explain a wrong value in a file; return an empty text if the schema has no rule for the key."""
     if key and (kind := rule(key, tree)):
         wrong = Message.WRONG_VALUE.find(said)
         value = wrong["value"] if wrong else ""
         start = f"{file}: `{key}`{f' (={value})' if wrong else ''} must be {kind}"
         if kind.startswith("a list"):
-            return f"{start}; put it into brackets."
+            return f"{start}; put the value into brackets."
         if "," in value:
             several = value.strip("[]").replace(", ", ",")
-            return f"{start}; several are an axis, below hydra.sweeper.params: `{key}: {several}`."
+            return f"{start}; several values are an axis: write `{key}: {several}` under hydra.sweeper.params."
         return f"{start}."
     if odd := Message.NOT_IN_ENUM.find(said):
         return f"{file}: `{key}` (={odd['value']}) must be one of {odd['names']}."
@@ -109,38 +109,38 @@ def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
         schema, value = named["schema"], named["value"]
         parts = [name for name in map(str, tree) if getattr(OmegaConf.get_type(tree, name), "__name__", "") == schema]
         return (
-            f"{file}: `{' or '.join(parts)}` (={value}) must be a mapping; a choice is made in `defaults`, as in "
+            f"{file}: `{' or '.join(parts)}` (={value}) must be a mapping; write a choice into `defaults`, as in "
             f"`- override /{parts[0] if parts else 'GROUP'}: {value}`."
         )
     if Message.LIST_FOR_A_MAPPING.find(said):
         return (
-            f"{file} has a list where a mapping belongs, at its top or below a key such as hydra.sweeper.params; write "
-            "`key: value` there, without dashes and brackets."
+            f"{file} has a list in place of a mapping, at its top level or under a key such as hydra.sweeper.params; "
+            "write `key: value` there, without dashes and brackets."
         )
     return ""
 
 
 def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
-    """Explain a wrong line of `defaults` by the name that Hydra looked for; empty where the name has no mistake."""
+    """Explain a wrong line of `defaults` by the name that Hydra looked for; return an empty text for a right name."""
     inside = name.removeprefix(f"{folder}/")
     if word := re.match(r"override\b ?/?(.*)", inside):
-        return f"`override /{word[1]}` chooses nothing; name a choice, as in `override /{word[1] or 'model'}: NAME`."
+        return f"`override /{word[1]}` has no choice; add one, as in `override /{word[1] or 'model'}: NAME`."
     group = inside.partition("@")[0].partition("/")[0]
     if inside != name and group in groups:
-        return f"`{group}` is looked for in {folder}/ where it has no slash; write `override /{group}: ...`."
+        return f"`{group}` needs a slash, or Hydra looks for it in {folder}/; write `override /{group}: ...`."
     part = re.fullmatch(rf"(?:({'|'.join(TRAININGS)})/)?({'|'.join(PARTS)})", inside.partition("@")[0])
     if part:
         way = f"override /{part[2]}@{part[1] or 'train'}.{part[2]}"
-        return f"`/{part[0]}` is chosen for `train` and for `finetune`, each its own; write `{way}: ...`."
+        return f"`/{part[0]}` is chosen separately for `train` and `finetune`; write `{way}: ...`."
     if group in groups:
         return ""
     near = get_close_matches(group, groups, n=1)
-    known = f"did you mean `/{near[0]}`?" if near else f"there are {', '.join(groups)}."
+    known = f"did you mean `/{near[0]}`?" if near else f"the groups are {', '.join(groups)}."
     return f"`/{group}` is not a group; {known}"
 
 
 def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
-    """Yield the parts of the explanation of an unknown key in a file."""
+    """Yield the parts of an explanation for an unknown key in a file."""
     yield f"`{key}` is not a key of the configuration;"
     if key in ("default", "Defaults"):
         yield "did you mean `defaults`?"

@@ -1,4 +1,4 @@
-"""Explanations of keys: the keys that an unknown one may mean, and the rule for the value of a known one."""
+"""Explanations of keys: suggestions for an unknown key, and the type rule of a known key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.config.well_formed import described, hints
 
 
 def rule(key: str, tree: DictConfig) -> str:
-    """Return what a value of `key` must be by the schema, as in "a number, or null"; empty where that says nothing."""
+    """Return the type of `key` in words, as in "a number, or null"; empty if the schema has no type for it."""
     if key.startswith("hydra."):
         return ""
     where, _, leaf = key.rpartition(".")
@@ -21,31 +21,38 @@ def rule(key: str, tree: DictConfig) -> str:
 
 
 def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
-    """Explain an unknown key: the keys that there are, and how to add one where its group accepts more."""
+    """Explain an unknown key: suggest existing keys, and how to add a key to a group that accepts more keys."""
     value, (group, _, _) = given.get(key, ""), key.rpartition(".")
     start, known = f"`{key}` (={value})", list(leaves(tree))
     if key == "method.scope":
-        return f"{start} is a group of its own: pass scope={value}."
+        return f"{start} is a group; pass scope={value}."
     if key in known:
-        return f"{start} is a key of some of the choices of `{key.partition('.')[0]}`; write ++{key}={value}."
+        adds = (
+            "adds keys to a mapping"
+            if value.startswith("{")
+            else f"is a key of only some choices of `{key.partition('.')[0]}`"
+        )
+        return f"{start} {adds}; write ++{key}={value}."
     if any(name.startswith(f"{key}.") for name in known):
-        return f"{start} has keys that are not there, and a mapping is merged into what is there: write +{key}={value}."
+        return f"{start} has new keys for the existing mapping; write +{key}={value}."
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
     parts = [f"{start} is not a key of the configuration;", *meant(key, tree, within=bool(takes_all))]
     if takes_all:
-        parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes it, add it with +{key}={value}.")
+        parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes this key, write +{key}={value}.")
     elif any(f"${{{key}}}" in other for other in given.values()):
-        parts.append(f"A variable of your own is added with +{key}={value}.")
+        parts.append(f"To add it as a variable, write +{key}={value}.")
     return " ".join(parts)
 
 
 def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
-    """Yield the keys that may have been meant and those of the group; without a group, the top-level keys.
+    """Yield suggestions for an unknown key, then the keys of its group, or the top-level keys.
 
     Args:
-        within: look only in the group of `key`, which accepts any key, and leave out the top-level keys.
+        key: the unknown key.
+        tree: the composed configuration.
+        within: suggest only keys of the group of `key`, as that group accepts any key.
     """
     known, (group, _, leaf) = list(leaves(tree)), key.rpartition(".")
     siblings = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")] if group else []
@@ -65,7 +72,7 @@ def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
 
 
 def leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a configuration that hold no further keys, without those of Hydra itself."""
+    """Yield the leaf keys of a configuration, without the node `hydra`."""
     for key in config:
         node, name = config._get_node(key), prefix + str(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_interpolation() and len(node):

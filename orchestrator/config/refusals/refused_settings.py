@@ -1,7 +1,7 @@
 """Explanations of refused settings: each names the setting, its value, the rule and the remedy.
 
-Hydra and OmegaConf stop at the first mistake. The refused setting is dropped and the others are composed again, until
-they compose. So every mistake is explained at once, and the composed settings show which keys there are.
+Hydra and OmegaConf stop at the first mistake. The refused setting is therefore dropped and the other settings are
+composed again, until composition succeeds. All mistakes are explained together, and the composed tree tells the keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Compose = Callable[[list[str]], DictConfig]
 
 PARSERS = ("hydra", "omegaconf", "yaml", "antlr4")
 REMOVED = "~"
-"""Value of a removed key."""
+"""Value that stands for a removed key."""
 NAMING = (
     Message.NOT_OVERRIDDEN,
     Message.NOT_DELETED,
@@ -47,23 +47,23 @@ NAMING = (
     Message.CHOSEN_TWICE,
     Message.FULL_KEY,
 )
-"""Messages that name the setting. The full key comes last: it may lie below the setting."""
+"""Messages that name the setting. The full key comes last, as it may lie below the setting."""
 _NO_NAME = "must be the name of a choice, as in model=cnn"
-_SEVERAL = "has several values: add -m to try each of them, or brackets where the key takes a list"
+_SEVERAL = "has several values; add -m to try each of them, or brackets if the key takes a list"
 REASONS = {
     Message.AMBIGUOUS: _SEVERAL,
     Message.SWEEP_IN_A_RUN: _SEVERAL,
-    Message.ALREADY_SET: "is there already: leave out the +",
-    Message.CHOSEN_TWICE: "is there already: leave out the +",
-    Message.UNKNOWN_GROUP: "chooses of a group that is not there: check the spelling",
+    Message.ALREADY_SET: "already exists; leave out the +",
+    Message.CHOSEN_TWICE: "already has a choice; leave out the +",
+    Message.UNKNOWN_GROUP: "names an unknown group; check the spelling",
     Message.NO_NAME: _NO_NAME,
-    Message.NO_VALUE: "has no value: give it one",
+    Message.NO_VALUE: "has no value; give it one",
 }
 """Message -> the rule and the remedy."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether Hydra, OmegaConf or the YAML parser raised an error, be it one of their own types or not."""
+    """Whether Hydra, OmegaConf or the YAML parser raised an error, of any type."""
     module = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
@@ -78,12 +78,12 @@ def parse(override: str) -> Override:
 
 
 def explain_command(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
-    """Return what is wrong with a command line, of which Hydra says `error`."""
+    """Explain the error that Hydra raised for a command line."""
     if told := of_a_file_not_read(error):
         return told
     found = get_args_parser().parse_args([*arguments])
     if found.config_dir and not Path(found.config_dir).is_dir():
-        return f"`--config-dir` (={found.config_dir}) must be a directory, and there is none; check where you are."
+        return f"`--config-dir` (={found.config_dir}) must be an existing directory; check the path."
     own = [f"hydra.searchpath=[file://{Path(found.config_dir).absolute()}]"] if found.config_dir else []
     with initialize_config_dir(str(conf), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
@@ -97,7 +97,7 @@ def explain_command(error: BaseException, conf: Path, arguments: Sequence[str]) 
 
 
 def _first(setting: str) -> str | None:
-    """Return a setting with the first of its values where it is an axis; None where it has none to be had here."""
+    """Return a setting with the first value of an axis; None if the axis has no value that can be listed."""
     try:
         parsed = parse(setting)
         if not parsed.is_sweep_override():
@@ -110,13 +110,13 @@ def _first(setting: str) -> str | None:
 
 
 def explain(error: BaseException, compose: Compose, settings: Sequence[str], groups: Collection[str]) -> str:
-    """Return a sentence for each of `settings` that is refused; `error` is what `compose` raised of them."""
+    """Return a sentence for each refused setting; `error` is the error that `compose` raised for all settings."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark, said = error.problem_mark, ", ".join(filter(None, (error.context, error.problem)))
         where = f"{mark.name}, line {mark.line + 1}"
         if twice := Message.DUPLICATE_KEY.find(str(error.problem)):
-            return f"{where}: the key `{twice['key']}` is given a second time; remove one of the two."
-        return f"{where}, is no YAML ({said}); check indentation, brackets and quotes there."
+            return f"{where}: the key `{twice['key']}` appears twice; remove one of the two."
+        return f"{where}, is not valid YAML ({said}); check indentation, brackets and quotes there."
     left, refused = [*settings], list[tuple[str, BaseException]]()
     tree: DictConfig | None = None
     while tree is None:
@@ -135,7 +135,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
     given = {_key_of(each): _value_of(each) for each in settings}
     known = compose([]) if tree is None else tree
     if len(refused) > 1 and Message.AMBIGUOUS.find(text_of(refused[0][1])):
-        del refused[0]  # Hydra says so, too, where it cannot read that -m is meant
+        del refused[0]  # Hydra also says this if it cannot parse a setting after -m
     told = (
         _sentence(key, each, given | _refused_value(key, text_of(each), settings), known, groups)
         for key, each in refused
@@ -144,7 +144,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
 
 
 def _refused_value(key: str, said: str, settings: Sequence[str]) -> dict[str, str]:
-    """Map a key to the value that an error quotes; empty if the error quotes none of the values that were typed."""
+    """Map a key to its typed value that an error quotes; return {} if the error quotes none."""
     typed = [each for each in settings if _key_of(each) == key]
     about = next((each for each in typed if re.search(rf"{re.escape(each)}(?!\S*[^\s'.])", said)), None)
     return {} if about is None else {key: _value_of(about)}
@@ -160,12 +160,12 @@ def _key_of(setting: str) -> str:
 
 
 def _belongs(setting: str, key: str) -> bool:
-    """Whether a setting is that of `key`, or of what a choice with that key would have."""
+    """Whether a setting has the key `key`, or a key below it."""
     return _key_of(setting) == key or _key_of(setting).startswith(f"{key}.")
 
 
 def _key(error: BaseException, settings: Sequence[str], groups: Collection[str]) -> str:
-    """Return the key of the setting that an error is about, empty where none is."""
+    """Return the key of the setting that caused an error; empty if no setting did."""
     if isinstance(error, OverrideParseException):
         return _key_of(error.override)
     keys, found = [_key_of(each) for each in settings], _named(error, settings, groups)
@@ -179,7 +179,7 @@ def _key(error: BaseException, settings: Sequence[str], groups: Collection[str])
 
 
 def _named(error: BaseException, settings: Sequence[str], groups: Collection[str]) -> str:
-    """Return the key that an error names, or that of the one setting that can have led to it; empty for none."""
+    """Return the key that an error names, or the key of the only setting that can cause it; empty for none."""
     text = text_of(error)
     if absent := absent_choice(error):
         return absent.key
@@ -190,13 +190,13 @@ def _named(error: BaseException, settings: Sequence[str], groups: Collection[str
     if Message.NO_NAME.find(text):
         return next((_key_of(each) for each in settings if _names_no_option(each, groups)), "")
     interpolated = [_key_of(each) for each in settings if "${" in each]
-    if isinstance(error, AssertionError):  # Hydra's, where a choice resolves to no text
+    if isinstance(error, AssertionError):  # raised by Hydra for a choice that does not resolve to text
         return next((key for key in interpolated if key.partition("@")[0] in groups), "")
     return next(iter(interpolated), "") if Message.INTERPOLATION.find(text) else ""
 
 
 def _names_no_option(setting: str, groups: Collection[str]) -> bool:
-    """Return whether a setting gives a group a value that names no option, as in `model=1.5`."""
+    """Whether a setting gives a group a value that names no option, as in `model=1.5`."""
     parsed = parse(_first(setting) or setting)
     chooses = _key_of(setting) in groups and not (parsed.is_delete() or parsed.is_sweep_override())
     return chooses and not isinstance(parsed.value(), str | list | dict)
@@ -209,22 +209,22 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     if told := of_a_choice(key, value, error) or in_a_file(error, tree, groups):
         return told
     if value == REMOVED:
-        return f"`~{key}` takes away what is not there, or what every trial needs: leave it out, or check the spelling."
+        return f"`~{key}` removes a key that is absent, null or needed by every trial; leave it out, or check its name."
     if absent := Message.NOT_OVERRIDDEN.find(text):
-        added = f"`{key}` (={value}) is a choice that is added: write +{key}={value}."
+        added = f"`{key}` (={value}) adds a choice; write +{key}={value}."
         return added if absent["no_default"] else _broken_rules(key, value, tree) or unknown(key, given, tree)
     if odd := Message.SWEEPER_ARGUMENT.find(text):
-        return f"`hydra.sweeper.{odd['key']}` is no key of it; the axes of a preset stand under `hydra.sweeper.params`."
+        return f"`hydra.sweeper.{odd['key']}` is not a key; write the axes of a preset under `hydra.sweeper.params`."
     if (twice := Message.CHOSEN_TWICE.find(text)) and key not in given:
         way = twice["way"].replace("override ", "override /", 1)
-        return f"{_preset_of(given)}: `{key}` is chosen a second time; write `{way}`, with the word `override` as here."
+        return f"{_preset_of(given)}: `{key}` already has a choice; write `{way}`, with the word `override`."
     start = f"`{key}` (={value})" if key in given else f"`{key}`"
     reason = _NO_NAME if isinstance(error, AssertionError) else ""
     if reason := reason or next((REASONS[message] for message in REASONS if message.find(text)), ""):
         return f"{start} {reason}{_decimal(key, value, tree) if reason == _SEVERAL else ''}."
     first = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".")
     if Message.INTERPOLATION.find(text):
-        return f"{start} cannot be resolved: {first}; check what stands in ${{...}}."
+        return f"{start} cannot be resolved: {first}; check the text in ${{...}}."
     if Message.NOT_MERGED.find(text) and (kind := rule(key, tree)):
         listed = value.startswith("[")
         if listed == kind.startswith("a list"):
@@ -234,11 +234,11 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
         return f"{start} must be {kind}; " + (
             f"try several with -m {key}={value[1:-1]}." if listed else f"pass {key}=[{value}]."
         )
-    return f"{start} cannot be taken: {first}." if key else text
+    return f"{start} cannot be set: {first}." if key else text
 
 
 def _broken_rules(key: str, value: str, tree: DictConfig) -> str:
-    """Return the rules that a mapping breaks where the tree has an empty one; empty for other values and keys."""
+    """Return the rules that a mapping breaks, if the tree has an empty mapping; empty for other values and keys."""
     where, _, leaf = key.rpartition(".")
     node = OmegaConf.select(tree, where, throw_on_resolution_failure=False) if where else tree
     schema = OmegaConf.get_type(node)
@@ -259,13 +259,13 @@ def _decimal(key: str, value: str, tree: DictConfig) -> str:
 def _of_what_cannot_be_read(setting: str, given: dict[str, str]) -> str:
     start = "" if _key_of(setting) in given else f"{_preset_of(given)}: "
     if nested := re.match(r"([\w./@]+)=\{'(\w+)'", setting):
-        return f"{start}`{nested[1]}` holds keys, and an axis is written as one: {nested[1]}.{nested[2]}: VALUE,VALUE."
+        return f"{start}`{nested[1]}` holds keys, but an axis has one full key: {nested[1]}.{nested[2]}: VALUE,VALUE."
     if start:
         key, _, axis = setting.partition("=")
-        return f"{start}the axis `{key}: {axis}` cannot be read; write its values as in `{key}: 0,1` or `range(3)`."
+        return f"{start}the axis `{key}: {axis}` cannot be parsed; write its values as in `{key}: 0,1` or `range(3)`."
     return (
-        f"`{setting}` cannot be read: a setting is key=value, several values have commas and no spaces, as "
-        "in seed=0,1, and text with other signs stands in quotes, as in 'name=\"a, b\"'."
+        f"`{setting}` cannot be parsed: a setting is key=value; separate several values by commas without spaces, as "
+        "in seed=0,1; quote text with other characters, as in 'name=\"a, b\"'."
     )
 
 
@@ -274,7 +274,7 @@ def _preset_of(given: dict[str, str]) -> str:
 
 
 def _as_meant(key: str, value: str, kind: str) -> str:
-    """Return how to write a number that was written as elsewhere: `90%` where it is any, `0..3` where it is whole."""
+    """Return how to write a percentage for a number, or a range such as `0..3` for an integer; empty for others."""
     if kind.startswith("a number") and (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", value)):
         return f"; write {float(percent[1]) / 100:g}"
     if kind.startswith("an integer") and (span := re.fullmatch(r"(\d+)(?:\.\.|-|:)(\d+)", value)):

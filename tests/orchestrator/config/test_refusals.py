@@ -66,18 +66,18 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "schdule.rounds=2": "did you mean `schedule.rounds`?",
         "retyr_failed=true": "did you mean `retry_failed`?",
         "epochs=3": "`epochs` (=3) is not a key of the configuration; did you mean `train.epochs` or `finetune.ep",
-        "foo=1": "A variable of your own is added with +foo=1.",
+        "foo=1": "To add it as a variable, write +foo=1.",
         "finetune.epochs='${foo}'": "",
-        "sweep=random_amounts": "`sweep` (=random_amounts) is a choice that is added: write +sweep=random_amounts.",
-        "+tracking=none": "`tracking` (=none) is there already: leave out the +.",
+        "sweep=random_amounts": "`sweep` (=random_amounts) adds a choice; write +sweep=random_amounts.",
+        "+tracking=none": "`tracking` (=none) already has a choice; leave out the +.",
         "model=1.5": "`model` (=1.5) must be the name of a choice",
         "data=foo": f"`data` (=foo) must be one of {', '.join(sorted([*DATA, 'own']))}; add your own w",
-        "~foos": "`~foos` takes away what is not there",
-        "~train.epochs": "`~train.epochs` takes away what is not there, or what every trial needs",
+        "~foos": "`~foos` removes a key that is absent, null or needed",
+        "~train.epochs": "`~train.epochs` removes a key that is absent, null or needed by every trial",
         "train.optimizer=adam": "choose it with `optimizer@train.optimizer=adam`.",
         "scheduler=step": "`scheduler` is a part of `train` and of `finetune`; choose it with `scheduler@train.sch",
-        "train.loss._target_=torch.nn.MSELoss": "add it with +train.loss._target_=torch.nn.MSELoss.",
-        "train.scheduler={gamma: 1}": "merged into what is there: write +train.scheduler={gamma: 1}.",
+        "train.loss._target_=torch.nn.MSELoss": "takes this key, write +train.loss._target_=torch.nn.MSELoss.",
+        "train.scheduler={gamma: 1}": "has new keys for the existing mapping; write +train.scheduler={gamma: 1}.",
         "schedule.kind=[1]": "`schedule.kind` (=[1]) must be text; try several with -m schedule.kind=1.",
         "finetune.steps=x": "`finetune.steps` (=x) must be an integer, or null.",
         "schedule.sparsity=90%": "`schedule.sparsity` (=90%) must be a number, or null; write 0.9.",
@@ -87,21 +87,21 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "modle=ok": "`modle` (=ok) is not a key of the configuration; did you mean `model`?",
         "prune.exclude=conv1.*": "`prune.exclude` (=conv1.*) must be a list of text, as in ['conv1.*']; pass prune.e",
         "finetune.optimizer=torch.optim.Adam": "choose it with `finetune.optimizer._target_=torch.optim.Adam`.",
-        "seed=0,": "`seed=0,` cannot be read: a setting is key=value, several values have commas and no spaces",
-        "1": "`1` cannot be read: a setting is key=value",
+        "seed=0,": "`seed=0,` cannot be parsed: a setting is key=value; separate several values by commas",
+        "1": "`1` cannot be parsed: a setting is key=value",
     },
     (*OWN, "+sweep=mysweep", "data=mydigits", "method=mymethod"): {
-        "data.val_fraction=0.3": "`data` has the keys _target_, size. If your `data` takes it, add it with +data.val",
+        "data.val_fraction=0.3": "`data` has the keys _target_, size. If your `data` takes this key, write +data.val",
         "model.wdth=8": "did you mean `model.width`? `model` has the keys _target_, width.",
-        "method.scope=global": "`method.scope` (=global) is a group of its own: pass scope=global.",
+        "method.scope=global": "`method.scope` (=global) is a group; pass scope=global.",
     },
     ("-m", "method=ln_structured,random_structured"): {
         "+model.input_shape=3": "`model.input_shape` (=3) must be a list of integers, as in [64,32], or null; pass mod",
-        "model.channels.0=x": "`model.channels.0` (=x) cannot be taken: Value 'x' of type 'str' could not be converted",
+        "model.channels.0=x": "`model.channels.0` (=x) cannot be set: Value 'x' of type 'str' could not be converted",
         "method.dm=1": "did you mean `method.dim`?",
     },
     ("-m", "method=ln_structured,identity"): {
-        "method.dim=1": "`method.dim` (=1) is a key of some of the choices of `method`; write ++method.dim=1.",
+        "method.dim=1": "`method.dim` (=1) is a key of only some choices of `method`; write ++method.dim=1.",
     },
 }
 """Command line -> what is wrong in it, too, and its answer."""
@@ -126,7 +126,7 @@ def test_an_absent_choice_hides_no_other_mistake(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["~sweep"], "`~sweep` takes away what is not there, or what every trial needs"),
+        (["~sweep"], "`~sweep` removes a key that is absent, null or needed by every trial"),
         (["-m", "model=cnn,lenet5", "method=1.5"], "`method` (=1.5) must be the name of a choice, as in model=cnn."),
         (["-m", "method=1.5,identity", "~restart", "sed=1"], "`method` (=1.5,identity) must be the name of a choice"),
         (["model={classes: 3}", "~restart", "method=1.5"], "`method` (=1.5) must be the name of a choice"),
@@ -146,16 +146,16 @@ def test_what_a_wrong_choice_would_have_is_not_judged(ask: Ask) -> None:
 
 RULES: tuple[dict[str, str], ...] = (
     {
-        "+widht=1": "`widht` (=1) is not a key of the configuration and nothing in it refers to it",
+        "+widht=1": "`widht` (=1) is not a key of the configuration, and no other key refers to it",
         "prune.include=[[1]]": "`prune.include` (=[[1]]) must be a list of text, as in ['conv1.*'].",
         "prune.exclude=${seed}": "`prune.exclude` (=0) must be a list of text",
         "prune.parameters=${oc.decode:'3'}": "`prune.parameters` (=3) must be a list of text",
         "cluster.resources=${model.classes}": "`cluster.resources` (=None) must be a mapping, as in {key: value}.",
     },
     {
-        "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not known; the keys are keep, max_bytes, options, uri.",
+        "+store.oaptions.x=1": "`store.oaptions` (={'x': 1}) is not a key; the keys are keep, max_bytes, options, uri.",
         "tracking.uri=/nowhere/m.db": "`tracking.uri` (=/nowhere/m.db) must be an address; pass http://host:5000 for",
-        "+train.optimizer.depends=[x]": "`train.optimizer.depends` (=['x']) is not read there; give it as `train.depen",
+        "+train.optimizer.depends=[x]": "`train.optimizer.depends` (=['x']) is not read there; pass `train.depen",
     },
     {"schedule=${model.hidden}": "`schedule` (=${model.hidden}) cannot be resolved: "},
     {"prune=${model.hidden}": "`prune` (=[]) must be a mapping of the keys types, parameters, include"},
@@ -175,56 +175,59 @@ def test_what_hydra_takes_is_held_to_types_and_rules(ask: Ask, line: dict[str, s
     ("arguments", "said"),
     [
         ([*OWN, "model=broken"], "`model` (=broken) cannot be resolved: Interpolation key 'no.such' not found; check"),
-        (["--config-dir", "nowhere", "seed=1"], "`--config-dir` (=nowhere) must be a directory"),
+        (["--config-dir", "nowhere", "seed=1"], "`--config-dir` (=nowhere) must be an existing directory"),
         (
             [*OWN, "+sweep=unheaded"],
-            "Could not override 'model@sweep.model'. A preset begins with `# @package _global_`",
+            "Could not override 'model@sweep.model'; the first line of a preset must be `# @package",
         ),
         (
             [*OWN, "method=unheaded"],
-            "method/unheaded.yaml cannot be composed: Could not override 'score@method.score'. What overrides a choice",
+            "method/unheaded.yaml cannot be composed: Could not override 'score@method.score'; the first line of a fil",
         ),
         (["optimizer@train.optimizer=adm"], "`optimizer` (=adm) must be one of adam, adamw, sgd"),
-        ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is no YAML (while parsing a flow sequence, expected"),
+        ([*OWN, "+sweep=noyaml"], "sweep/noyaml.yaml, line 3, is not valid YAML (while parsing a flow sequence, exp"),
         (
             ["+sweep=foo"],
             "`sweep` (=foo) must be one of language_model, methods, random_amounts, reproduce/han_12x, reproduce/han_",
         ),
         (
             ["deploy=[shrink,onnx]"],
-            "`deploy` (=[shrink,onnx]) must be one choice, as the last would replace the others",
+            "`deploy` (=[shrink,onnx]) must be one choice, as the last one would replace the others",
         ),
         (["-m", "deploy=[shrink,onnx]", "seed=0,1"], "; pass deploy.formats=[shrink,onnx]."),
         (["+sweep=reproduce/snpi"], "`sweep` (=reproduce/snpi) must be one of language_model, methods, random_amou"),
         (["+sweep=reproduce/snpi", "seed=0"], "reproduce/wanda; did you mean reproduce/snip? Or add your own with --c"),
         (["+sweep=snpi"], "did you mean reproduce/snip? Or add your own with --config-dir."),
-        ([*OWN, "+sweep=twice"], "sweep/twice.yaml, line 3: the key `seed` is given a second time; remove one of the"),
+        ([*OWN, "+sweep=twice"], "sweep/twice.yaml, line 3: the key `seed` appears twice; remove one of the two."),
         (["seed", "=", "3"], "`seed = 3`: a setting has no spaces around its equals sign; write seed=3."),
         (["-m", "seed=", "0,1"], "`seed= 0,1`: a setting has no spaces around its equals sign; write seed=0,1."),
         (["model=cnn", "name", "=a b"], "a setting has no spaces around its equals sign; write 'name=a b'."),
-        (["train.optimizer.lr=0,05"], "where the key takes a list; for a decimal number, write 0.05."),
-        (["schedule.sparsity=0,9"], "where the key takes a list; for a decimal number, write 0.9."),
-        (["seed=0,1"], "brackets where the key takes a list.\n"),
+        (["train.optimizer.lr=0,05"], "if the key takes a list; for a decimal number, write 0.05."),
+        (["schedule.sparsity=0,9"], "if the key takes a list; for a decimal number, write 0.9."),
+        (["seed=0,1"], "brackets if the key takes a list.\n"),
         (["cluster.resources={GPU: 1}"], "`cluster.resources` must not hold GPU; pass cluster.gpus_per_trial=1."),
-        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values: add"),
+        (["schedule.sparsity=0.5,0.9"], "`schedule.sparsity` (=0.5,0.9) has several values; add"),
         (["train.epochs=2", "seed=1", "train.epochs=ten"], "`train.epochs` (=ten) must be an integer, or null."),
         (["train.epochs=2x", "train.epochs=2"], "`train.epochs` (=2x) must be an integer, or null."),
         (["-m", "train.epochs=20", "seed=0,1", "++train.epochs=2x"], "`train.epochs` (=2x) must be an integer, or n"),
-        (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values: add"),
-        (["train.epochs=2", "+train.epochs=3"], "`train.epochs` (=3) is there already: leave out the +."),
-        (["+foo=1", "+foo=2"], "`foo` (=2) is there already: leave out the +."),
+        (["train.epochs=2", "train.epochs=1,2"], "`train.epochs` (=1,2) has several values; add"),
+        (["train.epochs=2", "+train.epochs=3"], "`train.epochs` (=3) already exists; leave out the +."),
+        (["+foo=1", "+foo=2"], "`foo` (=2) already exists; leave out the +."),
         (
             ["name=${seed}", "train=${oc.decode:'3'}"],
             "`train` (=${oc.decode:'3'}) must be the name of a choice, as in model=cnn.",
         ),
-        (["seed=???"], "`seed` (=???) has no value: give it one."),
+        (["seed=???"], "`seed` (=???) has no value; give it one."),
         (["-m", "seed=${no.such}", "train.epochs=1,2"], "`seed` (=${no.such}) cannot be resolved: Interpolation key"),
         (["+sweep=random_amounts", "seed=range(0)"], "`seed` (=range(0)) is an empty axis"),
-        (["--dry-run"], "`--dry-run` is not an option; settings have no dashes and an equals sign: dry_run=..."),
+        (["--dry-run"], "`--dry-run` is not an option; a setting has no dashes and an equals sign: dry_run=..."),
         (["--configdir", "mine"], "`--configdir` is not an option; did you mean --config-dir?"),
         (["score=gradent"], "did you mean gradient? Or add your own with --config-dir."),
         (["--sweep=random_amounts"], "an equals sign: +sweep=random_amounts"),
-        (["stor", "list"], "`stor` is no command, and a setting is key=value; did you mean store? They are compare,"),
+        (
+            ["stor", "list"],
+            "`stor` is not a command, and a setting is key=value; did you mean store? They are compare,",
+        ),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_do(ask: Ask, arguments: list[str], said: str) -> None:
@@ -236,27 +239,27 @@ PRESETS: dict[str, str] = {
     "shedule: {rounds: 2}": "`shedule` is not a key of the configuration; did you mean `schedule`?",
     "train: {optimiser: {lr: 2}}": "did you mean `train.optimizer`? `train` has the keys ",
     "train: {lr: 2}": "did you mean `train.optimizer.lr`",
-    "train.epochs: 3": "`train.epochs` is no key, as keys of a file are nested; write `train: {epochs: ...}`.",
+    "train.epochs: 3": "`train.epochs` is not a key: keys of a file are nested; write `train: {epochs: ...}`.",
     "default: [override /model: cnn]": "`default` is not a key of the configuration; did you mean `defaults`?",
     "train: {epochs: 2.5}": "`train.epochs` (=2.5) must be an integer, or null.",
-    "schedule: {sparsity: [0.5,0.8]}": "an axis, below hydra.sweeper.params: `schedule.sparsity: 0.5,0.8`.",
-    "seed: 0,1": "`seed` (=0,1) must be an integer; several are an axis, below hydra.sweeper.params: `seed: 0,1`.",
-    "score: l2": "`score` (=l2) must be a mapping; a choice is made in `defaults`, as in `- override /score: l2`.",
-    "model: net": "`model` (=net) must be a mapping; a choice is made in `defaults`, as in `- override /model: net`.",
+    "schedule: {sparsity: [0.5,0.8]}": "an axis: write `schedule.sparsity: 0.5,0.8` under hydra.sweeper.",
+    "seed: 0,1": "`seed` (=0,1) must be an integer; several values are an axis: write `seed: 0,1` under hydra",
+    "score: l2": "`score` (=l2) must be a mapping; write a choice into `defaults`, as in `- override /score: l2`.",
+    "model: net": "`model` (=net) must be a mapping; write a choice into `defaults`, as in `- override /model: net`.",
     "train: default": "`train or finetune` (=default) must be a mapping; ",
     "sweeper: {params: {}}": "`sweeper` is not a key of the configuration; did you mean `hydra.sweeper`?",
     "hydra: {mode: multirun}": "`hydra.mode` (=multirun) must be one of RUN, MULTIRUN.",
     "defaults: [override /model: mpl]": "`model` (=mpl) must be one of cnn, gpt, huggingface, lenet5, lenet_300_100, m",
-    "prune: {exclude: abc}": "`prune.exclude` must be a list of text, as in ['conv1.*']; put it into brackets.",
+    "prune: {exclude: abc}": "`prune.exclude` must be a list of text, as in ['conv1.*']; put the value into brackets.",
     "defaults: [override /scop: global]": "`/scop` is not a group; did you mean `/scope`?",
     "defaults: [/scop: global]": "`/scop` is not a group; did you mean `/scope`?",
-    "defaults: [override scope: global]": "`scope` is looked for in sweep/ where it has no slash; write `override /sc",
-    "defaults: [override /model]": "`override /model` chooses nothing; name a choice, as in `override /model: NAME`.",
+    "defaults: [override scope: global]": "`scope` needs a slash, or Hydra looks for it in sweep/; write `override /sc",
+    "defaults: [override /model]": "`override /model` has no choice; add one, as in `override /model: NAME`.",
     "defaults: [override /optimizer: adam]": "write `override /optimizer@train.optimizer: ...`.",
-    "- a": "has a list where a mapping belongs, at its top or below a key such as hydra.sweeper.params; write `key: v",
-    "hydra: {sweeper: {params: [seed]}}": "has a list where a mapping belongs",
-    "defaults: override": "`defaults` must be a list, and is a str; write `defaults: [override /GROUP: NAME]`.",
-    "defaults: [overide /model: lenet5]": "`model` is chosen a second time; write `override /model: lenet5`, with",
+    "- a": "has a list in place of a mapping, at its top level or under a key such as hydra.sweeper.params; write `key",
+    "hydra: {sweeper: {params: [seed]}}": "has a list in place of a mapping",
+    "defaults: override": "`defaults` must be a list, but is a str; write `defaults: [override /GROUP: NAME]`.",
+    "defaults: [overide /model: lenet5]": "`model` already has a choice; write `override /model: lenet5`, with",
     "defaults: [override /finetune/optimizer: adamw]": "write `override /optimizer@finetune.optimizer: ...`.",
 }
 """What a preset holds below its first line, and what is told of it."""
@@ -285,8 +288,11 @@ def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -
 
 def test_a_preset_that_cannot_be_read_is_named(ask: Ask) -> None:
     for content, said in (
-        (b"# @package _global_\nseed: \xff\xfe\n", "is not in UTF-8, as it has the byte 0xff; save it in UTF-8."),
-        (b"# @package _global_\ndefaults: [/sweep/mysweep]\n", "its `defaults` lead back to it; take that line out."),
+        (b"# @package _global_\nseed: \xff\xfe\n", "is not in UTF-8: it contains the byte 0xff; save it in UTF-8."),
+        (
+            b"# @package _global_\ndefaults: [/sweep/mysweep]\n",
+            "its `defaults` lead back to the file itself; remove that line.",
+        ),
     ):
         Path("mine/sweep/mysweep.yaml").write_bytes(content)
         told = ask(*OWN, "+sweep=mysweep")
@@ -303,12 +309,12 @@ def test_an_axis_of_a_preset_is_told_to_have_no_brackets(ask: Ask) -> None:
 
 def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
     for axes, said in (
-        ("params: {seed: 'range('}", "sweep/mysweep.yaml: the axis `seed: range(` cannot be read; write its values as"),
+        ("params: {seed: 'range('}", "sweep/mysweep.yaml: the axis `seed: range(` cannot be parsed; write its values"),
         (
             "params: {train: {epochs: '1,2'}}",
-            "sweep/mysweep.yaml: `train` holds keys, and an axis is written as one: train.epochs: VALUE",
+            "sweep/mysweep.yaml: `train` holds keys, but an axis has one full key: train.epochs: VALUE",
         ),
-        ("parms: {seed: '0,1'}", "`hydra.sweeper.parms` is no key of it; the axes of a preset stand under `hydra.sw"),
+        ("parms: {seed: '0,1'}", "`hydra.sweeper.parms` is not a key; write the axes of a preset under `hydra.sw"),
     ):
         Path("mine/sweep/mysweep.yaml").write_text(
             f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{{axes}}}}}\n"
@@ -318,7 +324,7 @@ def test_what_the_axes_of_a_preset_cannot_be_is_told(ask: Ask) -> None:
 
 def test_axes_of_a_preset_that_nothing_would_run_are_refused(ask: Ask) -> None:
     Path("mine/sweep/mysweep.yaml").write_text("# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
-    said = "`hydra.sweeper.params` has the axes seed, which one run does not take; add `mode: MULTIRUN` under"
+    said = "`hydra.sweeper.params` has the axes seed, which a single run ignores; add `mode: MULTIRUN` under"
     assert said in ask(*OWN, "+sweep=mysweep")
     assert said not in ask(*OWN, "+sweep=mysweep", "hydra.mode=RUN", "schedule.rounds=0")
 

@@ -202,7 +202,7 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"select": "first"}, "`train.select` (=first) must be one of best, last."),
         ({"monitor": "val/loss"}, "`train.monitor` (=val/loss) must be loss, or a metric of the task, or null."),
         ({"patience": -2}, "`train.patience` (=-2) must be an integer of at least 1, or null."),
-        ({"epoch": 3}, "`train.epoch` (=3) is not known; the keys are _target_, accumulate, batch_size, "),
+        ({"epoch": 3}, "`train.epoch` (=3) is not a key; the keys are _target_, accumulate, batch_size, "),
         (
             {"ema": 1},
             "`train.ema` (=1) must lie in (0, 1): the decay of an average; pass 0.999, or null for no averages.",
@@ -210,16 +210,17 @@ def test_the_defaults_lack_only_an_optimizer() -> None:
         ({"accumulate": 0}, "`train.accumulate` (=0) must be an integer of at least 1."),
         (
             {"penalty": -1e-4},
-            "`train.penalty` (=-0.0001) must be at least 0: lambda of network slimming; pass 1e-4, say, or 0 for none.",
+            "`train.penalty` (=-0.0001) must be at least 0: lambda of network slimming; pass 1e-4, for example, or 0"
+            " for none.",
         ),
         (
             {"_target_": "a.b", "penalty": 1e-4},
-            "`train.penalty` (=0.0001) is what the built-in loop goes by; leave it at 0.0 for a training function",
+            "`train.penalty` (=0.0001) is only for the built-in loop; leave it at 0.0 for a training function",
         ),
         ({"options": {"beta": 2}}, "`train.options` (={'beta': 2}) are for a training function of your own; pass "),
         (
             {"_target_": "a.b", "patience": 3},
-            "`train.patience` (=3) is what the built-in loop goes by; leave it at null",
+            "`train.patience` (=3) is only for the built-in loop; leave it at null",
         ),
         ({"teacher": "round"}, "`train.teacher` (=round) must be one of dense, or null."),
         ({"teacher_weight": 0}, "`train.teacher_weight` (=0) must lie in (0, 1]"),

@@ -76,7 +76,7 @@ def test_nothing_of_a_deployment_is_tried_before_the_sweep() -> None:
         ("deploy.blocks=1", "`deploy.blocks` (=1) must be an integer of at least 2"),
         ("deploy.threads=0", "`deploy.threads` (=0) must be an integer of at least 1"),
         ("deploy.seconds=0", "`deploy.seconds` (=0.0) must be at least 0.01"),
-        ("objective=deploy/bytes", "`objective` (=deploy/bytes) is measured where the network is deployed"),
+        ("objective=deploy/bytes", "`objective` (=deploy/bytes) needs a deployed network; pass deploy=shrink"),
     ],
 )
 def test_what_cannot_be_deployed_is_refused(override: str, message: str) -> None:
@@ -93,7 +93,7 @@ def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(m
             planned(overrides)
         return str(error.value)
 
-    lacks = "must have its packages installed: onnx lacks onnxscript; install the extra `export`, as by pip install"
+    lacks = "needs packages that are not installed: onnx lacks onnxscript; run pip install"
     assert f"`deploy` (=onnx) {lacks} " in refused("deploy=onnx")
     assert f"`deploy.formats` (=['shrink', 'onnx']) {lacks} " in refused("deploy.formats=[shrink, onnx]")
     assert f"`deploy.formats` (=['onnx']) {lacks} " in refused("deploy=onnx", "deploy.formats=[onnx]")
@@ -103,6 +103,6 @@ def test_a_format_whose_packages_are_missing_is_refused_before_anything_trains(m
 def test_an_objective_must_be_measured() -> None:
     assert planned(("deploy=shrink", "objective=deploy/shrink/64/latency_ms")).trials
     with pytest.raises(
-        schema.ConfigError, match=r"must be of a format and batch size of `deploy`: shrink/1, shrink/64\."
+        schema.ConfigError, match=r"must name a format and batch size of `deploy`: shrink/1, shrink/64\."
     ):
         planned(("deploy=shrink", "objective=[val/loss,deploy/shrink/2/latency_ms]"))

@@ -277,7 +277,7 @@ def test_a_store_of_another_processor_tells_nothing_and_says_so(tmp_path: Path) 
     _, elsewhere = estimated(store, located(make_plan(seeds=(5,)), kind="ray", address="head:6379"), {})
     assert elsewhere.work == Amount(11.0)
     assert elsewhere.slots is None
-    assert "on Z80; which hardware this run gets is not known yet" in elsewhere.basis
+    assert "on Z80; the hardware of this run is not known yet" in elsewhere.basis
 
 
 def test_a_forecast_is_saved_with_its_sweep_and_a_sweep_without_one_is_read(stored: tuple[Store, Plan]) -> None:

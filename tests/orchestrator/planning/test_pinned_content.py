@@ -62,21 +62,21 @@ def test_a_name_on_the_hub_is_the_commit_that_is_here(tmp_path: Path, monkeypatc
         ({"weights": "~nosuchuser/x.pt"}, r"`model.weights` \(=~nosuchuser/x.pt\) cannot be read: there is no such"),
         ({"weights": ""}, r"`model.weights` \(=\) must be a file, a directory or a name on the hub; pass null"),
         ({"weights": "lost.ckpt"}, r"`model.weights` \(=lost.ckpt\) must end in one of .safetensors, .pt"),
-        ({"weights": "here.pt", "revision": "v2"}, r"`model.revision` \(=v2\) must be null where here.pt is no name"),
+        ({"weights": "here.pt", "revision": "v2"}, r"`model.revision` \(=v2\) must be null, as here.pt is a file"),
         ({"weights": "notes.txt"}, r"`model.weights` \(=notes.txt\) must end in one of .safetensors, .pt"),
         ({"weights": "empty"}, r"`model.weights` \(=empty\) is a directory without model.safetensors or pytorch"),
         ({"weights": "memory://none.pt"}, r"`model.weights` \(=memory://none.pt\) cannot be read: "),
         ({"weights": "nosuch://me:pass@there/a.pt"}, r"`model.weights` \(=nosuch://me:\*\*\*@there/a.pt\) cannot be"),
         (
             {"weights": "gpt2"},
-            r"\(=gpt2\) is no file or directory, and of .* no commit; run `hf download gpt2`",
+            r"\(=gpt2\) is not a file or directory, and .* no commit of a hub model of that name; run `hf download gpt2`",
         ),
         (
             {"weights": "them/net", "revision": "v2"},
-            r"\(=them/net\) is no file .* no commit at revision v2; run `hf download them/net --revision v2`",
+            r"\(=them/net\) is not a file .* no commit at revision v2 of a hub model of that name; run `hf download them/net --revision v2`",
         ),
-        ({"revision": "v2"}, r"`model.revision` \(=v2\) is about the weights that the network begins with; pass"),
-        ({"reinitialise": ["fc"]}, r"`model.reinitialise` \(=\['fc'\]\) is about the weights"),
+        ({"revision": "v2"}, r"`model.revision` \(=v2\) is for the initial weights of the network; pass"),
+        ({"reinitialise": ["fc"]}, r"`model.reinitialise` \(=\['fc'\]\) is for the initial weights"),
         ({"weights": ["a.pt"]}, r"`model.weights` \(=\['a.pt'\]\) must be text, or null"),
     ],
 )
@@ -120,9 +120,9 @@ def test_a_text_is_pinned_by_content_and_so_is_its_tokenizer(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({}, r"`data.root` \(=\) must be a text file, or a directory of .txt files, and there is none; pass data.root"),
-        ({"root": "lost.txt"}, r"`data.root` \(=lost.txt\) must be a text file, or a directory .* there is none"),
-        ({"root": "."}, r"`data.root` \(=.\) must be a text file, or a directory of .txt files, and there is none"),
+        ({}, r"`data.root` \(=\) must be an existing text file, or a directory of .txt files; pass data.root"),
+        ({"root": "lost.txt"}, r"`data.root` \(=lost.txt\) must be an existing text file, or a directory"),
+        ({"root": "."}, r"`data.root` \(=.\) must be an existing text file, or a directory of .txt files"),
         ({"root": "a.md", "tokenizer": "words"}, r"`data.tokenizer` \(=words\) must be characters or bytes, or a file"),
     ],
 )

@@ -342,7 +342,7 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
         ({"model": {"_target_": "orchestrator.models.cnn"}}, "must be your own.*pass `model=cnn`, or `kind: cnn`"),
         (
             {"data": {"_target_": "orchestrator.workloads.data_loading.load"}},
-            "what is built in has a `kind`: one of digits",
+            "a built-in component has a `kind`: one of digits",
         ),
         ({"method": {"_target_": "pruning.unstructured.L1Unstructured"}}, "pass `method=l1_unstructured`"),
         (
@@ -352,16 +352,16 @@ def test_identity_has_no_target_and_shares_its_rounds(config: Callable[..., Any]
                     "inner": [{"_target_": "orchestrator.workloads.networks.classifiers.mlp"}],
                 }
             },
-            "`model` holds the `_target_`.*ours.*named by `model.kind`",
+            "`model` holds the `_target_`.*internal.*by `model.kind`",
         ),
-        ({"model__hiden": [3]}, r"`model.hiden` \(=\[3\]\) is no argument of cnn, which takes input_shape"),
+        ({"model__hiden": [3]}, r"`model.hiden` \(=\[3\]\) is not an argument of cnn, which takes input_shape"),
         ({"scope__kind": "galaxy"}, "must be one of layer, global, row, window"),
-        ({"method__scope": "global"}, r"`method.scope` \(=global\) is a group of its own; pass scope=global"),
+        ({"method__scope": "global"}, r"`method.scope` \(=global\) is a group; pass scope=global"),
         ({"train__epochs": -1}, r"`train.epochs` \(=-1\)"),
         ({"train__optimizer__lr": -1}, r"`train.optimizer.lr` \(=-1\) must be a number of at least 0"),
         ({"finetune__optimizer__lr": "abc"}, r"`finetune.optimizer.lr` \(=abc\) must be a number"),
-        ({"method__evry": 3}, r"`method.evry` \(=3\) is no argument of l1_unstructured"),
-        ({"cluster__cpus_per_trial": 0.0}, "must be above 0"),
+        ({"method__evry": 3}, r"`method.evry` \(=3\) is not an argument of l1_unstructured"),
+        ({"cluster__cpus_per_trial": 0.0}, "must be finite and at least 0.0001"),
         ({"store__keep": "some"}, "must be one of needed, all"),
     ],
 )

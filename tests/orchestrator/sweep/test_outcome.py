@@ -50,7 +50,7 @@ def test_what_failed_before_an_interrupt_is_told_all_the_same() -> None:
     first, second, third = str(outcome.incomplete()).splitlines()
 
     assert (first, second[-17:]) == ("Before the interrupt failed:", ": the loss is nan")
-    assert third.endswith("runs the rest, less what would fail again (retry_failed=true tries that, too).")
+    assert third.endswith("runs the rest, except stages that would fail again (retry_failed=true runs them, too).")
 
 
 def test_what_an_interrupt_came_too_late_for_is_finished() -> None:
