@@ -1,4 +1,4 @@
-"""Count the lines of code of the packages: no blanks, no comments, no docstrings (of attributes neither).
+"""Count the lines of code in packages, without blank lines, comments and docstrings (also of attributes).
 
 python scripts/count_code.py [PACKAGE ...]       # default: orchestrator pruning
 """
@@ -17,21 +17,21 @@ _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 
 def code_lines(source: str) -> int:
-    """Return how many lines of a module hold code."""
+    """Return the number of lines with code in a module."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     lines = {line for t in tokens if t.type not in _NO_CODE for line in range(t.start[0], t.end[0] + 1)}
     return len(lines - set(_docstring_lines(ast.parse(source))))
 
 
 def _docstring_lines(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines of texts that stand alone as statements: docstrings, of attributes too."""
+    """Yield the lines of strings that are statements: docstrings, also of attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
 
 def main() -> None:
-    """Print a line for each package, or room of one, and the total."""
+    """Print a line for each package or room, and the total."""
     total = 0
     for package in sys.argv[1:] or PACKAGES:
         root = Path(package)

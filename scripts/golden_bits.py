@@ -2,11 +2,11 @@
 
     python scripts/golden_bits.py                     # the main job, run in a temporary directory
     python scripts/golden_bits.py --all               # every case below: a minute or two
-    python scripts/golden_bits.py --against HEAD~1    # every case by this tree and that commit; 1 if they differ
-    python scripts/golden_bits.py STORE               # of the sweeps in that store
+    python scripts/golden_bits.py --against HEAD~1    # every case by this tree and that commit; status 1 if they differ
+    python scripts/golden_bits.py STORE               # the sweeps in that store
 
 Two versions of the code that print the same lines on one machine, with one release of torch, have the same results.
-Keys of stages are not part of it: they may change where the bits do not.
+Keys of stages are left out: they may change where the bits do not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CASES: Mapping[str, Sequence[str]] = {
     ),
     "distilled": ("-m", *SMALL, "finetune.teacher=dense", "schedule.sparsity=0.5", "method=magnitude"),
 }
-"""Name -> the command line of a sweep; the options are such that earlier commits took, too."""
+"""Name -> the command line of a sweep, with options that earlier commits also accept."""
 TEXT = "".join(f"{n} times {m} is {n * m}, and {n} and {m} are {n + m}.\n" for n in range(40) for m in range(9))
 
 
@@ -139,13 +139,13 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Print the bits of a store, or of sweeps run now; or compare those of two commits."""
+    """Print the bits of a store or of new sweeps, or compare the bits of two commits."""
     parser = argparse.ArgumentParser(description="Print the bits of results.")
-    parser.add_argument("store", nargs="?", type=Path, help="a store whose sweeps are printed; none runs the main job")
+    parser.add_argument("store", nargs="?", type=Path, help="store whose sweeps are printed; default: run the main job")
     parser.add_argument("--all", action="store_true", help=f"run every case: {', '.join(CASES)}")
     parser.add_argument("--case", action="append", choices=CASES, help="run this case; may be repeated")
     parser.add_argument(
-        "--against", metavar="COMMIT", help="run the cases (default: all) by that commit, too; say what differs"
+        "--against", metavar="COMMIT", help="also run the cases (default: all) at that commit; print the differences"
     )
     given = parser.parse_args()
     cases = given.case or ([*CASES] if given.all or given.against else ["main"])

@@ -59,7 +59,7 @@ TASKS: Mapping[str, Task] = named(
             "torchmetrics",
             "orchestrator.workloads.tasks.torch_metrics:TorchMetrics",
             "Any metrics of torchmetrics, as in measures: {f1: {_target_: "
-            "torchmetrics.classification.MulticlassF1Score, num_classes: 10, average: macro}}; the first one is primary.",
+            "torchmetrics.classification.MulticlassF1Score, num_classes: 10, average: macro}}; the first is primary.",
             (
                 Option(
                     "measures",

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Race lottery tickets by the orchestrator against a plain script that finds the same ones.
+"""Race lottery tickets by the orchestrator against a plain script that finds the same tickets.
 
     python scripts/benchmarks/bench_imp.py                      # digits, three seeds, ten levels of 300 steps
     python scripts/benchmarks/bench_imp.py --steps 2000 --data mnist --root ROOT
 
-Both train LeNet-300-100 with Adam from the same initialisations over the same batches, take the smallest 20% of each
-layer at each level and go back to the initialisation; masks must be equal, or nothing is reported. Times are of whole
-processes, in turns, with one torch thread each; the orchestrator also writes its store, its report and its tables.
+Both train LeNet-300-100 with Adam from the same initialisations on the same batches, prune the smallest 20% of each
+layer at each level, and rewind to the initialisation. The benchmark reports times only if the masks are equal. It times
+whole processes in turns, with one torch thread each; the orchestrator also writes its store, report and tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pruning import MaskSet
 
 ROOT = Path(__file__).resolve().parents[2]
 Masks = dict[int, list[dict[str, torch.Tensor]]]
-"""By seed and level."""
+"""Masks by seed and level."""
 
 
 def command(given: argparse.Namespace) -> list[str]:
@@ -72,7 +72,7 @@ def plan_of(store: Store) -> Plan:
 
 
 def task_of(given: argparse.Namespace, store: Store) -> dict[str, Any]:
-    """Return what the plain script needs to know, as the sweep's dense stage has it."""
+    """Return the task of the plain script, with the settings of the sweep's dense stage."""
     dense = next(spec for spec in plan_of(store).stages.values() if spec.kind == "dense")
     return {
         **{part: {**dense.fields[part], **dense.location.get(part, {})} for part in ("data", "model")},
@@ -97,7 +97,7 @@ def masks_of(store: Store) -> Masks:
 
 
 def same(found: Masks, plain: Masks) -> bool:
-    """Say whether both hold the same masks; the plain script's names are of modules."""
+    """Whether both have the same masks; the plain script names modules in place of parameters."""
     return all(
         torch.equal(masks[f"{name}.weight"].bool(), mask)
         for seed, levels in plain.items()

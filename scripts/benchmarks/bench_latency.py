@@ -1,11 +1,11 @@
-"""Whether the interval of a measured speed-up holds what it promises, on two equal networks and on a planted slowdown.
+"""Check the interval of a measured speed-up, on two equal networks and on a planted slowdown.
 
     python scripts/benchmarks/bench_latency.py [--measurements 1000] [--seconds 1.5] [--planted 100]
                                                 [--blocks 16] [--json FILE]
 
-A small ResNet is measured against itself: the 95% interval should cover 1 in 93 to 97.5% of the measurements. Then
-against itself with a pause of 5% of its own time: that slowdown should be found, the interval below 1, in 95 of 100.
-Let the machine be quiet meanwhile; the load average is printed with the figures.
+A small ResNet is measured against itself: the 95% interval should cover 1 in 93 to 97.5% of the measurements. Then the
+ResNet is measured against itself with a pause of 5% of its time: the interval should lie below 1 in 95 of 100
+measurements. Run nothing else meanwhile; the load average is printed with the figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOWDOWN = 0.05
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Residual block of two convolutions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Block(nn.Module):
         self.second = nn.Sequential(nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return what the convolutions add to the images."""
+        """Return the images plus the output of the convolutions."""
         return torch.relu(images + self.second(self.first(images)))
 
 
@@ -52,7 +52,7 @@ def small_resnet() -> nn.Module:
 
 
 def slower(make: Make, seconds: float) -> Make:
-    """Return what makes the same, that then waits, busy, for so many seconds."""
+    """Return a function that calls the same network, then waits busily for `seconds`."""
 
     def made() -> Call:
         call = make()
@@ -69,7 +69,7 @@ def slower(make: Make, seconds: float) -> Make:
 
 
 def measured(a: Make, b: Make, count: int, args: argparse.Namespace) -> tuple[list[Estimate], float]:
-    """Return the speed-up of b over a, `count` times, and the seconds that one took."""
+    """Measure the speed-up of b over a `count` times; return the speed-ups and the seconds of a measurement."""
     found, start = [], time.perf_counter()
     for _ in range(count):
         ratios = compare_latency(a, b, blocks=args.blocks, seconds=args.seconds, threads=1).log_ratios
@@ -80,13 +80,13 @@ def measured(a: Make, b: Make, count: int, args: argparse.Namespace) -> tuple[li
 
 
 def main() -> None:
-    """Measure, print, and write the figures where asked to."""
+    """Measure, print, and write the figures to the file of `--json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measurements", type=int, default=1000, help="of equal networks")
-    parser.add_argument("--planted", type=int, default=100, help="of the planted slowdown")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of one measurement")
+    parser.add_argument("--measurements", type=int, default=1000, help="number of measurements of equal networks")
+    parser.add_argument("--planted", type=int, default=100, help="number of measurements of the planted slowdown")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds of a measurement")
     parser.add_argument("--blocks", type=int, default=16)
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     torch.set_num_threads(1)
     equal = calling(small_resnet(), torch.randn(1, 3, 16, 16))

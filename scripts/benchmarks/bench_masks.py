@@ -2,9 +2,9 @@
 
     python scripts/benchmarks/bench_masks.py [--quick] [--only WORD] [--json FILE]
 
-Each row runs torch's way and ours in turns, on modules made outside of the clock, and compares the medians of the
-processor time, which other processes disturb less than the time on the wall. Bars hold for 10M parameters unless a
-row says otherwise. Rows that miss theirs are marked and listed again at the end; the exit status is 0 all the same.
+Each row runs torch and this engine in turns, on modules made before timing, and compares the medians of processor time,
+which other processes disturb less than wall time. Bars are for 10M parameters unless a row says otherwise. Rows that
+miss their bar are marked and listed again at the end; the exit status is always 0.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SHAPES = {"10M": (4000, 2500), "1M": (1000, 1000), "235k": (300, 784), "30k": (1
 SMALLER = {"1M": 10.0, "235k": 8.0, "30k": 3.0}
 """Bars of whole methods for fewer than 10M parameters."""
 CONV = {"10M": 1056, "1M": 334}
-"""Channels of a 3 x 3 convolution of that many parameters."""
+"""Number of parameters -> channels of a 3 x 3 convolution with that many parameters."""
 
 
 def on_fresh(make: Callable[[], Any], act: Callable[[Any], object]) -> Case:
-    """Return a case that times `act` on something made anew each time."""
+    """Return a case that times `act` on a newly made object each time."""
     return lambda: partial(act, make())
 
 
@@ -69,7 +69,7 @@ def layers(size: str, count: int) -> nn.Sequential:
 
 
 def call(package: Any, name: str, module: nn.Module, **arguments: Any) -> object:
-    """Prune the weight of `module` by a functional helper of `package`, or those of its children by one ranking."""
+    """Prune the weight of `module` by a function of `package`, or the weights of its children by global ranking."""
     if name == "global_unstructured":
         pairs = [(child, "weight") for child in module.children()]
         return package.global_unstructured(pairs, package.L1Unstructured, **arguments)
@@ -83,7 +83,7 @@ def compared(what: str, make: Case, name: str, bar: float | None, repeats: int, 
 
 
 def whole_methods(size: str, repeats: int) -> Iterator[Row]:
-    """Whole calls, on one layer of each size and on twenty by one ranking."""
+    """Compare whole calls, on one layer of each size, and on twenty layers with global ranking."""
     for smaller in [size, *(each for each in SMALLER if each != size)]:
         for name, bar in (("l1_unstructured", 15.0), ("random_unstructured", 20.0)):
             often = repeats if smaller == "10M" else 5 * repeats
@@ -94,7 +94,7 @@ def whole_methods(size: str, repeats: int) -> Iterator[Row]:
 
 
 def selection_alone(size: str, repeats: int) -> Iterator[Row]:
-    """What ranks or draws, into a mask that is there: torch's topk and index assignment against our kernels."""
+    """Compare kernels that rank or draw into an existing mask with torch's topk and index assignment."""
     weight = torch.randn(SHAPES[size])
     count = round(AMOUNT * weight.numel())
     make = partial(torch.ones, SHAPES[size])
@@ -111,7 +111,7 @@ def selection_alone(size: str, repeats: int) -> Iterator[Row]:
 
 
 def structured(size: str, repeats: int) -> Iterator[Row]:
-    """`ln_structured` on the weight of a convolution."""
+    """Compare `ln_structured` on the weight of a convolution."""
     make = partial(nn.Conv2d, CONV[size], CONV[size], 3, bias=False)
     for dim in (0, 1):
         what = f"ln_structured conv {size}, n=2, dim={dim}, 50%"
@@ -119,7 +119,7 @@ def structured(size: str, repeats: int) -> Iterator[Row]:
 
 
 def later_rounds(size: str, repeats: int) -> Iterator[Row]:
-    """A further 20% of what is left when 99% are masked."""
+    """Compare pruning another 20% of the survivors at 99% sparsity."""
 
     def pruned(package: Any, name: str) -> nn.Module:
         module = linear(SHAPES[size])
@@ -142,7 +142,7 @@ Hold: TypeAlias = Callable[[nn.Sequential], Callable[[torch.optim.Optimizer], ob
 
 
 def stepping(batch: int, steps: int, optimizer_type: Callable[..., torch.optim.Optimizer], hold: Hold) -> Action:
-    """Return what trains LeNet-300-100, pruned by `hold`, for some steps."""
+    """Return a function that trains LeNet-300-100, pruned by `hold`, for some steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
     images, labels = torch.randn(batch, 784), torch.randint(10, (batch,))
@@ -167,7 +167,7 @@ def by_hooks(package: Any, model: nn.Sequential) -> Callable[[torch.optim.Optimi
 
 
 def by_keeper(gradients: Literal["masked", "dense"], model: nn.Sequential) -> Callable[[torch.optim.Optimizer], object]:
-    """Prune the layers of `model` and leave it plain."""
+    """Prune the layers of `model`, and leave the model without masks."""
     by_hooks(pruning, model)
     masks = MaskSet.collect(model)
     for layer in list(model)[::2]:
@@ -203,7 +203,7 @@ def training_steps(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001 - 
 
 
 def stored_masks(size: str, repeats: int) -> Iterator[Row]:  # noqa: ARG001
-    """The whole file of a random mask against n H(p) bits."""
+    """Compare the size of a packed random mask with n H(p) bits."""
     entries = math.prod(SHAPES[size])
     for sparsity in (0.5, 0.9, 0.99):
         mask = prune_random_(torch.ones(SHAPES[size]), round(sparsity * entries))
@@ -220,9 +220,9 @@ def status(key: str) -> int:
 
 
 def peak_beyond_result(act: Action) -> int:
-    """Return how many bytes the process held at most during `act` beyond what it holds after it."""
+    """Return the peak memory of the process during `act` minus its memory afterwards, in bytes."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     kept = act()
     gc.collect()
     beyond = status("VmHWM") - status("VmRSS")
@@ -231,11 +231,11 @@ def peak_beyond_result(act: Action) -> int:
 
 
 def memory(size: str, repeats: int) -> Iterator[Row]:
-    """Peak memory beyond the result, and what more rounds add."""
+    """Measure peak memory beyond the result, and growth over more rounds."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         print("memory: not measured; it needs Linux's /proc/self/clear_refs", file=sys.stderr)
         return
-    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system at once
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: freed memory returns to the system at once
     entries = math.prod(SHAPES[size])
     for name, count in (("l1_unstructured", 1), ("random_unstructured", 1), ("global_unstructured", 20)):
         peaks = []
@@ -253,7 +253,7 @@ def memory(size: str, repeats: int) -> Iterator[Row]:
 
 
 def growth(package: Any, size: str) -> float:
-    """Return the bytes a parameter that the process holds more after eight rounds than after one."""
+    """Return the growth of memory between one round and eight rounds, in bytes for each parameter."""
     module, held = linear(SHAPES[size]), []
     for _ in range(8):
         call(package, "l1_unstructured", module, amount=0.2)
@@ -276,7 +276,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    gc.freeze()  # or the collections between the runs walk all that was imported, and empty the caches
+    gc.freeze()  # otherwise garbage collection between the runs visits all imports, and empties the caches
     size, repeats = ("1M", 3) if options.quick else ("10M", 5)
     about = {"torch": torch.__version__, "platform": platform.platform(), "quick": options.quick}
     print(f"torch {torch.__version__}, {platform.platform()}, 1 thread, medians of {repeats} or more")

@@ -3,10 +3,10 @@
     python scripts/benchmarks/bench_scores.py [--seconds 0.7] [--only WORD] [--json FILE]
 
 Each row runs the plain pass and the score in turns for about `--seconds`, and takes the median ratio of neighbours in
-processor time, which other processes disturb less than the time on the wall. A pass is a plain loop over the batches:
-forward, mean cross-entropy, and `backward` into all parameters; for Wanda forward alone; for SynFlow's 100 rounds 100
-passes of one example in float64. Both are in one mode, BatchNorm in training where all examples are one batch.
-ResNet-20 gets an eighth of the examples. The selection after SynFlow's scores has a row of its own.
+processor time, which other processes disturb less than wall time. A pass is a plain loop over the batches:
+forward, mean cross-entropy, and `backward` into all parameters; only forward for Wanda; 100 passes of one example in
+float64 for SynFlow's 100 rounds. Pass and score use the same mode: BatchNorm in training mode if all examples are one
+batch. ResNet-20 gets an eighth of the examples. The selection after SynFlow's scores has a separate row.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NETWORKS = ("lenet_300_100", "lenet5", "resnet20")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: milliseconds of the passes and of the score, their ratio, and the bar for it."""
+    """Row of the table: milliseconds of the passes and of the score, their ratio, and its bar."""
 
     what: str
     passes: float
@@ -77,7 +77,7 @@ def compared(
 
 
 def network(name: str) -> nn.Module:
-    """Build a network of the field."""
+    """Build a well-known network."""
     torch.manual_seed(0)
     model: nn.Module = MODELS[name].load()(IMAGE, CLASSES)
     return model.eval()
@@ -97,7 +97,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def forward_backward(model: nn.Module, batches: list[Batch]) -> None:
-    """Pass all batches, and add up the gradients of their losses."""
+    """Pass all batches, and sum the gradients of their losses."""
     model.zero_grad()
     for batch in batches:
         torch.autograd.backward(loss(model, batch))
@@ -170,15 +170,15 @@ def of_synflow(seconds: float, only: str) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Print the table, and the rows that miss their bars again."""
+    """Print the table, then the rows that miss their bars."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.7, help="how long each row runs")
-    parser.add_argument("--only", default="", help="rows that contain this word")
-    parser.add_argument("--json", type=Path, help="a file for the rows")
+    parser.add_argument("--seconds", type=float, default=0.7, help="seconds of each row")
+    parser.add_argument("--only", default="", help="run only rows that contain this word")
+    parser.add_argument("--json", type=Path, help="file for the rows")
     given = parser.parse_args()
     torch.set_num_threads(1)
     gc.collect()
-    gc.freeze()  # what is there already is not looked through between the runs
+    gc.freeze()  # garbage collection between the runs then skips existing objects
     rows = []
     print(f"{'':<50} {'passes':>10} {'score':>10}    {'ratio':>7}  bar")
     for measure in (of_scores, of_synflow):

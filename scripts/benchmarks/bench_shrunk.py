@@ -1,13 +1,12 @@
-"""Measure whether a shrunk network is as fast as the same architecture built at the sizes that are left.
+"""Measure whether a shrunk network is as fast as the same architecture built at the smaller sizes.
 
     python scripts/benchmarks/bench_shrunk.py [--seconds 3] [--blocks 16] [--processor-time] [--json FILE]
 
 ResNet-20 with half of every dependency group, an MLP 784-1000-1000-10 with a quarter of its units, and a small vision
-transformer with half of its heads and of its MLPs, are pruned, shrunk, and timed in turns with networks that
-were built so small, in one thread, by PyTorch as it is and by ONNX Runtime (of the extra `export`). The bar is a ratio
-of at most 1.03. Beside it stands how many times as fast the whole network became. Let the machine be quiet
-meanwhile; the load average is printed with the figures. Where it cannot be quiet, `--processor-time` counts the time of
-this thread alone.
+transformer with half of its heads and of its MLPs, are pruned, shrunk, and timed in turns with
+networks built at the smaller sizes, in one thread, by PyTorch and by ONNX Runtime (extra `export`). The bar is a ratio
+of at most 1.03. The table also shows the speed-up over the whole network. Run nothing else meanwhile; the load average
+is printed with the figures. On a busy machine, `--processor-time` counts only the time of this thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ HIGH = 1.03
 
 
 class Block(nn.Module):
-    """Attention by heads, and an MLP."""
+    """Block of multi-head attention and an MLP."""
 
     def __init__(self, width: int, heads: int, size: int, hidden: int) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class Block(nn.Module):
 
 
 class Vit(nn.Module):
-    """A vision transformer for images (3, 32, 32) in patches of 4 by 4."""
+    """Vision transformer for images (3, 32, 32) in patches of 4 by 4."""
 
     def __init__(self, heads: int = 6, hidden: int = 768, width: int = 192, depth: int = 6) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ def mlp(hidden: int = 1000) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what goes of it, and the same built at the sizes that are left."""
+    """Case: a network, its pruning, and the same architecture built at the smaller sizes."""
 
     name: str
     whole: Callable[[], nn.Module]
@@ -104,7 +103,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table."""
+    """Row of the table."""
 
     network: str
     runtime: str
@@ -155,7 +154,7 @@ def rows(case: Case, args: argparse.Namespace) -> Iterator[Row]:
 
 
 def in_onnx(network: nn.Module, images: Tensor, batch: int, place: str) -> Make:
-    """Return what makes a session of ONNX Runtime for a network, to be called with the first images."""
+    """Return a function that makes a session of ONNX Runtime for a network, from the first images."""
     folder = Path(place, str(id(network)))
     if not folder.exists():
         FORMATS["onnx"].write(network, (images[:2],), folder)
@@ -167,12 +166,14 @@ def in_onnx(network: nn.Module, images: Tensor, batch: int, place: str) -> Make:
 
 
 def main() -> None:
-    """Print the table; exit with 1 where a ratio is above the bar."""
+    """Print the table; exit with status 1 if a ratio is above the bar."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a measurement")
-    parser.add_argument("--blocks", type=int, default=16, help="of a measurement")
-    parser.add_argument("--processor-time", action="store_true", help="time this thread, not the clock on the wall")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a measurement")
+    parser.add_argument("--blocks", type=int, default=16, help="parts of a measurement")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="measure processor time of this thread in place of wall time"
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     found = []
     for case in CASES:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure what a user waits for before the first trial trains, against a bare start of torch and Ray.
+"""Measure the time until the first trial trains, and compare it with a bare start of torch and Ray.
 
     python scripts/benchmarks/bench_startup.py [--repeats 5] [--json FILE]
 
-In turns, so that what else the machine does hits both alike: `python -c "import torch, ray; ray.init()"`, and a sweep
-on a Ray of its own in an empty directory with MLflow on SQLite, until its first training step is done. Medians, in
+Both run in turns, so that other load affects both equally: `python -c "import torch, ray; ray.init()"`, and a sweep
+that starts Ray in an empty directory, with MLflow on SQLite, until its first training step is done. Medians, in
 seconds from the start of the command.
 """
 
@@ -45,7 +45,7 @@ def note(what):
 
 
 def bare(folder: Path) -> dict[str, float]:
-    """Run the bare start; return when what was reached."""
+    """Run the bare start; return the time of each milestone."""
     began = time.time()
     done = subprocess.run(
         [sys.executable, "-c", BARE], cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True
@@ -55,7 +55,7 @@ def bare(folder: Path) -> dict[str, float]:
 
 
 def sweep(folder: Path) -> dict[str, float]:
-    """Run a sweep to its first training step; return when what was reached."""
+    """Run a sweep to its first training step; return the time of each milestone."""
     notes = folder / "notes"
     (folder / "timed.py").write_text(MODEL)
     (folder / "conf" / "model").mkdir(parents=True)
@@ -90,7 +90,7 @@ def main() -> None:
     """Measure in turns and print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write the figures as well")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {"bare": [], "sweep": []}
     for _ in range(given.repeats):
@@ -115,7 +115,7 @@ def _medians(each: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """A home of its own: a bare `ray.init()` writes there."""
+    """Return an environment with a separate home: a bare `ray.init()` writes to the home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
     return {**kept, "HOME": str(folder), "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Measure what a sweep costs beside its training, and race it against what else one would use.
+"""Measure the overhead of a sweep, and race it against peers.
 
     python scripts/benchmarks/bench_sweep.py            # 100 and 1,000 trials of 0.1 to 1 s on 8 declared CPUs
     python scripts/benchmarks/bench_sweep.py --trials 1000 --shortest 1
     python scripts/benchmarks/bench_sweep.py --trials 10000 --shortest 0.01 --longest 0.05 --json sweep.json
-    python scripts/benchmarks/bench_sweep.py --peers    # eight trials by us, by hand, by joblib and by Ray Tune
+    python scripts/benchmarks/bench_sweep.py --peers    # eight trials: orchestrator, by hand, joblib, Ray Tune
 
-Without --peers trials sleep, so that all else is overhead; they are planned, shown and logged to MLflow on SQLite as
-real ones are. efficiency = ideal time / time, ideal = max(work / CPUs, longest trial), both from when workers have
-started. overhead: what it takes longer than ideal until MLflow holds everything; driver and logging: the CPU time of
-this process and of the tracker's, which overlap with the trials.
+Without --peers, trials sleep, so that everything else is overhead; they are planned, shown and logged to MLflow on
+SQLite like real trials. efficiency = ideal time / time, with ideal = max(work / CPUs, longest trial), both counted from
+the start of the workers. overhead: time until MLflow holds everything, minus the ideal time. driver and logging: CPU
+time of this process and of the tracker's process, which overlap with the trials.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEAST_EFFICIENCY, MOST_MS, MOST_MB = 0.9, 15, 1500
 
 @dataclass(frozen=True)
 class Measurement:
-    """One sweep, in seconds unless said otherwise."""
+    """Figures of a sweep, in seconds unless noted."""
 
     trials: int
     cpus: int
@@ -62,16 +62,16 @@ class Measurement:
     driver_ms_per_trial: float
     logging_ms_per_trial: float
     report: float
-    """The comparison, its tables and figures, once the last trial has finished."""
+    """Comparison, tables and figures after the last trial."""
     view: float
-    """From then on until MLflow holds everything."""
+    """Time after the report until MLflow holds everything."""
     overhead_ms_per_trial: float
-    """On the clock: all the time until then, less the ideal."""
+    """Total wall time minus the ideal time."""
     driver_peak_mb: float
 
 
 def measure(trials: int, given: argparse.Namespace) -> Measurement:
-    """Run one sweep on a Ray of its own."""
+    """Run one sweep that starts Ray itself."""
     began = time.perf_counter()
     plan = make_sleeping_plan(trials, given.shortest, given.longest)
     planned = time.perf_counter()
@@ -115,7 +115,7 @@ def measure(trials: int, given: argparse.Namespace) -> Measurement:
 
 
 def main() -> None:
-    """Run the sweeps asked for and print a line each."""
+    """Run the requested sweeps and print a line for each."""
     given = _arguments()
     if given.peers:
         from scripts.peers.race import race
@@ -143,7 +143,7 @@ def _measured(given: argparse.Namespace) -> Iterable[Measurement]:
 def _follow(
     events: Iterable[StageEvent], tracker: Tracker, progress: Progress | None
 ) -> tuple[float, dict[str, StageRecord]]:
-    """Tell the views what happens; return when the first event came, and the records."""
+    """Pass events to the views; return the time of the first event, and the records."""
     first, records = 0.0, {}
     for event in events:
         first = first or time.perf_counter()
@@ -158,14 +158,14 @@ def _follow(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--cpus", type=int, default=8, help="CPUs that the Ray of the sweep declares")
+    parser.add_argument("--cpus", type=int, default=8, help="number of CPUs that Ray declares")
     parser.add_argument("--shortest", type=float, default=0.1, help="seconds of the shortest trial")
     parser.add_argument("--longest", type=float, default=1.0, help="seconds of the longest trial")
-    parser.add_argument("--executor-only", action="store_true", help="neither MLflow nor a display")
+    parser.add_argument("--executor-only", action="store_true", help="without MLflow and display")
     parser.add_argument("--peers", action="store_true", help="race eight real trials against peers instead")
     parser.add_argument("--seconds", type=float, nargs="+", default=[10, 0.5], help="with --peers: length of a trial")
-    parser.add_argument("--repeats", type=int, default=1, help="with --peers: rounds, of which the medians are shown")
-    parser.add_argument("--json", type=Path, help="where to write the figures as well")
+    parser.add_argument("--repeats", type=int, default=1, help="with --peers: repeats; medians are shown")
+    parser.add_argument("--json", type=Path, help="file for the figures")
     return parser.parse_args()
 
 
@@ -178,7 +178,7 @@ def _tracker(store: NoStore, folder: Path) -> TrackerProcess:
 def _conclude(
     tracker: Tracker, store: NoStore, info: SweepInfo, plan: Plan, records: dict[str, StageRecord]
 ) -> tuple[float, float]:
-    """Do what a sweep does after its last trial; return the seconds of the report and of the view."""
+    """Do the work of a sweep after its last trial; return the seconds of the report and of the view."""
     if not isinstance(tracker, TrackerProcess):
         return 0.0, 0.0
     clock = time.perf_counter()
@@ -191,7 +191,7 @@ def _conclude(
 
 
 def _warm_up(executor: RayExecutor, cpus: int) -> None:
-    """Have every worker process started before the clock is."""
+    """Start every worker process before timing."""
     for _ in executor.run(make_sleeping_plan(2 * cpus, 0.5, 0.5)):
         pass
 

@@ -1,4 +1,4 @@
-"""Ratios of a benchmark against a peer: two ways timed in turns, a row for each, its bar, and the table of the rows."""
+"""Ratios of a benchmark: two implementations timed in turns, rows with bars, and their table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 Action = Callable[[], Any]
 Case = Callable[[], Action]
-"""Makes what is needed, and returns what is timed."""
+"""Prepares a case, and returns the function to time."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `theirs` and `ours` in `unit`, `bar` None where there is none."""
+    """Row of the table; `theirs` and `ours` are in `unit`, `bar` is None without a bar."""
 
     what: str
     theirs: float
@@ -55,13 +55,13 @@ def interleaved(cases: dict[str, Case], repeats: int) -> dict[str, float]:
 
 
 def faster(what: str, theirs: Case, ours: Case, bar: float | None, repeats: int) -> Row:
-    """Say how many times faster ours is."""
+    """Return how many times faster ours is."""
     found = interleaved({"theirs": theirs, "ours": ours}, repeats)
     return Row(what, 1e3 * found["theirs"], 1e3 * found["ours"], "ms", found["theirs"] / found["ours"], bar, True)
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:
-    """Print each row as soon as it is measured, and at the end again those that miss their bar; return all."""
+    """Print each row when it is measured, then the rows that miss their bar; return all rows."""
     print(f"{'what':<64} {'theirs':>12} {'ours':>12} {'':<5} {'ratio':>8}  bar")
     found = []
     for row in rows:
@@ -73,5 +73,5 @@ def shown(rows: Iterable[Row]) -> list[Row]:
 
 
 def as_json(about: Mapping[str, object], rows: Sequence[Row]) -> str:
-    """Return the rows as JSON, after what says where they were measured."""
+    """Return the rows as JSON, with the environment of the measurement."""
     return json.dumps({**about, "rows": [{**asdict(row), "met": row.met} for row in rows]}, indent=1) + "\n"

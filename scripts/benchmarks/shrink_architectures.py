@@ -1,11 +1,11 @@
-"""Hold `pruning.shrink` to Torch-Pruning on networks of timm, with random weights.
+"""Compare `pruning.shrink` with Torch-Pruning on networks of timm with random weights.
 
     python scripts/benchmarks/shrink_architectures.py [NAME ...] [--amount 0.5]
 
-Torch-Pruning names the groups of channels that go together; half of each are set to zero, and a row says how many of
-the parameters that it removes for them `shrink` removes, and how far outputs are apart. Groups that a LayerNorm or a
-GroupNorm counts in its statistics are left alone: no smaller network computes what the masked one does. Exits with 1
-where less than 95% goes, or the network does not come back smaller. Needs timm and torch-pruning, installed by pip with
+Torch-Pruning finds the groups of dependent channels. Half of each group is set to zero. A row shows the share of the
+parameters removed by Torch-Pruning that `shrink` removes, too, and the difference of outputs. Groups in the statistics
+of a LayerNorm or a GroupNorm are left out: no smaller network computes the same outputs. Exit status 1 if less than 95%
+is removed, or the network is not smaller. Needs timm and torch-pruning, installed by pip with
 `--no-deps -c constraints.txt`.
 """
 
@@ -42,7 +42,7 @@ VISION = (
 
 
 def load() -> tuple[Any, Any]:
-    """Return timm, with something in torchvision's place where it is not installed, and Torch-Pruning."""
+    """Return timm and Torch-Pruning, with a substitute for torchvision if that is not installed."""
     if importlib.util.find_spec("torchvision") is None:
         for name in VISION:
             sys.modules[f"torchvision{name}"] = MagicMock(FrozenBatchNorm2d=nn.BatchNorm2d)
@@ -50,7 +50,7 @@ def load() -> tuple[Any, Any]:
 
 
 def randomise(model: nn.Module) -> None:
-    """Give BatchNorm statistics, scales and shifts, as training does."""
+    """Set statistics, scales and shifts of BatchNorm to random values, like those after training."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, _BatchNorm):
@@ -63,7 +63,7 @@ def randomise(model: nn.Module) -> None:
 
 
 def groups(oracle: Any, model: nn.Module, example: torch.Tensor, amount: float) -> Iterator[Any]:
-    """Yield Torch-Pruning's groups of channels that no statistics count, so much of each."""
+    """Yield Torch-Pruning's groups without LayerNorm and GroupNorm, with a fraction of each group's channels."""
     heads = {
         module.qkv: module.num_heads
         for module in model.modules()
@@ -89,7 +89,7 @@ def groups(oracle: Any, model: nn.Module, example: torch.Tensor, amount: float) 
 
 
 def empty(group: Any) -> None:
-    """Set all members of a group to zero, which Torch-Pruning would cut away."""
+    """Set all channels of a group to zero that Torch-Pruning would remove."""
     with torch.no_grad():
         for dependency, entries in group:
             module, what = dependency.target.module, dependency.handler.__name__
@@ -107,7 +107,7 @@ def empty(group: Any) -> None:
 
 
 def compared(timm: Any, oracle: Any, name: str, amount: float) -> bool:
-    """Print a row, and return whether it holds."""
+    """Print a row; return whether it meets the bar."""
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=CLASSES).eval()
     randomise(model)
@@ -136,8 +136,8 @@ def compared(timm: Any, oracle: Any, name: str, amount: float) -> bool:
 def main() -> None:
     """Print a row for each network."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=ARCHITECTURES, help="of networks in timm")
-    parser.add_argument("--amount", type=float, default=0.5, help="of each group that goes")
+    parser.add_argument("names", nargs="*", default=ARCHITECTURES, help="names of networks in timm")
+    parser.add_argument("--amount", type=float, default=0.5, help="fraction of each group to remove")
     given = parser.parse_args()
     torch.set_num_threads(1)
     timm, oracle = load()

@@ -1,7 +1,6 @@
-"""A sweep whose trials only sleep, though its plan, its records and its view are those of a real one.
+"""Sweep whose trials only sleep, with a plan, records and a view like those of a real sweep.
 
-What is measured with it is everything but training and the store. In a module of its own: workers and the tracker's
-process import it.
+It measures everything except training and the store. Workers and the tracker's process import this module.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from orchestrator.store.unfinished.failures import Failures
 from orchestrator.views.tracking.view_writer import ViewWriter
 
 STEPS = {"dense": 15, "round": 6}
-"""Points of each stage's curve: the epochs of the presets. A trial sleeps in the same proportion."""
+"""Points in each stage's curve: the epochs of the presets. A trial's sleep has the same proportions."""
 SHAPES = {"fc1.weight": (256, 64), "fc2.weight": (128, 256), "fc3.weight": (10, 128)}
 SIZES = {name: prod(shape) for name, shape in SHAPES.items()}
 BIASES = 256 + 128 + 10
@@ -41,10 +40,10 @@ BIASES = 256 + 128 + 10
 
 @dataclass(frozen=True)
 class NoStore:
-    """A store that keeps nothing: what it costs is not measured here."""
+    """Store that keeps nothing, as its cost is not measured."""
 
     masks: bytes = b""
-    """What every stage's masks are."""
+    """Masks of every stage."""
 
     @property
     def stages(self) -> Stages:
@@ -67,20 +66,20 @@ class NoStore:
         return {}
 
     def read(self, key: str, name: str) -> bytes:
-        """Every stage has the same masks, and nothing else."""
+        """Return the masks, which are the same for every stage."""
         del key, name
         return self.masks
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
-        """Take the record as it is."""
+        """Return the record unchanged."""
         del files
         return record
 
 
 class MeasuredWriter(ViewWriter):
-    """Keeps the view in MLflow, and writes into `note` the CPU seconds that this process takes for it.
+    """View in MLflow that writes its CPU seconds into the file `note`.
 
-    They count from the first request, so that importing MLflow does not; creating the database may.
+    CPU time counts from the first request, so that the import of MLflow is left out; creating the database may count.
     """
 
     def __init__(self, *arguments: Any, note: Path, **options: Any) -> None:
@@ -108,9 +107,9 @@ def masks() -> bytes:
 
 
 def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
-    """Compose and plan trials as the command line does: a dense training and a round each, nothing shared.
+    """Compose and plan trials like the command line: each has its own dense training and one round.
 
-    Their lengths, drawn uniformly, travel to the workers as the stages' `location`, which is not part of their keys.
+    Their lengths are drawn uniformly, and reach the workers in the stages' `location`, which is not in keys.
     """
     hydra_options.register()
     fixed = ["model=mlp", "schedule=one_shot", f"train.epochs={STEPS['dense']}", f"finetune.epochs={STEPS['round']}"]
@@ -128,7 +127,7 @@ def make_sleeping_plan(trials: int, shortest: float, longest: float) -> Plan:
 
 
 def sleep(order: WorkOrder) -> Iterator[StageRecord]:
-    """Sleep as long as each stage says."""
+    """Sleep for the length of each stage."""
     for spec in order.specs:
         seconds, started = spec.location["seconds"], time.time()
         time.sleep(seconds)
@@ -136,7 +135,7 @@ def sleep(order: WorkOrder) -> Iterator[StageRecord]:
 
 
 def _record(spec: StageSpec, seconds: float, started: float) -> StageRecord:
-    """Return a record as long as a real one."""
+    """Return a record of realistic size."""
     steps, dense = STEPS[spec.kind], spec.kind == "dense"
     target = 0.0 if dense else spec.fields["target"]
     val, test = ({f"{split}/loss": 0.25, f"{split}/accuracy": 0.95} for split in ("val", "test"))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Kill the worker of long stages at random moments, and hold what comes of them to the same stages undisturbed.
+"""Kill the worker of long stages at random moments, and compare the results with undisturbed stages.
 
     python scripts/benchmarks/soak_checkpoints.py          # 30 kills of stages of a minute
     python scripts/benchmarks/soak_checkpoints.py --seconds 600 --kills 100 --variant "masked round"
 
-Each attempt must go on from its last checkpoint; a kill may cost the interval between two, one checkpoint and one
-batch; weights, masks, curve and record must be bit-equal in the end. Checkpoints come as often as they are asked for,
-whatever they cost. The stages are those of `tests/faults/test_checkpoint_kills.py`.
+Each attempt must continue from its last checkpoint. A kill may cost the interval between two checkpoints, one
+checkpoint and one batch. Weights, masks, curve and record must be bit-equal at the end. Checkpoints are written at the
+requested interval, at any cost. The stages are those of `tests/faults/test_checkpoint_kills.py`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from kills import VARIANTS, disturbed, each, stages, undisturbed  # type: ignore
 from orchestrator.store.store import Store
 
 TRIED = 10
-"""Epochs by which the speed of this machine is measured."""
+"""Epochs for measuring the speed of this machine."""
 SLACK = 0.05
-"""Seconds for a killer that was not given the processor at once."""
+"""Extra seconds, as the killer may have to wait for the processor."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60, help="that a stage takes undisturbed (60)")
-    parser.add_argument("--kills", type=int, default=30, help="in all, two of each variant at least (30)")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds of an undisturbed stage (60)")
+    parser.add_argument("--kills", type=int, default=30, help="number of kills, at least two for each variant (30)")
     parser.add_argument("--interval", type=float, default=2, help="seconds between two checkpoints (2)")
-    parser.add_argument("--variant", nargs="*", choices=tuple(VARIANTS), help="all")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--variant", nargs="*", choices=tuple(VARIANTS), help="variants to run (all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments (0)")
     asked = parser.parse_args()
     variants, rng, broken = asked.variant or list(VARIANTS), random.Random(asked.seed), 0
     print(f"{'':32}undisturbed       kills  lost: mean  most  allowed at least  bits", flush=True)
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _soaked(root: Path, variant: str, seconds: float, kills: int, interval: float, rng: random.Random) -> bool:
-    """Soak one variant and print a line; tell whether all held."""
+    """Soak one variant and print a line; return whether all checks passed."""
     begun = time.monotonic()
     undisturbed(root / "tried", stages(variant, TRIED, interval))
     epochs = round(TRIED * seconds / (time.monotonic() - begun))

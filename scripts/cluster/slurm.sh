@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One sweep on whole Slurm nodes: sbatch slurm.sh +sweep=methods cluster.gpus_per_trial=0.25
-# Run it in a directory that every node mounts, with .venv in it. A job that ran out of time goes on when submitted again.
+# Run it in a directory that every node mounts, with .venv in it. Submit a job again to continue after its time limit.
 #SBATCH --job-name=pruning
 #SBATCH --nodes=2
 #SBATCH --exclusive
@@ -12,12 +12,12 @@ set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 . .venv/bin/activate
 
-# Ray's own files on the node's disk, below a short path: its sockets lie there.
+# Ray's files on the node's disk, under a short path, as the paths of sockets are limited.
 export RAY_TMPDIR="/tmp/ray-$SLURM_JOB_ID"
 # One token for this job's nodes: without it every user of the cluster could run code as you.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(openssl rand -hex 32)
-# A dead node is noticed after seconds.
+# A dead node is detected within seconds.
 export RAY_health_check_period_ms=1000 RAY_health_check_timeout_ms=2000 RAY_health_check_failure_threshold=3
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

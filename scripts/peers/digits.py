@@ -1,6 +1,6 @@
 """Digits, a network and its training, as a careful user of PyTorch writes them, for the peers' trials.
 
-The same split, network, optimizer, steps and evaluations as `model=mlp data=digits` has.
+Split, network, optimizer, steps and evaluations are the same as with `model=mlp data=digits`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn import functional as F
 
 Split = tuple[Tensor, Tensor]
 Report = Callable[[dict[str, float], int], object]
-"""Takes metrics and the step."""
+"""Callback that gets metrics and the step."""
 
 
 def load_splits() -> tuple[Split, Split, Split]:
-    """Return scikit-learn's digits: a fifth to test on, and a tenth of the rest to validate on."""
+    """Return scikit-learn's digits: a fifth for the test split, and a tenth of the rest for validation."""
     pixels, labels = load_digits(return_X_y=True)
     images = (torch.tensor(pixels, dtype=torch.float32) / 16 - 0.3053) / 0.3760
     classes = torch.tensor(labels).long()
@@ -29,14 +29,14 @@ def load_splits() -> tuple[Split, Split, Split]:
 
 
 def mlp() -> nn.Sequential:
-    """Return two hidden layers with ReLU."""
+    """Return an MLP with two hidden layers and ReLU."""
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def fit(
     model: nn.Module, train: Split, val: Split, steps: int, eval_every: int, report: Report, offset: int = 0
 ) -> None:
-    """Train `model` for so many steps and leave in it the weights that were best on the validation split."""
+    """Train `model` for a number of steps, and load its best weights on the validation split."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     best, state, losses = -1.0, model.state_dict(), []
@@ -65,14 +65,14 @@ def evaluate(model: nn.Module, split: Split, name: str) -> dict[str, float]:
 
 
 def batches(split: Split, size: int = 64) -> Iterator[Split]:
-    """Yield shuffled batches without end."""
+    """Yield shuffled batches for ever."""
     while True:
         for chosen in torch.split(torch.randperm(len(split[1])), size):
             yield split[0][chosen], split[1][chosen]
 
 
 def _cut(rows: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Return so many of the rows, drawn at random, and the others."""
+    """Return a number of rows, drawn at random, and the other rows."""
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
     size = round(fraction * len(rows))
     return order[:size].sort().values, order[size:].sort().values

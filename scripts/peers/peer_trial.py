@@ -18,7 +18,7 @@ SPARSITIES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.875, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long a trial trains, and how often it evaluates, in optimizer steps."""
+    """Lengths of a trial and its evaluation interval, in optimizer steps."""
 
     dense_steps: int
     finetune_steps: int
@@ -51,7 +51,7 @@ def run_trial(sparsity: float, lengths: Lengths, report: Report) -> dict[str, fl
 
 
 def log_trial(sparsity: float, lengths: Lengths, uri: str) -> None:
-    """Run a trial as a run of the MLflow experiment `pruning`, which exists."""
+    """Run a trial as a run of the existing MLflow experiment `pruning`."""
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment("pruning")
     with mlflow.start_run(run_name=f"sparsity={sparsity}"):
@@ -65,13 +65,13 @@ def database() -> str:
 
 
 def create_experiment() -> None:
-    """Create the database before trials would do so at the same time."""
+    """Create the database, before several trials try to at the same time."""
     mlflow.set_tracking_uri(database())
     mlflow.create_experiment("pruning")
 
 
 def lengths_given() -> Lengths:
-    """Return what the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser()
     for name in ("dense_steps", "finetune_steps", "eval_every"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -1,8 +1,8 @@
-"""Race a sweep of ours against its peers: the same eight trials, each way a command of its own in an empty directory.
+"""Race the orchestrator against its peers: the same eight trials, each way as a command in an empty directory.
 
-Dense training and fine-tuning are to each other as in the presets, 15 epochs to 6. They are as many steps longer as
-it takes a trial to train for the seconds asked for on one thread of this machine, and are evaluated as often as the
-presets do.
+Dense training and fine-tuning have the proportion of the presets, 15 epochs to 6. Their numbers of steps are scaled
+until a trial trains for the requested seconds on one thread of this machine; evaluations are as frequent as in the
+presets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Result:
 
     way: str
     seconds: float
-    """From the command to its exit."""
+    """Seconds from the start of the command to its exit."""
     speed: float
-    """How many times as fast as the fastest peer."""
+    """Speed relative to the fastest peer."""
     accuracy: float
-    """Mean test accuracy of the eight: what shows that the ways do the same."""
+    """Mean test accuracy of the eight trials, which shows that all ways do the same."""
 
 
 def race(sizes: Sequence[float], repeats: int) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def race(sizes: Sequence[float], repeats: int) -> list[dict[str, Any]]:
 
 
 def seconds_per_step() -> float:
-    """Return the seconds of a step on one thread, as often as it takes for what else runs here to hardly count."""
+    """Return the seconds of a step on one thread, repeated until other load hardly matters."""
     lengths = Lengths(300, 120, 20)
     times = []
     for _ in range(4):
@@ -83,7 +83,7 @@ def seconds_per_step() -> float:
 
 
 def lengths_for(seconds: float, step: float) -> Lengths:
-    """Return the lengths of a trial of so many seconds of training, in the proportion of the presets."""
+    """Return the lengths of a trial with a given training time, in the proportion of the presets."""
     dense, finetune = (
         yaml.safe_load((CONF / part / "default.yaml").read_text())["epochs"] for part in ("train", "finetune")
     )
@@ -92,7 +92,7 @@ def lengths_for(seconds: float, step: float) -> Lengths:
 
 
 def ways_here() -> dict[str, Callable[[Lengths], list[str]]]:
-    """Return each way whose needs are installed, and its command for given lengths; say which are left out."""
+    """Return the command of each installed way for given lengths; print the ways that are left out."""
     missing = [way for way, module in EXTRA.items() if not _installed(module)]
     if missing:
         print(
@@ -148,7 +148,7 @@ COMMANDS: Mapping[str, Callable[[Lengths], list[str]]] = {
 
 
 def run(way: str, command: list[str]) -> tuple[float, float]:
-    """Run a way in an empty directory; return its seconds and, once that is proved, its mean accuracy."""
+    """Run a way in an empty directory; return its seconds and its verified mean accuracy."""
     with tempfile.TemporaryDirectory(prefix="peer") as name:
         folder = Path(name)
         (folder / "work").mkdir()
@@ -171,7 +171,7 @@ def run(way: str, command: list[str]) -> tuple[float, float]:
 
 
 def _accuracies(way: str, database: Path) -> list[float]:
-    """Return the test accuracies that MLflow holds; refuse anything but the eight trials, finished."""
+    """Return the test accuracies in MLflow; exit unless it has exactly the eight finished trials."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{database}")
@@ -193,7 +193,7 @@ def _results(taken: dict[str, list[tuple[float, float]]]) -> list[Result]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """A home of its own, one thread, nothing that speaks to the outside, and the peers importable."""
+    """Return an environment with a separate home, one thread, no telemetry, and importable peers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "true"}
     return {**kept, **quiet, "HOME": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Lottery tickets as a plain script: train, take the smallest 20% of each layer, go back to the first weights, again.
+"""Lottery tickets as a plain script: train, prune the smallest 20% of each layer, rewind to the first weights, repeat.
 
 The algorithm of Frankle & Carbin 2019 (arXiv 1803.03635) as a careful user of PyTorch writes it. Data, initialisation
 and the order of the batches are the orchestrator's, so that both can find the same tickets; the loop is its own.
@@ -96,7 +96,7 @@ def evaluate(network: nn.Module, split: tuple[Tensor, Tensor]) -> tuple[float, f
 
 
 def main() -> None:
-    """Find the tickets of each seed of the task that stands in a file, and write them beside it."""
+    """Find the tickets for each seed of a task in a file, and write them to the same folder."""
     torch.set_num_threads(1)
     task = json.loads(Path(sys.argv[1]).read_text())
     began = time.perf_counter()

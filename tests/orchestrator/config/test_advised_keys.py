@@ -1,4 +1,4 @@
-"""Every key that a message advises can be typed: it is a key of the configuration, or an option of a group."""
+"""Tests that every key in a message can be typed: a key of the configuration, or an option of a group."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pruning.choices.combining import Choices
 
 ROOT = Path(__file__).parents[3]
 HOLE = "\0"
-"""What stands for a placeholder of an f-string."""
+"""Replacement for a placeholder of an f-string."""
 WORD = rf"[a-z_{HOLE}][\w{HOLE}]*"
 KEY = rf"{WORD}(?:[.@]{WORD})*"
 QUOTED = re.compile(rf"`[+~]*({KEY})(?:=([^`]*))?`")
-"""A key in backquotes, with the value that it is to have or without one."""
+"""Key in backquotes, with or without a value."""
 TYPED = re.compile(rf"(?:^|(?<=[\s(\"']))\+?({KEY})=([\w{HOLE}]+\b(?!\()|\[|range)")
-"""A key as it is typed: key=value; of a list or a range no more than that it is one."""
+"""Key as it is typed: key=value; a list or a range is only recognized by its start."""
 ARGUMENTS = re.compile(r"`(\w+)` \(((?!=)[^`]*)\)")
-"""A node and, in brackets, what it has: key=value of that node."""
+"""Node with its keys in brackets: key=value."""
 NO_MESSAGES = ("orchestrator/views/report/", "orchestrator/views/tracking/", "orchestrator/deploy/formats/")
-"""Rooms that write HTML, SVG, SQL and source text: of their strings those in backquotes are keys."""
+"""Rooms that write HTML, SVG, SQL and source text: only strings in backquotes are keys."""
 NOT_CONFIGURED = {
     "key": "stands for any key",
     "run_own_code": "an argument in Python",
@@ -54,12 +54,12 @@ OTHERS: Mapping[str, Container[str]] = {
     "measure": {each.name for each in fields(Deploy)},
     "torch": dir(torch),
 }
-"""Prefix -> what it has, where that is no node of a configuration."""
+"""Prefix that is not a node of a configuration -> its names."""
 
 
 @cache
 def strings(package: str) -> tuple[tuple[str, str], ...]:
-    """Return (place, text) of the strings of a package that are no docstrings."""
+    """Return (place, text) of all strings in a package except docstrings."""
     return tuple(
         (f"{path.relative_to(ROOT)}:{line}", text)
         for path in sorted((ROOT / package).rglob("*.py"))
@@ -78,7 +78,7 @@ def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def advised(place: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of what a text quotes or has typed; the value is empty where only the key is named."""
+    """Yield the (key, value) pairs in a text; the value is empty if the text names only the key."""
     for key, value in QUOTED.findall(text):
         if "." in key or "@" in key or value:
             yield key, value
@@ -89,7 +89,7 @@ def advised(place: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def is_known(key: str, value: str = "") -> bool:
-    """Whether `key=value` can be typed; a placeholder stands for anything that can."""
+    """Whether `key=value` can be typed; a placeholder stands for any valid text."""
     group, _, node = key.partition("@")
     if not key.strip(f"{HOLE}.@") or key in NOT_CONFIGURED or key.startswith("hydra."):
         return True
@@ -107,7 +107,7 @@ def _is_option(group: str, value: str) -> bool:
 
 
 def _is_field(schemas: Iterable[type], names: list[str], value: str) -> bool:
-    """Whether dotted names lead through these dataclasses to a field that takes the value."""
+    """Whether dotted names lead through these dataclasses to a field that accepts the value."""
     pattern = re.compile(names[0].replace(HOLE, r"\w*"))
     for schema in schemas:
         for each in fields(schema):
@@ -124,13 +124,13 @@ def _takes(field: Field[Any], value: str) -> bool:
     if not value or HOLE in value:
         return True
     if field.name in GROUPS or value in ("[", "range"):
-        return field.name not in GROUPS  # of a group it is an option, or nothing
+        return field.name not in GROUPS  # a group's value must be an option
     parsed = yaml.safe_load(value)
     return all(rule.holds(parsed) for rule in field.metadata.get("rules", ()))
 
 
 def _is_inside(schema: type, field: Field[Any], names: list[str], value: str) -> bool:
-    """Whether names lead on inside of a field: a dataclass, a group's nodes, or a mapping."""
+    """Whether the remaining names exist inside a field: a dataclass, a group's node, or a mapping."""
     if schema is Config and field.name in GROUPS:
         kinds = (None, *GROUPS[field.name].rows)
         open_too = {"data": OURS}.get(field.name, ())

@@ -1,4 +1,4 @@
-"""The rules of the config group `cluster`."""
+"""Rules of the config group `cluster`."""
 
 from dataclasses import asdict
 from pathlib import Path

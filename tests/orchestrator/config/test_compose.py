@@ -1,4 +1,4 @@
-"""Jobs are composed as Hydra composes them, once for each set of group choices."""
+"""Composition of jobs: equal to Hydra's, and done once for each set of group choices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def composed(hydra: Hydra, jobs: Sequence[Sequence[str]]) -> list[Job]:
 
 
 def whole(hydra: Hydra, job: Sequence[str]) -> dict[str, Any]:
-    """What Hydra itself makes of a job."""
+    """Return the configuration that Hydra itself composes for a job."""
     return compose.plain(hydra[0].load_sweep_config(hydra[1], list(job)))
 
 
@@ -73,7 +73,7 @@ def test_each_config_is_what_hydra_composes(hydra: Hydra, jobs: list[list[str]])
 
 @pytest.fixture
 def with_widths(tmp_path: Path) -> Iterator[Hydra]:
-    """A network of the user's own whose widths are given once, and interpolated inside a list and a mapping."""
+    """Custom network whose widths are given once, and interpolated inside a list and a mapping."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "theirs.yaml").write_text(
         "_target_: theirs.Net\nwidth: 4\nhidden: ['${model.width}', '${model.width}']\n"
@@ -109,7 +109,7 @@ AXES |= {"++length": st.sampled_from(["5", "6"]), "train.batch_size": COUNTS, "m
 
 @st.composite
 def sweeps(draw: st.DrawFn) -> list[list[str]]:
-    """Jobs of a sweep: what is the same in all of them, and axes before, between and behind it."""
+    """Return jobs of a sweep: common settings, and axes before, between and after them."""
     same = [
         f"{key}={draw(SAME_IN_ALL[key])}" for key in draw(st.sets(st.sampled_from(sorted(SAME_IN_ALL)), max_size=2))
     ]
@@ -123,7 +123,7 @@ def sweeps(draw: st.DrawFn) -> list[list[str]]:
 
 
 def composed_alike(hydra: Hydra, jobs: list[list[str]]) -> None:
-    """Hold that each job is composed as Hydra does it, or refused where Hydra refuses it."""
+    """Check that each job is composed as by Hydra, or refused if Hydra refuses it."""
     for job, made in zip(jobs, composed(hydra, jobs), strict=True):
         try:
             expected = whole(hydra, job)
@@ -194,11 +194,11 @@ def test_a_thousand_trials_a_second_from_overrides_to_plan(hydra: Hydra) -> None
     jobs = [[f"schedule.sparsity={s / 100}", f"seed={seed}"] for seed in range(40) for s in range(1, 100, 2)]
     (first,) = composed(hydra, jobs[:1])
     ratios: list[float] = []
-    while min(ratios, default=20) >= 20 and len(ratios) < 3:  # once, where nothing else was at work
+    while min(ratios, default=20) >= 20 and len(ratios) < 3:  # once, on an idle machine
         start = time.process_time()
         plan = make_plan(composed(hydra, jobs))
         planned = time.process_time()
-        for _ in jobs:  # as many copies of a configuration: what else the machine does slows both down
+        for _ in jobs:  # the same number of copies: other load slows both down
             copy.deepcopy(first.config)
         ratios.append((planned - start) / (time.process_time() - planned))
 

@@ -1,4 +1,4 @@
-"""A published method is one word: conf/method says what the engine's table says, and what a user types wins."""
+"""Published methods in conf/method: equal to the engine's table, and overridden by typed settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refused(*overrides: str) -> str:
 
 
 def chosen(config: Mapping[str, Any]) -> Choices:
-    """What a configuration chooses, what its score's options are by default left out, and what trains."""
+    """Return the choices of a configuration without default options of the score, and its trainings."""
     fields = {name: config[name] for name in method_choices.CHOICES} | {
         "method": {},
         "inner": config["schedule"]["inner"],
@@ -61,7 +61,7 @@ def test_every_published_method_is_a_word() -> None:
 def test_a_word_means_what_the_engine_s_table_says(name: str) -> None:
     method = PUBLISHED[name]
     published, config = method.choices, composed(f"method={name}")
-    unit = Unit() if published.select else published.unit  # a class has a `dim` of its own
+    unit = Unit() if published.select else published.unit  # a class has its own `dim`
     repair = replace(published.repair, options={"damping": None} if published.repair.kind == "obs" else {})
     expected = replace(published, unit=unit, repair=repair, select=None, arguments={})
 

@@ -1,4 +1,4 @@
-"""Patterns of messages match what the installed Hydra, OmegaConf and Python say."""
+"""Patterns of messages match the messages of the installed Hydra, OmegaConf and Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def provoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provoke]:
 
 
 class Case(NamedTuple):
-    """The smallest command line or preset that provokes a message, and the groups that its pattern finds."""
+    """Smallest command line or preset that provokes a message, and the groups that its pattern finds."""
 
     message: Message
     setting: str = ""

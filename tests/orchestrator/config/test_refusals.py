@@ -1,4 +1,4 @@
-"""Every mistake of a command line is answered with argument, value, rule and remedy, and with exit status 2."""
+"""Explanations of mistakes on a command line: argument, value, rule, remedy, and exit status 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ask = Callable[..., str]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Ask]:
-    """Type a command line in a directory with a model, a data set, a method and a preset of one's own."""
+    """Yield a function that types a command line in a directory with a custom model, data set, method and preset."""
     own = {
         "data/mydigits.yaml": "_target_: theirs.digits\nsize: 100\n",
         "model/mynet.yaml": "_target_: theirs.Net\nwidth: 8\n",
@@ -104,7 +104,7 @@ TOGETHER: dict[tuple[str, ...], dict[str, str]] = {
         "method.dim=1": "`method.dim` (=1) is a key of only some choices of `method`; write ++method.dim=1.",
     },
 }
-"""Command line -> what is wrong in it, too, and its answer."""
+"""Command line -> further mistakes on it, and their explanations."""
 
 
 @pytest.mark.parametrize("line", TOGETHER)
@@ -161,7 +161,7 @@ RULES: tuple[dict[str, str], ...] = (
     {"prune=${model.hidden}": "`prune` (=[]) must be a mapping of the keys types, parameters, include"},
     {"method=${seed}": "`method`"},
 )
-"""What Hydra takes, and what is said of it: of each line, all."""
+"""Mistakes that Hydra accepts -> their explanations, all of a line at once."""
 
 
 @pytest.mark.parametrize("line", RULES, ids=lambda line: next(iter(line)))
@@ -262,7 +262,7 @@ PRESETS: dict[str, str] = {
     "defaults: [overide /model: lenet5]": "`model` already has a choice; write `override /model: lenet5`, with",
     "defaults: [override /finetune/optimizer: adamw]": "write `override /optimizer@finetune.optimizer: ...`.",
 }
-"""What a preset holds below its first line, and what is told of it."""
+"""Content of a preset after its first line -> its explanation."""
 
 
 def test_what_is_wrong_in_a_preset_is_told_with_what_was_meant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The schema and the files in conf/: every file composes, builds and trains; every rule is said in a sentence."""
+"""Schema and files in conf/: every file composes, builds and trains; every rule has a sentence."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def files(group: str) -> list[str]:
 
 @pytest.fixture
 def store() -> Iterator[None]:
-    """The ConfigStore with the schema's nodes, and the files of conf/."""
+    """Fill the ConfigStore with the schema's nodes, and make the files of conf/ available."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
 
 def composed(*overrides: str) -> dict[str, Any]:
-    """Return what overrides compose to, on top of conf/config.yaml where the first is `config`."""
+    """Compose overrides, on top of conf/config.yaml if the first one is `config`."""
     name = "config" if overrides[:1] == ("config",) else None
     found = OmegaConf.to_container(compose(name, overrides=list(overrides[bool(name) :])), resolve=True)
     assert isinstance(found, dict)

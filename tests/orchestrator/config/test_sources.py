@@ -1,4 +1,4 @@
-"""Own code and files are found, never imported, and fingerprinted by content, with all that they import."""
+"""Fingerprints of custom code and files: found without an import, by content, with all their imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A submitted job keeps nothing in the temporary copy that it works in."""
+"""Submitted jobs: paths in their temporary working directory are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deploys and measures the ends of trials: stages after them, shared where they are equal, in no other key."""
+"""Stages that deploy and measure last networks: shared if equal, and in no other stage's key."""
 
 from __future__ import annotations
 

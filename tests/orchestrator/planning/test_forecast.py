@@ -36,7 +36,7 @@ def made(plan: Plan, pace: Pace, finished: dict[str, StageRecord] | None = None,
 
 
 def trained(plan: Plan, **changes: Any) -> Plan:
-    """The same trials with `changes` in how rounds are fine-tuned."""
+    """Return the same trials with `changes` of the fine-tuning."""
     configs = [{**t.config, "finetune": {**t.config["finetune"], **changes}} for t in plan.trials]
     return plan_of(configs)
 
@@ -45,7 +45,7 @@ def test_other_seeds_and_sparsities_take_what_stages_alike_took() -> None:
     before, plan = make_plan(seeds=(0,)), make_plan(sparsities=(0.3, 0.7), seeds=(1, 2))
     found = made(plan, paced(before, make_records(before)))
 
-    dense, rounds = 2, 16  # of 3 s and 300 steps, of 1 s and 100 steps
+    dense, rounds = 2, 16  # 3 s for 300 steps, 1 s for 100 steps
     assert found.stages == len(plan.stages) == dense + rounds
     assert found.work == Amount(dense * 3.0 + rounds * 1.0)
     assert found.steps == Amount(dense * 300 + rounds * 100)
@@ -224,7 +224,7 @@ def test_the_report_says_what_was_estimated_and_what_it_took(monkeypatch: pytest
 
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[Store, Plan]:
-    """A store with a sweep of four trials, computed on this processor."""
+    """Return a store with a sweep of four trials, computed on this processor."""
     store, plan = Store(str(tmp_path / "store")), make_plan(seeds=(0,))
     for record in make_records(plan).values():
         store.commit(replace(record, environment={"processor": f"{processor_model()}, AVX2"}), {})
@@ -250,7 +250,7 @@ def test_a_store_tells_of_other_sweeps(stored: tuple[Store, Plan]) -> None:
 
 def test_a_sweep_that_was_interrupted_hides_no_older_one(stored: tuple[Store, Plan]) -> None:
     store, _ = stored
-    for count in range(4):  # each plans more stages alike than are read of any, and none has finished
+    for count in range(4):  # each sweep plans more similar stages than the limit of records, and none has finished
         store.save_sweep(f"later-{count}", manifest(sweep_info("later"), make_plan(seeds=range(20, 40))))
 
     _, found = estimated(store, located(make_plan(seeds=(5,))), {})

@@ -1,4 +1,4 @@
-"""The plan is a forest: equal work once, keys by content, every mistake refused before anything starts."""
+"""Plans: equal work appears once, keys hold content, and mistakes are refused before a sweep starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_amounts_of_one_seed_share_its_dense_training(config: Callable[..., Any]
 
 
 def test_an_iterative_trial_is_a_prefix_of_a_longer_one(config: Callable[..., Any]) -> None:
-    # geometric: halving what is left each round passes 0.5, 0.75 and 0.875
+    # geometric: the survivors halve in each round: 0.5, 0.75 and 0.875
     short, long = (
         config(schedule__sparsity=s, schedule__rounds=n, schedule__kind="geometric") for s, n in [(0.5, 1), (0.875, 3)]
     )
@@ -93,7 +93,7 @@ def test_what_is_finished_is_not_planned_again(config: Callable[..., Any]) -> No
         ({"seed": 1}, False, False),
         ({"train__batch_size": 65}, False, False),
         ({"model__channels": [8]}, False, False),
-        ({"cluster__cpus_per_trial": 2.0}, False, False),  # another thread count sums in another order
+        ({"cluster__cpus_per_trial": 2.0}, False, False),  # another thread count changes the order of sums
         ({"cluster__gpus_per_trial": 1.0}, False, False),
         ({"finetune__batch_size": 65}, True, False),
         ({"prune__exclude": ["conv1*"]}, True, False),
@@ -255,7 +255,7 @@ def test_a_round_names_the_sources_of_the_network_that_it_restores(
 def test_the_key_is_the_digest_of_canonical_json() -> None:
     spec = StageSpec("dense", {"b": 1, "a": [0.5, None]})
 
-    # sha256 of {"fields":{"a":[0.5,null],"b":1},"inputs":{},"kind":"dense","version":2}, by another tool
+    # computed by another tool: sha256 of {"fields":{"a":[0.5,null],"b":1},"inputs":{},"kind":"dense","version":2}
     assert spec.key == "19099ed9a4bf73060562e98123b841b59359e44c693d7d38fa8cb20f2b21db0f"
     assert StageSpec("dense", {"a": [0.5, None], "b": 1}).key == spec.key
 
@@ -398,11 +398,11 @@ def test_trials_are_named_after_what_tells_them_apart(config: Callable[..., Any]
 def test_ten_thousand_trials_are_planned_at_a_thousand_a_second(config: Callable[..., Any]) -> None:
     made = [config(seed=seed, schedule__sparsity=s / 100) for seed in range(20) for s in range(1, 100, 2)]
     ratios: list[float] = []
-    while min(ratios, default=12) >= 12 and len(ratios) < 3:  # once, where nothing else was at work
+    while min(ratios, default=12) >= 12 and len(ratios) < 3:  # once, on an idle machine
         start = time.process_time()
         plan = make_plan(jobs(*made))
         planned = time.process_time()
-        for _ in made:  # as many copies of a configuration: what else the machine does slows both down
+        for _ in made:  # the same number of copies: other load slows both down
             copy.deepcopy(made[0])
         ratios.append((planned - start) / (time.process_time() - planned))
 

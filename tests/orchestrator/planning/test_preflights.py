@@ -1,4 +1,4 @@
-"""What is tried before a sweep: each distinct combination once, standing for all stages that can run if it can."""
+"""Preflights: each distinct combination is tried once, for all stages with these parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENVIRONMENT = {"torch": "2.0", "git_commit": "a"}
 
 
 def chain(name: str, *asked: dict[str, Any], seed: int = 0, own: bool = False, **dense: Any) -> list[StageSpec]:
-    """A dense stage and rounds that ask for these, by a method of the user's own or not."""
+    """Return the specs of a dense stage and of rounds with these requests, by a custom or built-in method."""
     sources = {"modules": {"mine": "1"} if own else {}, "packages": {}, "files": {}}
     found = [StageSpec("dense", {"model": {"kind": name}, "train": {"lr": 1}, "seed": seed, "sources": {}, **dense})]
     for index, each in enumerate(asked, start=1):
@@ -63,7 +63,7 @@ def test_counts_add_up_over_rounds() -> None:
 @pytest.mark.parametrize("change", [{"model": {"kind": "other"}}, {"train": {"lr": 2}}, {"device": "cuda"}])
 def test_what_may_not_fit_is_a_combination_of_its_own(change: dict[str, Any]) -> None:
     one, other = chain("net", {"target": 0.5}), chain("net", {"target": 0.5}, **change)
-    expected = 3 if "train" in change else 4  # the rounds do not know how their dense network was trained
+    expected = 3 if "train" in change else 4  # a round's combination does not include the dense training
 
     assert len({each.key for each in tried(one, other)}) == expected
 

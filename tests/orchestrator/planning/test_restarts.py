@@ -1,4 +1,4 @@
-"""Restarts are planned once: starts that trials share, keys in one form, and what cannot be is refused."""
+"""Restarts: trials share starts, keys have one canonical form, and impossible restarts are refused."""
 
 from __future__ import annotations
 

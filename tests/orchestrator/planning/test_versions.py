@@ -1,4 +1,4 @@
-"""Our code that can change bits has a version in the key, and is what that version stands for: see `REMEDY`."""
+"""Versions in keys: code that affects bits matches the digest of its version; see `REMEDY`."""
 
 from __future__ import annotations
 

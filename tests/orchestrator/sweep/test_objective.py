@@ -1,4 +1,4 @@
-"""What a search is told of a trial."""
+"""Objectives of a trial for a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.sweep.outcome import Outcome
 
 
 def chain_of(dense: float, *rounds: tuple[float, float]) -> list[StageRecord]:
-    """Records of a dense network's validation accuracy and of each round's (sparsity, validation accuracy)."""
+    """Return records from the dense network's validation accuracy and each round's (sparsity, validation accuracy)."""
     plan = make_plan(("random_unstructured",), (0.5,), (0,))
     template = next(iter(make_records(plan).values()))
     after = {"val/accuracy": dense, "val/loss": 0.25, "test/accuracy": 0.1}
@@ -53,7 +53,7 @@ def test_several_objectives_are_told_as_a_list() -> None:
     ("rounds", "largest"),
     [
         ([(0.5, 0.95), (0.8, 0.7)], 0.5),
-        ([(0.5, 0.7), (0.8, 0.9)], 0.8),  # equal matches, and a worse round before it does not count against it
+        ([(0.5, 0.7), (0.8, 0.9)], 0.8),  # an equal metric matches, and an earlier worse round does not matter
         ([(0.5, 0.89), (0.8, 0.1)], 0.0),
         ([], 0.0),
     ],

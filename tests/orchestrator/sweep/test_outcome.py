@@ -67,7 +67,7 @@ def test_the_command_repeats_what_differs_from_the_defaults_but_no_secret() -> N
     store = {"uri": "s3://bucket/a b", "options": {"endpoint_url": "http://host:1", "secret": "hunter2"}}
     text = behind(["one-1", "two-2"], store, uri="http://me:hunter2@host", experiment="mine", kind="mlflow")
 
-    assert shown(text).splitlines()[-1].strip() == (  # as every message is
+    assert shown(text).splitlines()[-1].strip() == (  # like every message
         "python -m orchestrator.sync one-1 two-2 --store 's3://bucket/a b' --option endpoint_url=http://host:1 "
         "--option secret=*** --uri http://me:***@host --experiment mine"
     )
