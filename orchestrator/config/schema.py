@@ -129,7 +129,7 @@ def violations(config: Mapping[str, Any]) -> Iterator[str]:
     malformed = [
         *well_formed.missing(Config, config),
         *well_formed.unknown(Config, config, groups=("sweep",)),
-        *well_formed.odd_values(config),
+        *well_formed.values_unfit_for_json(config),
         *well_formed.mistyped(Config, config),
     ]
     if malformed:

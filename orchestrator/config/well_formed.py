@@ -106,17 +106,17 @@ def _is_ordinary(value: Any) -> bool:
     return value is None or kind is bool or kind is int or (kind is str and value.isascii())
 
 
-def odd_values(value: Any, path: str = "") -> Iterator[str]:
+def values_unfit_for_json(value: Any, path: str = "") -> Iterator[str]:
     """Yield a sentence for each value that JSON, and so a stage's key, cannot hold: NaN, undecodable text."""
     if isinstance(value, dict | Mapping):  # dict first: called very often, and slow for an abstract class
         for key, item in value.items():
             if not isinstance(key, str):
                 yield f"`{path}` has the key {key!r}; keys must be text: quote the key, as in '{key}'."
             elif not _is_ordinary(item):
-                yield from odd_values(item, f"{path}.{key}" if path else key)
+                yield from values_unfit_for_json(item, f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from odd_values(item, path)
+            yield from values_unfit_for_json(item, path)
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield f"`{path}` (={value}) must be a finite number; pass a finite number, or null for none."

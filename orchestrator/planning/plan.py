@@ -16,7 +16,7 @@ from orchestrator.config.config_groups import OPEN
 from orchestrator.config.parts import method_choices
 from orchestrator.config.parts.round_amounts import is_identity
 from orchestrator.config.parts.training import Train
-from orchestrator.config.refusals.refused_choices import as_chosen
+from orchestrator.config.refusals.refused_choices import name_typed_choice
 from orchestrator.config.schema import ConfigError, violations
 from orchestrator.config.well_formed import with_written_infinities
 from orchestrator.core.redact import redact_argument
@@ -66,7 +66,7 @@ def make_plan(jobs: Sequence[Job]) -> Plan:
     for job, name in zip(map(_normal, jobs), names, strict=True):
         reasons = str(job.error).splitlines() if job.config is None else _violations(job.config, seen)
         for reason in reasons:
-            wrong.setdefault(as_chosen(reason, job.overrides), []).append(name)
+            wrong.setdefault(name_typed_choice(reason, job.overrides), []).append(name)
         if not reasons and job.config is not None:
             specs, keys, dense, measured = _stages(job.config)
             for spec in specs:

@@ -34,7 +34,7 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 
     A job of a dry run returns nan. An incomplete view does not end a search: it is added to `BEHIND`.
     """
-    _refuse_odd_words(master.hydra)
+    _refuse_misspelled_words(master.hydra)
     jobs = list(compose_jobs(loader, master, overrides))
     outcome = run(jobs, preset=_preset(master))
     failure = outcome.incomplete()
@@ -48,7 +48,7 @@ def launch(loader: ConfigLoader, master: DictConfig, overrides: Sequence[Sequenc
 def run_single(config: DictConfig) -> None:
     """Run the single trial of a command without axes; raise if the trial did not finish."""
     master = OmegaConf.create({"hydra": HydraConfig.get()})
-    _refuse_odd_words(master.hydra)
+    _refuse_misspelled_words(master.hydra)
     if axes := _idle_axes(master.hydra):
         raise ConfigError(
             f"`hydra.sweeper.params` has the axes {', '.join(axes)}, which a single run ignores; add `mode: MULTIRUN` "
@@ -68,7 +68,7 @@ def run_single(config: DictConfig) -> None:
         raise failure
 
 
-def _refuse_odd_words(hydra: DictConfig) -> None:
+def _refuse_misspelled_words(hydra: DictConfig) -> None:
     """Raise `ConfigError` for a misspelled word in a chosen file, as in `overide /model: cnn`: Hydra drops the word.
 
     A file with the name of a built-in option is refused, too, chosen or not: Hydra does not list swept choices.

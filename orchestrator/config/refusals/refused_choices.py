@@ -10,14 +10,14 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from orchestrator.config.refusals.messages import Message, absent_choice, file_being_read, text_of
-from orchestrator.config.refusals.refused_keys import meant, rule
+from orchestrator.config.refusals.refused_keys import rule, suggestions
 
 TRAININGS = ("train", "finetune")
 PARTS = ("optimizer", "scheduler")
 """Groups with a choice for each of `TRAININGS`."""
 
 
-def of_a_choice(key: str, value: str, error: BaseException) -> str:
+def explain_choice(key: str, value: str, error: BaseException) -> str:
     """Explain a choice that is not an option of its group; return an empty text for other errors."""
     if absent := absent_choice(error):
         names = {each.rpartition("/")[2]: each for each in absent.options} | {each: each for each in absent.options}
@@ -37,7 +37,7 @@ def of_a_choice(key: str, value: str, error: BaseException) -> str:
     return ""
 
 
-def as_chosen(reason: str, settings: Collection[str]) -> str:
+def name_typed_choice(reason: str, settings: Collection[str]) -> str:
     """Name the typed choice, as in `deploy` (=onnx), in place of the key that the choice sets.
 
     Args:
@@ -52,7 +52,7 @@ def as_chosen(reason: str, settings: Collection[str]) -> str:
     return f"`{group}` (={choice}) {reason[head.end() :]}" if chosen else reason
 
 
-def of_a_file_not_read(error: BaseException) -> str:
+def explain_unreadable_file(error: BaseException) -> str:
     """Explain an error of Python while Hydra read a file; return an empty text for other errors."""
     file = file_being_read(error)
     if file and isinstance(error, UnicodeDecodeError):
@@ -62,7 +62,7 @@ def of_a_file_not_read(error: BaseException) -> str:
     return ""
 
 
-def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -> str:
+def explain_choice_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -> str:
     """Explain the first mistake in the file of a choice; return an empty text if Hydra names no file."""
     text = text_of(error)
     if listed := Message.DEFAULTS_NO_LIST.find(text):
@@ -80,18 +80,18 @@ def in_a_file(error: BaseException, tree: DictConfig, groups: Collection[str]) -
         return f"{file} cannot be composed: {headless[0]}; the first line of {what} must be `# @package _global_`."
     looked_for = error.missing_cfg_file if isinstance(error, MissingConfigException) else default and default["key"]
     if looked_for:
-        if told := _of_a_default(looked_for, group, groups):
+        if told := _explain_default(looked_for, group, groups):
             return f"{file}: {told}"
     elif absent and key and absent["key"] == key.rpartition(".")[2]:
-        return f"{file}: {' '.join(_of_a_key(key, tree))}"
+        return f"{file}: {' '.join(_explain_key(key, tree))}"
     elif absent and "." in absent["key"]:
         dotted = absent["key"]
         nested = f"{': {'.join(dotted.split('.'))}: ...{'}' * dotted.count('.')}"
         return f"{file}: `{dotted}` is not a key: keys of a file are nested; write `{nested}`."
-    return _of_a_value(file, key, said, tree) or f"{file} cannot be composed: {f'`{key}`: ' if key else ''}{said}."
+    return _explain_value(file, key, said, tree) or f"{file} cannot be composed: {f'`{key}`: ' if key else ''}{said}."
 
 
-def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
+def _explain_value(file: str, key: str, said: str, tree: DictConfig) -> str:
     """Explain a wrong value in a file; return an empty text if the schema has no rule for the key."""
     if key and (kind := rule(key, tree)):
         wrong = Message.WRONG_VALUE.find(said)
@@ -120,7 +120,7 @@ def _of_a_value(file: str, key: str, said: str, tree: DictConfig) -> str:
     return ""
 
 
-def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
+def _explain_default(name: str, folder: str, groups: Collection[str]) -> str:
     """Explain a wrong line of `defaults` by the name that Hydra looked for; return an empty text for a right name."""
     inside = name.removeprefix(f"{folder}/")
     if word := re.match(r"override\b ?/?(.*)", inside):
@@ -139,7 +139,7 @@ def _of_a_default(name: str, folder: str, groups: Collection[str]) -> str:
     return f"`/{group}` is not a group; {known}"
 
 
-def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
+def _explain_key(key: str, tree: DictConfig) -> Iterator[str]:
     """Yield the parts of an explanation for an unknown key in a file."""
     yield f"`{key}` is not a key of the configuration;"
     if key in ("default", "Defaults"):
@@ -149,4 +149,4 @@ def _of_a_key(key: str, tree: DictConfig) -> Iterator[str]:
     elif key.startswith("hydra."):
         yield "check its spelling in Hydra's documentation."
     else:
-        yield from meant(key, tree)
+        yield from suggestions(key, tree)

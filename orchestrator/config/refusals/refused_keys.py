@@ -38,7 +38,7 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     node = OmegaConf.select(tree, group, throw_on_resolution_failure=False) if group else tree
     takes_all = group and (group in known or (isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict))
     takes_all = takes_all or f"{group}._target_" in given
-    parts = [f"{start} is not a key of the configuration;", *meant(key, tree, within=bool(takes_all))]
+    parts = [f"{start} is not a key of the configuration;", *suggestions(key, tree, within=bool(takes_all))]
     if takes_all:
         parts.append(f"{'if' if len(parts) == 1 else 'If'} your `{group}` takes this key, write +{key}={value}.")
     elif any(f"${{{key}}}" in other for other in given.values()):
@@ -46,7 +46,7 @@ def unknown(key: str, given: Mapping[str, str], tree: DictConfig) -> str:
     return " ".join(parts)
 
 
-def meant(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
+def suggestions(key: str, tree: DictConfig, *, within: bool = False) -> Iterator[str]:
     """Yield suggestions for an unknown key, then the keys of its group, or the top-level keys.
 
     Args:

@@ -27,7 +27,7 @@ from yaml import MarkedYAMLError
 
 from orchestrator.config.key_rules import violations
 from orchestrator.config.refusals.messages import Message, absent_choice, text_of
-from orchestrator.config.refusals.refused_choices import in_a_file, of_a_choice, of_a_file_not_read
+from orchestrator.config.refusals.refused_choices import explain_choice, explain_choice_file, explain_unreadable_file
 from orchestrator.config.refusals.refused_keys import leaves, rule, unknown
 
 Compose = Callable[[list[str]], DictConfig]
@@ -68,7 +68,7 @@ def is_refusal(error: BaseException) -> bool:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
     ours = isinstance(error, HydraException | OmegaConfBaseException) or module.split(".")[0] in PARSERS
-    return ours or bool(of_a_file_not_read(error))
+    return ours or bool(explain_unreadable_file(error))
 
 
 @lru_cache(maxsize=65536)
@@ -79,7 +79,7 @@ def parse(override: str) -> Override:
 
 def explain_command(error: BaseException, conf: Path, arguments: Sequence[str]) -> str:
     """Explain the error that Hydra raised for a command line."""
-    if told := of_a_file_not_read(error):
+    if told := explain_unreadable_file(error):
         return told
     found = get_args_parser().parse_args([*arguments])
     if found.config_dir and not Path(found.config_dir).is_dir():
@@ -122,7 +122,7 @@ def explain(error: BaseException, compose: Compose, settings: Sequence[str], gro
     while tree is None:
         key = _key(error, left, groups)
         refused.append((key, error))
-        rest = [each for each in left if not _belongs(each, key)]
+        rest = [each for each in left if not _is_below(each, key)]
         if rest == left:
             break
         left = rest
@@ -159,7 +159,7 @@ def _key_of(setting: str) -> str:
     return setting.lstrip("+~").partition("=")[0]
 
 
-def _belongs(setting: str, key: str) -> bool:
+def _is_below(setting: str, key: str) -> bool:
     """Whether a setting has the key `key`, or a key below it."""
     return _key_of(setting) == key or _key_of(setting).startswith(f"{key}.")
 
@@ -204,9 +204,9 @@ def _names_no_option(setting: str, groups: Collection[str]) -> bool:
 
 def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictConfig, groups: Collection[str]) -> str:
     if isinstance(error, OverrideParseException):
-        return _of_what_cannot_be_read(error.override, given)
+        return _explain_unparsable(error.override, given)
     text, value = text_of(error), given.get(key, "")
-    if told := of_a_choice(key, value, error) or in_a_file(error, tree, groups):
+    if told := explain_choice(key, value, error) or explain_choice_file(error, tree, groups):
         return told
     if value == REMOVED:
         return f"`~{key}` removes a key that is absent, null or needed by every trial; leave it out, or check its name."
@@ -228,7 +228,7 @@ def _sentence(key: str, error: BaseException, given: dict[str, str], tree: DictC
     if Message.NOT_MERGED.find(text) and (kind := rule(key, tree)):
         listed = value.startswith("[")
         if listed == kind.startswith("a list"):
-            return f"{start} must be {kind}{_as_meant(key, value, kind)}."
+            return f"{start} must be {kind}{_number_notation(key, value, kind)}."
         if listed and key in (OmegaConf.select(tree, "hydra.sweeper.params") or ()):
             return f"{start} must be {kind}; an axis of a preset has no brackets: {key}: {value[1:-1]}."
         return f"{start} must be {kind}; " + (
@@ -256,7 +256,7 @@ def _decimal(key: str, value: str, tree: DictConfig) -> str:
     return f"; for a decimal number, write {number[1]}.{number[2]}" if number and takes_decimals else ""
 
 
-def _of_what_cannot_be_read(setting: str, given: dict[str, str]) -> str:
+def _explain_unparsable(setting: str, given: dict[str, str]) -> str:
     start = "" if _key_of(setting) in given else f"{_preset_of(given)}: "
     if nested := re.match(r"([\w./@]+)=\{'(\w+)'", setting):
         return f"{start}`{nested[1]}` holds keys, but an axis has one full key: {nested[1]}.{nested[2]}: VALUE,VALUE."
@@ -273,7 +273,7 @@ def _preset_of(given: dict[str, str]) -> str:
     return f"sweep/{given['sweep']}.yaml" if "sweep" in given else "the preset"
 
 
-def _as_meant(key: str, value: str, kind: str) -> str:
+def _number_notation(key: str, value: str, kind: str) -> str:
     """Return how to write a percentage for a number, or a range such as `0..3` for an integer; empty for others."""
     if kind.startswith("a number") and (percent := re.fullmatch(r"(\d+(?:\.\d+)?)%", value)):
         return f"; write {float(percent[1]) / 100:g}"
