@@ -24,7 +24,7 @@ SHARED = {
         *(f"{WORKLOADS}.{name}" for name in ("data_loading.load", "model_building.build")),
         *(f"{WORKLOADS}.splits.{name}" for name in ("TensorSplit", "LoaderSplit")),
     ],
-    "own_class": ["pruning.engine.classes._made"],
+    "own_class": ["pruning.engine.classes._build_method"],
     "deploy": [f"orchestrator.deploy.deployment_stages.{name}" for name in ("deploy", "measure")],
     "round": [f"{TRAINING}.pruning_rounds.{name}" for name in ("prune_round", "hold_laws", "hold_finite")],
 }
