@@ -15,6 +15,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.file_names import RECORD
 from orchestrator.core.plain_data import MOST_BYTES
 from orchestrator.core.records import FileInfo
+from orchestrator.core.redact import redact
 from orchestrator.core.work_order import FileWriter
 from orchestrator.store.backends import Entry, Seal, describe, explained, write_hashed
 
@@ -163,6 +164,16 @@ class LocalBackend:
             raise FileNotFoundError(errno.ENOENT, f"it is {what}", path)
         return full, info.st_size
 
+    def _refuse_dangling_link(self) -> None:
+        """Raise StoreError if the root, or a directory above it, is a link to a place that does not exist."""
+        for folder in (Path(self.root), *Path(self.root).parents):
+            if folder.is_symlink() and not folder.exists():
+                where = "" if str(folder) == self.root else f"lies below {folder}, which "
+                raise StoreError(
+                    f"`store.uri` (={redact(self.root)}) {where}is a link to {os.readlink(folder)}, which does not "
+                    "exist; make that directory, or choose another `store.uri`"
+                )
+
     @contextmanager
     def _aside(self, path: str) -> Iterator[str]:
         """Give a name in tmp/ to write under, make the parent of `path`, and leave nothing behind."""
@@ -171,7 +182,9 @@ class LocalBackend:
             try:
                 try:
                     os.makedirs(os.path.dirname(aside), exist_ok=True)
-                except FileNotFoundError as error:  # as /proc says that nothing can be made there
+                except FileNotFoundError as error:
+                    self._refuse_dangling_link()
+                    # /proc answers this way when it refuses a new directory.
                     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM)) from error
                 os.makedirs(os.path.dirname(self._full(path)), exist_ok=True)
                 yield aside

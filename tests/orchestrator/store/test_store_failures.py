@@ -305,3 +305,15 @@ def test_a_thousand_stages_are_looked_up_in_a_second(tmp_path: Path, capsys: pyt
     with capsys.disabled():
         print(f"\n1,000 stages looked up in {min(seconds):.2f} s", end=" ")
     assert min(seconds) < 1.25
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, below: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    store = Store(f"{link}{below}")
+
+    with pytest.raises(StoreError, match=rf"`store.uri` \(={store.uri}\) .*is a link to {tmp_path}/gone, which does"):
+        store.commit(record_of(KEY), FILES)
+    (tmp_path / "gone").mkdir()
+    assert store.commit(record_of(KEY), FILES).key == KEY
