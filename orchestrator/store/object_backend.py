@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,12 @@ def absolute(uri: str) -> str:
     if "://" in uri:
         _check_protocol(uri)
         return uri.rstrip("/")
+    if found := re.fullmatch(r"([A-Za-z][\w+.-]+):(/.*)", uri):
+        meant = found[2] if found[1] in ("file", "local") else f"{found[1]}:/{found[2]}"
+        raise StoreError(
+            f"`store.uri` (={redact(uri)}) must have two slashes behind its protocol; type {redact(meant)}, or "
+            f"./{redact(uri)} for a directory of that name"
+        )
     if not uri.strip():
         raise StoreError(f"`store.uri` (={uri!r}) must name a directory or a URI such as s3://bucket/prefix")
     return os.path.abspath(os.path.expanduser(uri))

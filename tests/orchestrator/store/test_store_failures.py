@@ -195,6 +195,11 @@ def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: p
         ("nosuch://x", r"`store\.uri` \(=nosuch://x\) must be a path or an fsspec URI"),
         ("simplecache::s3://bucket/x", "chained file systems are not supported"),
         ("", "must name a directory"),
+        (
+            "s3:/bucket/x",
+            r"\(=s3:/bucket/x\) must have two slashes behind its protocol; type s3://bucket/x, or \./s3:/",
+        ),
+        ("file:/bucket/x", r"type /bucket/x, or \./file:/bucket/x for a directory of that name"),
     ],
 )
 def test_a_uri_of_no_use_is_refused_at_once(uri: str, sentence: str) -> None:
