@@ -10,6 +10,7 @@ import errno
 import getpass
 import hashlib
 import io
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import Any, BinaryIO, Protocol
 from orchestrator.core.errors import StoreError
 from orchestrator.core.plain_data import MOST_BYTES
 from orchestrator.core.records import FileInfo
-from orchestrator.core.redact import redact
+from orchestrator.core.redact import logger, redact
 from orchestrator.core.work_order import FileWriter
 
 Seal = Callable[[Mapping[str, FileInfo]], bytes]
@@ -176,13 +177,33 @@ def explained(uri: str, doing: str, kind: type[Exception] = Exception) -> Iterat
         raise StoreError(f"`store.uri` (={redact(uri)}): could not {doing}: {_reason(error)}") from error
 
 
+_ARGUMENTS: list[str] = []
+"""Arguments of the `given_as` blocks that this process is in, the innermost last."""
+
+
 @contextmanager
 def given_as(argument: str) -> Iterator[None]:
-    """Have a StoreError name the argument by which the place of the store was given, rather than `store.uri`."""
+    """Name the argument that gave the store's place, rather than `store.uri`, in StoreErrors and in warnings."""
+    _ARGUMENTS.append(argument)
     try:
         yield
     except StoreError as error:
         raise StoreError(named_as(argument, str(error))) from error
+    finally:
+        _ARGUMENTS.remove(argument)
+
+
+def store_logger(name: str) -> logging.Logger:
+    """Return the logger of a module of the store; its warnings name the store as StoreErrors do."""
+    found = logger(name)
+    found.addFilter(_name_argument)
+    return found
+
+
+def _name_argument(record: logging.LogRecord) -> bool:
+    if _ARGUMENTS:
+        record.msg, record.args = named_as(_ARGUMENTS[-1], record.getMessage()), ()
+    return True
 
 
 def named_as(argument: str, text: str) -> str:

@@ -14,9 +14,8 @@ from orchestrator.core.errors import OrchestratorError, StageMissing, StoreError
 from orchestrator.core.file_names import DROPPABLE, MASKS, RECORD, WEIGHTS, component, is_component
 from orchestrator.core.plain_data import canonical_json, digest
 from orchestrator.core.records import FileInfo, StageRecord
-from orchestrator.core.redact import logger
 from orchestrator.core.work_order import FileWriter
-from orchestrator.store.backends import Backend
+from orchestrator.store.backends import Backend, store_logger
 from orchestrator.store.finished.stage_commit import Commit, check_name, folder_of, join, parse
 from orchestrator.store.finished.stage_contents import MOST_ENTRIES, masks_in, tensors_in, values_in
 from orchestrator.store.sealed_json import seal
@@ -32,7 +31,7 @@ _REQUESTS = 32
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed")
 
-_log = logger(__name__)
+_log = store_logger(__name__)
 
 
 class StageDamaged(StageMissing):

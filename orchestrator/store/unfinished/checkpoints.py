@@ -19,15 +19,14 @@ from orchestrator.core.errors import CheckpointDamaged, StoreError
 from orchestrator.core.file_names import component
 from orchestrator.core.plain_data import Count, read_as
 from orchestrator.core.records import CurvePoint, FileInfo
-from orchestrator.core.redact import logger
 from orchestrator.core.work_order import Checkpoint, FileWriter
-from orchestrator.store.backends import Backend
+from orchestrator.store.backends import Backend, store_logger
 from orchestrator.store.sealed_json import seal, unseal
 
 FOLDER, POINTER = "checkpoints", "checkpoint.json"
 FORMAT = 1
 
-_log = logger(__name__)
+_log = store_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,24 @@ def test_an_address_of_mlflow_that_is_none_is_a_mistake(capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith("`--uri` (=foo) must be an address; pass http://host:5000")
 
 
+def test_a_warning_of_a_damaged_stage_names_the_argument_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (spec,) = save(store, "mine", chain(1)[:1])
+
+    def damage() -> None:
+        Path(store.uri, "stages", spec.key, "record.json").write_text("{}")
+
+    damage()
+    compare_main(["mine"])
+    assert caplog.messages[-1].startswith(f"`--store` (={store.uri}): stage {spec.key}: record.json is damaged")
+    store.commit(record_for(spec), FILES)
+    damage()
+    store.finished([spec.key])
+    assert caplog.messages[-1].startswith(f"`store.uri` (={store.uri}): stage {spec.key}: record.json is damaged")
+
+
 def test_a_damaged_sweep_is_told_of_the_argument_that_named_its_store(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
