@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from orchestrator.commands.arguments import CommandParser, add_store, open_store
@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
+        _refuse_unused(options)
         with given_as("--store"):
             store = open_store(options)
+            _refuse_sweep_as_baseline(options, store.sweeps())
             sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
         comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
         if options.write_baseline:
@@ -53,6 +55,22 @@ def _parser() -> argparse.ArgumentParser:
         "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE; margins there are kept"
     )
     return parser
+
+
+def _refuse_unused(options: argparse.Namespace) -> None:
+    """Raise OrchestratorError for an option that --write-baseline would ignore."""
+    unused = {"--junit": options.junit, "--allow-undecided": options.allow_undecided}
+    for name in [name for name, given in unused.items() if given] if options.write_baseline else ():
+        raise OrchestratorError(f"`{name}` must not stand beside --write-baseline, which judges nothing; drop one.")
+
+
+def _refuse_sweep_as_baseline(options: argparse.Namespace, sweeps: Collection[str]) -> None:
+    """Raise OrchestratorError if BASELINE is no file but the name of a sweep, since BASELINE was left out."""
+    if options.sweep is None and options.baseline in sweeps and not Path(options.baseline).exists():
+        raise OrchestratorError(
+            f"`BASELINE` (={options.baseline}) must be a file, and is the name of a sweep; type the file first: "
+            f"gate baseline.json {options.baseline}"
+        )
 
 
 def _read(path: Path) -> Baseline | None:

@@ -130,6 +130,23 @@ def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path)
     assert refused(".") == "`BASELINE` (=.) cannot be read: it is a directory; name another file.\n"
 
 
+@pytest.mark.parametrize("mode", [[], ["--write-baseline"]])
+def test_a_sweep_without_a_baseline_before_it_is_refused(gate: Gate, tmp_path: Path, mode: list[str]) -> None:
+    save("first")
+    status, out, err = gate("first", *mode)
+    assert (status, out) == (2, "")
+    assert err.startswith("`BASELINE` (=first) must be a file, and is the name of a sweep; type the file first: gate ")
+    assert not Path("first").exists()
+
+
+@pytest.mark.parametrize("unused", [["--junit", "x"], ["--allow-undecided"]])
+def test_options_that_writing_a_baseline_ignores_are_refused(gate: Gate, tmp_path: Path, unused: list[str]) -> None:
+    save("first")
+    said = f"`{unused[0]}` must not stand beside --write-baseline, which judges nothing; drop one.\n"
+    assert gate("base.json", "--write-baseline", *unused) == (2, "", said)
+    assert not Path("base.json").exists()
+
+
 def test_a_baseline_outlives_a_write_that_fails(gate: Gate, tmp_path: Path) -> None:
     save("first")
     gate("base.json", "--write-baseline")
