@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import get_args
 
 from orchestrator.commands.arguments import (
@@ -97,17 +99,21 @@ def _delete(store: Store, options: argparse.Namespace) -> int:
     keys = set(saved_sweep.only_of(store, options.sweep))
     size = byte_size(sum(_held(store, keys).values()))
     say(f"{options.sweep}: the sweep, and {len(keys)} stages with {size} that no other sweep needs")
-    if not options.yes:
-        try:
-            answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ")
-        except EOFError:
-            raise OrchestratorError("nobody is there to ask; pass --yes to delete") from None
-        if answer.strip().lower() not in ("y", "yes"):
-            say("nothing was deleted")
-            return 0
+    if not options.yes and not _confirmed():
+        say("nothing was deleted")
+        return 0
     saved_sweep.delete(store, options.sweep)
     say("deleted")
     return 0
+
+
+def _confirmed() -> bool:
+    """Ask whether to delete; raise OrchestratorError if standard input is no terminal and holds no answer."""
+    with suppress(EOFError):
+        answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ").strip().lower()
+        if answer in ("y", "yes", "n", "no") or sys.stdin.isatty():
+            return answer in ("y", "yes")
+    raise OrchestratorError("nobody answered, so nothing was deleted; pass --yes to delete without the question")
 
 
 def _copy(store: Store, options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable
@@ -255,6 +256,19 @@ def test_how_far_a_checkpoint_is_is_told_of_the_trials_that_wait_for_it(command:
     shown = command("show", "cut")[1]
     assert f"missing  {plan.trials[0].name}: round 1 is at step 75 (75%)\n" in shown
     assert f"missing  {plan.trials[1].name}: not run\n" in shown
+
+
+@pytest.mark.parametrize("typed", ["", "\n", "what\n"])
+def test_deleting_without_an_answer_from_a_terminal_is_a_mistake(
+    command: Command, store: Store, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    save(store, "mine", chain(1))
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+
+    status, _, err = command("delete", "mine")
+    assert status == 2
+    assert err == "nobody answered, so nothing was deleted; pass --yes to delete without the question\n"
+    assert store.sweeps() == ["mine"]
 
 
 def test_deleting_takes_what_no_other_sweep_needs(
