@@ -15,6 +15,7 @@ from orchestrator.commands.arguments import (
     open_store,
     sweeps_parser,
 )
+from orchestrator.commands.named_files import refuse_no_folder
 from orchestrator.compare.against.pairing import Side
 from orchestrator.compare.against.two_sweeps import TwoSweeps, compare_two
 from orchestrator.compare.audit import audit
@@ -40,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
+        if options.output is not None:
+            refuse_no_folder("--output", Path(options.output))
         with collector_paused(), given_as("--store"):  # all that is made is needed to the end
             return _run(options, _margin(options.margin))
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
     except OSError as error:
-        say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
+        say(f"`--output` (={options.output!r}) cannot be written: {error.strerror or error}", amiss=True)
         return 2
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from torch import nn
 
 from orchestrator.commands.arguments import CommandParser, add_store, open_store
+from orchestrator.commands.named_files import refuse_no_folder
 from orchestrator.compare.compare_trials import compare_trials
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.metrics import Metric
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.to:
             raise ExportError(f"`--to` must be given: one of {', '.join(FORMATS)}, or several.")
+        refuse_no_folder("--output", Path(options.output))
         formats, folder = chosen_formats(options.to), writable(options.output)
         with given_as("--store"):
             store = open_store(options)
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(error, amiss=True)
         return 2
     except OSError as error:
-        say(f"`--output` (={options.output!r}) cannot be written: {error}", amiss=True)
+        say(f"`--output` (={options.output!r}) cannot be written: {error.strerror or error}", amiss=True)
         return 2
     say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
     for each in written:

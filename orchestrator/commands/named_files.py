@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -57,14 +58,26 @@ def replace_named(argument: str, path: Path, content: bytes) -> None:
                 aside.unlink(missing_ok=True)
 
 
+def refuse_no_folder(argument: str, path: Path) -> None:
+    """Raise OrchestratorError if no files can be written below the folder that `argument` names, there or not."""
+    with _explained(argument, path, "written", "folder"):
+        folder = path.absolute()
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is not a directory")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"permission denied in {folder}")
+
+
 @contextmanager
-def _explained(argument: str, path: Path, done: str) -> Iterator[None]:
+def _explained(argument: str, path: Path, done: str, kind: str = "file") -> Iterator[None]:
     """Turn an OSError into a sentence that names argument and file."""
     try:
         yield
     except OSError as error:
         raise OrchestratorError(
-            f"`{argument}` (={path}) cannot be {done}: {error.strerror or error}; name another file."
+            f"`{argument}` (={path}) cannot be {done}: {error.strerror or error}; name another {kind}."
         ) from None
 
 

@@ -115,6 +115,9 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
     assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
     assert "`--best` (='z') must be conditions" in refusal(capsys, "--best", "z", *out)
     assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>100", *out)
+    below = refusal(capsys, "--to", "torch", "--output", "store/store.json/net")
+    assert below.startswith("`--output` (=store/store.json/net) cannot be written: ")
+    assert below.endswith("store.json is not a directory; name another folder.\n")
     there = refusal(capsys, "--trial", "sparsity=0.75", "--to", "torch", "--output", "store")
     assert "`--output` (='store') is there already, and not empty; name another folder." in there
 

@@ -441,6 +441,14 @@ def save(uri: str, name: str, method: str) -> None:
     store.save_sweep(name, manifest(sweep_info(name), plan))
 
 
+def test_an_output_that_is_no_folder_is_refused_before_anything_is_read(run: Run) -> None:
+    Path("file").write_text("")
+    for output in ("file", "file/below"):
+        why = f"{Path('file').absolute()} is not a directory"
+        said = f"`--output` (={output}) cannot be written: {why}; name another folder.\n"
+        assert run("old", "new", "--output", output) == run("old", "--output", output) == (2, "", said)
+
+
 def test_the_command_pairs_two_and_merges_on_request(run: Run) -> None:
     status, out, err = run("old", "new", "--output", "out")
     assert (status, err) == (0, "")
