@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -123,13 +124,22 @@ class Format(Codec):
         return "".join(lines)
 
     def check_packages(self) -> None:
-        """Raise ExportError where a package is missing."""
+        """Raise ExportError if a package is missing, or is installed and cannot be imported."""
         missing = [name for name in self.needs if find_spec(name) is None]
         if missing:
             raise ExportError(
                 f"the format {self.name} needs {' and '.join(missing)}; install the extra `export`, as by "
                 "pip install 'pruning-orchestrator[export]'."
             )
+        for name in self.needs:
+            try:
+                import_module(name)
+            except Exception as error:  # a broken package can raise anything
+                said = (str(error).strip().splitlines() or [""])[0][:200]
+                raise ExportError(
+                    f"the format {self.name} needs {name}, which is installed and cannot be imported "
+                    f"({type(error).__name__}: {said}); install it again: pip install --force-reinstall {name}"
+                ) from error
 
 
 def called_with(network: nn.Module, batch: Any) -> Example:

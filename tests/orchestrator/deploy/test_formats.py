@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,19 @@ def test_an_operation_that_onnx_lacks_and_a_missing_package_are_told_in_a_senten
     monkeypatch.setattr(format, "find_spec", lambda name: None)
     with pytest.raises(ExportError, match=r"needs onnx and onnxscript and openvino; install the extra `export`"):
         FORMATS["openvino"].load(tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_is_told_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_onnx.py").write_text("raise AttributeError('module numpy has no attribute bool8')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ExportError,
+        match=r"needs broken_onnx, which is installed and cannot be imported \(AttributeError: module numpy .*\); "
+        r"install it again: pip install --force-reinstall broken_onnx",
+    ):
+        replace(FORMATS["onnx"], needs=("broken_onnx",)).check_packages()
 
 
 @pytest.mark.parametrize("form", FORMATS)
