@@ -200,7 +200,7 @@ def test_the_other_commands_are_arguments_of_the_console_script(
     with pytest.raises(SystemExit, match="2"):
         main()
 
-    assert "is not there, or empty" in capsys.readouterr().err
+    assert "does not exist or is empty" in capsys.readouterr().err
     assert sys.path == before, "a file of the working directory can stand in for no package"
 
 

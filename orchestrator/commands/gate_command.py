@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.write_baseline:
             return _write(Path(options.baseline), sweep, comparison)
         if (baseline := _read(Path(options.baseline))) is None:
-            raise OrchestratorError(f"`BASELINE` (={options.baseline}) is not there; --write-baseline writes it.")
+            raise OrchestratorError(f"`BASELINE` (={options.baseline}) does not exist; --write-baseline writes it.")
         return _judge(baseline, sweep, comparison, options)
     except OrchestratorError as error:
         say(error, amiss=True)

@@ -1,1 +1,1 @@
-"""Finished stages, durable or not there: the commit protocol, backends, leases, retention."""
+"""The store of finished stages: commits that are whole or absent, backends, leases, retention."""

@@ -1,7 +1,7 @@
-"""What a store asks of the place where its bytes lie, and how the ways in which it fails are said.
+"""The interface of store backends, files that are hashed as they are written, and error messages of file systems.
 
-Paths are relative to the store's root, with `/`. A store may be somebody else's: in a directory no verb follows a link
-or leaves the root, and what is no regular file is not there.
+Paths are relative to the store's root and use `/`. Somebody else may have written a store, so a backend for directories
+never follows a link, never leaves the root, and treats anything but a regular file as missing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from orchestrator.core.redact import logger, redact
 from orchestrator.core.work_order import FileWriter
 
 Seal = Callable[[Mapping[str, FileInfo]], bytes]
-"""Makes the content of a stage's record of what was written before it."""
+"""Takes the files of a stage that were just written, and returns the content of its record."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the store: its path below the root, its size in bytes and when it was written (Unix seconds)."""
+    """A file of the store: its path below the root, its size in bytes and the Unix time it was written at."""
 
     path: str
     bytes: int
@@ -39,44 +39,45 @@ class Entry:
 
 
 class Backend(Protocol):
-    """The verbs that a store needs. Where there is no file they raise FileNotFoundError, for all else StoreError."""
+    """The operations that a store needs. A missing file raises FileNotFoundError, any other problem StoreError."""
 
     @property
     def remote(self) -> bool:
-        """Whether every verb costs a request, and a folder cannot be published in one stroke."""
+        """Whether every operation costs a request, and a folder cannot be published atomically."""
         ...
 
     def read(self, path: str, most: int = MOST_BYTES) -> bytes:
-        """Return the content of a small file; `most` is how many bytes it may have in a directory."""
+        """Return the content of a small file. A local backend refuses a file with more than `most` bytes."""
         ...
 
     def fetch(self, path: str, expected: FileInfo) -> tuple[Path, FileInfo]:
-        """Return where on this node the content of a file lies, to be opened at once, and what was found in it.
+        """Return a local path with the content of a file, and the digest and size found there. Open the path at once.
 
-        The path holds what is expected, or nothing of use.
+        If the digest and size differ from `expected`, the path must not be used.
         """
         ...
 
     def describe(self, path: str) -> FileInfo:
-        """Read a file and return the digest and the size of its content."""
+        """Read a file and return the digest and size of its content."""
         ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Write or replace a small file: a reader sees the old content or the new, never a part."""
+        """Write or replace a small file. A reader sees the old content or the new content, never a mixture."""
         ...
 
     def put(self, path: str, writer: FileWriter) -> FileInfo:
-        """Write or replace a file of any size in the same way, hashing it meanwhile."""
+        """Write or replace a file of any size in the same way, and return its digest and size."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file that does not exist yet; of many who try, one gets True."""
+        """Write a small file that does not exist yet. If several processes try, exactly one gets True."""
         ...
 
     def publish(self, folder: str, files: Mapping[str, FileWriter], seal: Seal) -> dict[str, FileInfo] | None:
-        """Write a folder that its record, made by `seal` and written last, makes visible and that none can replace.
+        """Write a folder with its record, which `seal` makes and which is written last. Nobody can replace the folder.
 
-        Of many who try, one gets what its files are, the others None.
+        The folder counts as existing once the record is there. If several processes try, one gets the digests and sizes
+        of its files, and the others get None.
         """
         ...
 
@@ -85,11 +86,11 @@ class Backend(Protocol):
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none where there is no such folder."""
+        """Return the sorted names in a folder; an empty list if there is no such folder."""
         ...
 
     def move(self, folder: str, target: str) -> None:
-        """Move a folder within the store; nothing happens where another was faster."""
+        """Move a folder within the store; do nothing if another process has moved it already."""
         ...
 
     def remove(self, path: str) -> None:
@@ -97,7 +98,7 @@ class Backend(Protocol):
         ...
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and all below it, if it is there."""
+        """Remove a folder and everything below it, if it is there."""
         ...
 
     def entries(self, below: str = "") -> Iterator[Entry]:
@@ -106,7 +107,7 @@ class Backend(Protocol):
 
 
 AT_ONCE = 64 * 2**20
-"""Bytes of a file after which the disk begins with them, while what follows is hashed."""
+"""Number of written bytes after which a sync to disk begins, while later bytes are still being hashed."""
 
 
 class _HashedFile(io.BufferedWriter):
@@ -117,7 +118,7 @@ class _HashedFile(io.BufferedWriter):
         self._digest, self._bytes, self._begun = hashlib.sha256(), 0, 0
         self._syncing: Future[None] | None = None
         self.beside: Executor | None = None
-        """Syncs what is written so far while the rest is; None leaves all of it to `sync`."""
+        """Syncs the bytes written so far while later ones are written; with None, `sync` does all of the work."""
 
     def write(self, data: Any, /) -> int:
         self._digest.update(data)
@@ -127,7 +128,7 @@ class _HashedFile(io.BufferedWriter):
         return written
 
     def sync(self) -> None:
-        """Make durable what is written; raise what a sync before it did, as a file system says so only once."""
+        """Make the written bytes durable. Raise the error of an earlier sync, as a file system reports it only once."""
         if self._syncing is not None:
             self._syncing.result()
         self.flush()
@@ -148,7 +149,7 @@ class _HashedFile(io.BufferedWriter):
 
 
 def write_hashed(full: str | Path, writer: FileWriter, sync: bool = True) -> FileInfo:
-    """Write a new file on this node and return what it is; `sync` makes it durable."""
+    """Write a new file on this node and return its digest and size; `sync` makes it durable."""
     with _HashedFile(full) as file, ThreadPoolExecutor(1) as beside:
         file.beside = beside if sync else None
         writer(file)
@@ -158,7 +159,7 @@ def write_hashed(full: str | Path, writer: FileWriter, sync: bool = True) -> Fil
 
 
 def describe(file: BinaryIO) -> FileInfo:
-    """Read a file to its end, piece by piece, and return what it is."""
+    """Read a file to its end, piece by piece, and return its digest and size."""
     found, size = hashlib.sha256(), 0
     while data := file.read(2**20):
         found.update(data)
@@ -168,7 +169,10 @@ def describe(file: BinaryIO) -> FileInfo:
 
 @contextmanager
 def explained(uri: str, doing: str, kind: type[Exception] = Exception) -> Iterator[None]:
-    """Turn what goes wrong in a file system into a StoreError with a plain sentence; a missing file stays one."""
+    """Turn errors of a file system into a StoreError with a plain sentence.
+
+    FileNotFoundError, FileExistsError and StoreError pass through unchanged.
+    """
     try:
         yield
     except (FileNotFoundError, FileExistsError, StoreError):
@@ -178,12 +182,12 @@ def explained(uri: str, doing: str, kind: type[Exception] = Exception) -> Iterat
 
 
 _ARGUMENTS: list[str] = []
-"""Arguments of the `given_as` blocks that this process is in, the innermost last."""
+"""Arguments of the `given_as` blocks that are active in this process, the innermost last."""
 
 
 @contextmanager
 def given_as(argument: str) -> Iterator[None]:
-    """Name the argument that gave the store's place, rather than `store.uri`, in StoreErrors and in warnings."""
+    """Replace `store.uri` in StoreErrors and warnings with the argument that the user typed the store's address in."""
     _ARGUMENTS.append(argument)
     try:
         yield
@@ -207,7 +211,7 @@ def _name_argument(record: logging.LogRecord) -> bool:
 
 
 def named_as(argument: str, text: str) -> str:
-    """Return what is said of a store, of the argument by which its place was given."""
+    """Return a message about a store that names `argument` instead of `store.uri`."""
     return text.replace("`store.uri`", f"`{argument}`")
 
 
@@ -215,20 +219,22 @@ def _reason(error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "the disk or quota is full. Free some space (`python -m orchestrator.store prune` drops weights that "
-            "nothing needs) and run the same command again; finished stages are kept"
+            "the disk or quota is full. Free some space (`python -m orchestrator.store prune` drops weights that are "
+            "not needed) and run the same command again; finished stages are kept"
         )
     if number == errno.EFBIG:
-        return "the file is larger than this process may write; raise the limit (`ulimit -f`) and run again"
+        return "the file is larger than this process may write; raise the limit (`ulimit -f`) and run the command again"
     if number == errno.EROFS:
-        return "the file system is read-only. Choose a `store.uri` that can be written"
+        return "the file system is read-only. Choose a `store.uri` that is writable"
     if number in (errno.ENOTDIR, errno.EEXIST):
         return "a part of that path is a file, not a directory. Choose another `store.uri`"
     if isinstance(error, PermissionError):
         return f"permission denied for user {_user()} ({_first_line(error)}). Grant it, or choose another `store.uri`"
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-        return "no credentials found. Set those of the object store in the environment of the driver and of every node"
-    return f"{_first_line(error)}. Check the address and that the store can be reached, then run the same command again"
+        return (
+            "no credentials found. Set the object store's credentials in the environment of the driver and every node"
+        )
+    return f"{_first_line(error)}. Check the address and the connection to the store, then run the same command again"
 
 
 def _first_line(error: Exception) -> str:

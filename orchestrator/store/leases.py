@@ -1,14 +1,14 @@
-"""Leases: drivers that share a store never train the same stage at the same time.
+"""Leases keep drivers that share a store from training the same stage at the same time.
 
-    leases/owners/OWNER.json      one heartbeat a driver, whatever the number of its leases
-    leases/owners/OWNER.dead      its leases are void: written by the first who finds that its heart has stopped
+    leases/owners/OWNER.json      heartbeat of a driver; one file, however many leases it holds
+    leases/owners/OWNER.dead      voids the driver's leases; written by the first driver that notices its death
     leases/stages/KEY             names the owner of a stage; created, never overwritten
-    leases/stages/KEY@OWNER       names who took the stage over from OWNER, who is dead
+    leases/stages/KEY@OWNER       names the driver that took the stage over from OWNER, who is dead
 
-Taking over creates a new file that names the dead owner, so of many who try one succeeds; owners' names are never used
-twice. A lease saves work and is not needed for safety: a store accepts one commit a stage whoever else trains it. Two
-drivers may train a stage at once where the store has no conditional write (see `ObjectBackend`), or where a driver was
-stopped for longer than a lease lasts and then goes on.
+A driver takes a stage over by creating a new file whose name holds the dead owner, so only one of several drivers
+succeeds. Names of owners are never used twice. Leases save work; safety does not depend on them, since a store accepts
+one commit for each stage. Two drivers may train a stage at once if the store has no conditional write (see
+`ObjectBackend`), or if a driver was stopped for longer than a lease lasts and then continues.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orchestrator.core.redact import logger
 from orchestrator.store.backends import Backend
 
 LEASE_SECONDS = 60.0
-"""How long after its last heartbeat a driver counts as alive; the clocks of machines may differ by half of it."""
+"""Seconds after its last heartbeat during which a driver counts as alive. Clocks may differ by half of this time."""
 
 _OWNER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -37,14 +37,14 @@ _log = logger(__name__)
 
 
 class Leases:
-    """The leases of one driver on the stages of a store. Use it as a context: within it the heart beats.
+    """Leases of one driver on the stages of a store. Use it as a context manager, which sends the heartbeats.
 
     Args:
         backend: where the store's bytes lie
-        owner: what to call this driver to others; the default is its host and process
-        ttl: seconds after its last heartbeat at which an owner counts as dead; on one machine a dead process is noticed
-            at once
-        clock: Unix seconds
+        owner: name of this driver for others; by default its host and process number
+        ttl: seconds after its last heartbeat at which an owner counts as dead; on the same machine a dead process is
+            noticed at once
+        clock: returns the time in Unix seconds
     """
 
     def __init__(self, backend: Backend, owner: str, ttl: float, clock: Callable[[], float]) -> None:
@@ -68,7 +68,10 @@ class Leases:
         self.close()
 
     def acquire(self, key: str) -> bool:
-        """Take the lease of a stage and say whether it is ours now; look in the store before using it."""
+        """Try to take the lease of a stage; return whether this driver holds it now.
+
+        Look up the stage in the store afterwards: the previous owner may have committed it.
+        """
         path, dead = _stage_path(key), set[str]()
         while not self._backend.create(path, self.owner.encode()):
             holder = self._named(path)
@@ -84,7 +87,7 @@ class Leases:
         return True
 
     def holder(self, key: str) -> str | None:
-        """Return the living owner of a stage's lease, or None."""
+        """Return the live owner of a stage's lease, or None."""
         path, dead = _stage_path(key), set[str]()
         while (holder := self._named(path)) is not None:
             if self._alive(holder):
@@ -93,14 +96,14 @@ class Leases:
         return None
 
     def release(self, key: str) -> None:
-        """Give a lease back; one that was never held, or may be another's by now, is left alone."""
+        """Release a lease; do nothing if it was never held, or may belong to another driver by now."""
         with self._lock:
             path = self._held.pop(key, None)
         if path is not None and not self._buried(self.owner):
             self._backend.remove(path)
 
     def beat(self) -> None:
-        """Say that this driver is alive; one that was taken for dead goes on under a new name, without its leases."""
+        """Write this driver's heartbeat. A driver that was taken for dead gets a new name and loses its leases."""
         if self._buried(self.owner):
             with self._lock:
                 lost, self._held = len(self._held), {}
@@ -110,7 +113,7 @@ class Leases:
         self._backend.write(_owner_path(self.owner), canonical_json(beat).encode())
 
     def close(self) -> None:
-        """Stop the heart and give every lease back; where the store is away, they lapse by themselves."""
+        """Stop the heartbeats and release every lease; if the store is unreachable, the leases expire by themselves."""
         self._ended.set()
         if self._heart.is_alive():
             self._heart.join()
@@ -130,7 +133,7 @@ class Leases:
         return f"{self._label[:100] or 'driver'}-{uuid.uuid4().hex[:12]}"
 
     def _named(self, path: str) -> str | None:
-        """Return the owner that a file names, or None; what is no owner's name becomes the safe name of nobody."""
+        """Return the owner named in a file, or None; an invalid name is replaced by its digest, which no driver has."""
         try:
             name = self._backend.read(path).decode(errors="replace")
         except FileNotFoundError:
@@ -138,14 +141,14 @@ class Leases:
         return name if _OWNER.fullmatch(name) else digest(name)
 
     def _taken_over(self, key: str, holder: str, dead: set[str]) -> str:
-        """Return the file that says who took a stage over from `holder`, who joins the `dead`."""
+        """Return the path that names who took a stage over from `holder`, and add `holder` to `dead`."""
         if holder in dead:
-            raise StoreError(f"the leases of {key} go round in a circle: remove {_stage_path(key)}*")
+            raise StoreError(f"the leases of stage {key} name each other in a circle; remove {_stage_path(key)}*")
         dead.add(holder)
         return f"{_stage_path(key)}@{holder}"
 
     def _alive(self, owner: str) -> bool:
-        """Look at an owner's heartbeat, at most ten times in the life of a lease."""
+        """Return whether an owner is alive; its heartbeat is read at most ten times within `ttl` seconds."""
         if owner == self.owner:
             return True
         now = self._clock()
@@ -159,7 +162,7 @@ class Leases:
         return True
 
     def _heartbeat(self, owner: str) -> dict[str, Any] | None:
-        """Return an owner's last heartbeat; one that cannot be read is empty, one that is not there is None."""
+        """Return an owner's last heartbeat; {} if it cannot be read, None if there is none."""
         try:
             beat: dict[str, Any] = parse_json(self._backend.read(_owner_path(owner)))
             read_as(Seconds, beat["beat"])
@@ -171,9 +174,9 @@ class Leases:
         return beat
 
     def _stopped(self, owner: str, beat: dict[str, Any], now: float) -> bool:
-        """Whether the process is gone, its last beat too old, or none was seen or could be read for as long.
+        """Whether an owner's process has ended, its last beat is older than `ttl`, or no new beat came for that time.
 
-        No new beat is seen, and yet none is too old, where the owner's clock is ahead.
+        The last rule covers owners whose clock is ahead, as their beats never look old, and beats that cannot be read.
         """
         if beat.get("machine") == _machine() and beat.get("born") != _born(beat["pid"]):
             return True
@@ -202,19 +205,19 @@ def _grave_path(owner: str) -> str:
 
 
 def _machine() -> str:
-    """Name the set of processes in which a process number means something: a boot of a host, and a container on it."""
+    """Return a name for the scope in which process numbers are unique: a boot of a host and a container on it."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{socket.gethostname()} {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return f"{socket.gethostname()} {uuid.uuid4().hex}"  # nothing to tell by: only the heartbeat counts
+        return f"{socket.gethostname()} {uuid.uuid4().hex}"  # unknown scope: only the heartbeat decides
 
 
 def _born(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot: a number that was given to another process differs."""
+    """Return the start time of a process in clock ticks since boot, which tells reused process numbers apart."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state, *fields = file.read().rsplit(")", 1)[1].split()
-            return None if state in "ZX" else fields[18]  # a zombie trains nothing
+            return None if state in "ZX" else fields[18]  # a zombie no longer trains
     except (OSError, IndexError):
         return None

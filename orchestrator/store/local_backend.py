@@ -1,4 +1,4 @@
-"""A store in a local or shared directory: written aside, synced, renamed."""
+"""Backend for a local or shared directory. Files are written to a temporary name, synced and renamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orchestrator.store.backends import Entry, Seal, describe, explained, write_
 
 
 class LocalBackend:
-    """A directory. A folder is published by writing it aside, syncing it and renaming it: all of it or nothing."""
+    """Backend for a directory. A folder is written to a temporary name, synced and renamed, so it appears whole."""
 
     remote = False
 
@@ -32,7 +32,7 @@ class LocalBackend:
         with explained(self.root, f"read {path}"):
             full, found = self._file(path)
             if found > most:
-                raise StoreError(f"`store.uri` (={self.root}): {path} has {found} bytes, which is more than {most}")
+                raise StoreError(f"`store.uri` (={self.root}): {path} has {found} bytes, more than the limit of {most}")
             with open(full, "rb") as file:
                 return file.read()
 
@@ -61,7 +61,9 @@ class LocalBackend:
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.lstat(self._full(path)).st_mode):
-                        raise StoreError(f"`store.uri` (={self.root}): {path} is no regular file; remove it") from None
+                        raise StoreError(
+                            f"`store.uri` (={self.root}): {path} is not a regular file; remove it"
+                        ) from None
                 return False
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
@@ -119,7 +121,7 @@ class LocalBackend:
 
     def remove_folder(self, folder: str) -> None:
         gone = f"tmp/{uuid.uuid4().hex}"
-        self.move(folder, gone)  # at once for every reader, however many files there are
+        self.move(folder, gone)  # a rename hides all files from readers at the same moment
         with explained(self.root, f"remove {folder}"), suppress(FileNotFoundError):
             full = self._folder(gone)
             shutil.rmtree(full) if os.path.isdir(full) else os.unlink(full)
@@ -138,29 +140,31 @@ class LocalBackend:
                             yield Entry(f"{below}{found.name}", info.st_size, info.st_mtime)
 
     def _full(self, path: str) -> str:
-        """Return where a path of the store lies; raise StoreError for one that leads out, or through a link."""
+        """Return the full path of a file in the store; raise StoreError if it leaves the root or passes a link."""
         folder, _, name = path.rpartition("/")
         return f"{self._folder(folder)}/{self._part(path, name)}"
 
     def _folder(self, path: str) -> str:
-        """Return where a folder of the store lies, "" for the root; raise StoreError as `_full` does."""
+        """Return the full path of a folder in the store ("" is the root); raise StoreError as `_full` does."""
         full = self.root
         for part in path.split("/") if path else ():
             full = f"{full}/{self._part(path, part)}"
             if os.path.islink(full):
-                raise StoreError(f"`store.uri` (={self.root}): {full} is a link, and a store holds none; remove it")
+                raise StoreError(
+                    f"`store.uri` (={self.root}): {full} is a link; a store must not hold links; remove it"
+                )
         return full
 
     def _part(self, path: str, part: str) -> str:
         if part in ("", ".", "..") or "\0" in part:
-            raise StoreError(f"`store.uri` (={self.root}): {path!r} is no path of a store")
+            raise StoreError(f"`store.uri` (={self.root}): {path!r} is not a valid path in a store")
         return part
 
     def _file(self, path: str) -> tuple[str, int]:
-        """Return where a file lies and its size; what is no regular file counts as missing."""
+        """Return the full path of a file and its size in bytes; anything but a regular file counts as missing."""
         info = os.lstat(full := self._full(path))
         if not stat.S_ISREG(info.st_mode):
-            what = "a link, and links are not followed" if stat.S_ISLNK(info.st_mode) else "no regular file"
+            what = "a link, and links are not followed" if stat.S_ISLNK(info.st_mode) else "not a regular file"
             raise FileNotFoundError(errno.ENOENT, f"it is {what}", path)
         return full, info.st_size
 
@@ -176,9 +180,9 @@ class LocalBackend:
 
     @contextmanager
     def _aside(self, path: str) -> Iterator[str]:
-        """Give a name in tmp/ to write under, make the parent of `path`, and leave nothing behind."""
+        """Yield a new temporary name in tmp/, make the parent of `path`, and remove the temporary file at the end."""
         aside = self._full(f"tmp/{uuid.uuid4().hex}")
-        with explained(self.root, f"write {path}", OSError):  # what else a writer raises is not the store's
+        with explained(self.root, f"write {path}", OSError):  # a writer's other errors are not the store's fault
             try:
                 try:
                     os.makedirs(os.path.dirname(aside), exist_ok=True)
@@ -197,7 +201,7 @@ class LocalBackend:
 
 
 def _sync_directory(full: str) -> None:
-    """Make renames in a directory durable; file systems that cannot sync a directory do not need it."""
+    """Make renames in a directory durable. File systems that cannot sync a directory do not need this."""
     descriptor = os.open(full, os.O_RDONLY)
     try:
         with suppress(OSError):

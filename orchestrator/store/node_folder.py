@@ -1,6 +1,7 @@
-"""A directory on this node for what can be had again: prepared data, and files on their way to or from an object store.
+"""The node folder: prepared data, and files on their way to or from an object store.
 
-It is the user's own, under the temporary one ($TMPDIR), which systems clean by themselves; deleting it is harmless.
+The folder belongs to one user and lies in the temporary directory ($TMPDIR), which systems clean by themselves.
+Deleting it is harmless, since everything in it can be made or fetched again.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import time
 from pathlib import Path
 
 KEPT = 8
-"""Files of a kind that stay; when one more is written, those used longest ago are removed."""
+"""Number of files of each kind that stay; when one more is written, the least recently used are removed."""
 ABANDONED = 3600.0
-"""Seconds after which an unfinished file, whose name begins with a dot, is that of a killed process."""
+"""Age in seconds after which an unfinished file, whose name begins with a dot, belongs to a killed process."""
 
 
 def node_folder() -> Path | None:
-    """Return the directory, None where none can be known to be this user's alone."""
+    """Return the node folder; None if no folder is sure to belong to this user alone."""
     if sys.platform == "win32":
         return None
     try:
         folder = Path(tempfile.gettempdir(), f"pruning-orchestrator-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()  # not what a link of another user's may lead to
+        found = folder.lstat()  # another user may have put a link here, so it is not followed
     except OSError:
         return None
     own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
@@ -33,12 +34,12 @@ def node_folder() -> Path | None:
 
 
 def tidy(folder: Path, suffix: str, spared: float = 0.0) -> None:
-    """Remove the files of a kind beyond `KEPT`, and what killed processes left.
+    """Remove all but the `KEPT` most recently used files of a kind, and the leftovers of killed processes.
 
     Args:
-        folder: that of `node_folder`
-        suffix: what the names of the kind end in
-        spared: seconds since its last use for which a file stays all the same
+        folder: the folder that `node_folder` returned
+        suffix: file name suffix of the kind
+        spared: seconds after its last use during which a file is never removed
     """
     now = time.time()
     used = {path: path.stat().st_mtime for path in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""A store on an object store or any other fsspec file system: the record is written last, once."""
+"""Backend for object stores and other fsspec file systems. The record of a stage is written last, and once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from orchestrator.store.backends import Entry, Seal, describe, explained, write_
 from orchestrator.store.node_folder import node_folder, tidy
 
 FETCHED = ".fetched"
-"""What the names of files end in that were fetched to this node: the digest of their content, and this."""
+"""Suffix of files that were fetched to this node; their names begin with the digest of their content."""
 
 
 def absolute(uri: str) -> str:
-    """Return the URI of a store as it is told apart: a directory's path in full; raise StoreError for none."""
+    """Return the canonical URI of a store; a directory gets its absolute path. Raise StoreError for an invalid URI."""
     for scheme in ("file://", "local://"):
         uri = uri.removeprefix(scheme)
     if "://" in uri:
@@ -44,7 +44,7 @@ def absolute(uri: str) -> str:
 
 
 def _check_protocol(uri: str) -> None:
-    """Raise StoreError where no file system answers to the protocol of `uri`, or its package is not installed."""
+    """Raise StoreError if the protocol of `uri` is unknown, or its package is not installed."""
     import fsspec
 
     protocol = uri.split("://", 1)[0]
@@ -63,11 +63,12 @@ def _check_protocol(uri: str) -> None:
 
 
 class ObjectBackend:
-    """Any fsspec file system (s3://, gs://, memory://): the record, written last and only once, is the commit.
+    """Backend for any fsspec file system (s3://, gs://, memory://). Writing the record commits a stage.
 
-    "Only once" is a conditional write (`If-None-Match: *` on S3, a generation match on GCS). Where a backend has none,
-    two commits of one stage at the same moment may both be told that they won, and the later record stands: whole and
-    consistent all the same, since every attempt's files have a folder of their own.
+    The record is written last, and only once: by a conditional write (`If-None-Match: *` on S3, a generation match on
+    GCS). On a file system without conditional writes, two processes that commit one stage at the same moment may both
+    believe that they won, and the later record stands. The stage is still whole and consistent, since the files of
+    each attempt have a folder of their own.
     """
 
     remote = True
@@ -77,15 +78,15 @@ class ObjectBackend:
 
         self.uri = uri
         if uri.startswith(("s3://", "s3a://")):
-            options = {"max_concurrency": 1, **options}  # more would ask for the size before every read
+            options = {"max_concurrency": 1, **options}  # with more, s3fs asks for the size before every read
         with explained(uri, "open the store"):
             self._fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
         self._root = root.rstrip("/")
-        # These two hold a part in memory, or up to two parts where that is the whole file; others copy in small blocks.
+        # S3 and GCS hold one part in memory, or two for a file of up to two parts; others copy in small blocks.
         self._parts = {"chunksize": 8 * 2**20} if uri.startswith(("s3://", "s3a://", "gs://", "gcs://")) else {}
 
     def read(self, path: str, most: int = 0) -> bytes:
-        del most  # it would take another request
+        del most  # checking the size would cost another request
         with explained(self.uri, f"read {path}"):
             return bytes(self._fs.cat_file(self._full(path)))
 
@@ -126,7 +127,7 @@ class ObjectBackend:
             except FileExistsError:
                 return False
             except OSError:
-                # Servers word a failed condition in many ways: what counts is whether the object is there now.
+                # Servers report a failed condition in many ways, so look whether the object is there now.
                 if not self._fs.exists(self._full(path)):
                     raise
                 return False
@@ -166,7 +167,7 @@ class ObjectBackend:
         with explained(self.uri, f"remove {folder}"):
             self._fs.invalidate_cache()
             found = self._fs.find(self._full(folder))
-            # The record first: a folder half removed is then not a stage any more.
+            # The record goes first, so that a half-removed folder no longer counts as a stage.
             for file in sorted(found, key=lambda file: (not file.endswith(RECORD), file)):
                 with suppress(FileNotFoundError):
                     self._fs.rm_file(file)
@@ -181,10 +182,10 @@ class ObjectBackend:
 
     @contextmanager
     def _spool(self) -> Iterator[Path]:
-        """Give a name on this node's disk to write under, and leave nothing behind there."""
+        """Yield a new file name on this node's disk, and remove the file at the end."""
         folder = node_folder() or _private_folder()
         aside = folder / f".{uuid.uuid4().hex}"
-        with suppress(OSError):  # another process may tidy, too
+        with suppress(OSError):  # another process may tidy at the same time
             tidy(folder, FETCHED, spared=60)
         with explained(self.uri, f"keep a file in {folder} (TMPDIR) on its way", OSError):
             try:
@@ -192,7 +193,8 @@ class ObjectBackend:
             except FileNotFoundError as error:
                 if folder.exists():
                     raise
-                raise OSError(f"{folder} was removed") from error  # and nothing is missing in the store
+                # Not FileNotFoundError, which would mean that the file is missing in the store.
+                raise OSError(f"{folder} was removed") from error
             finally:
                 with suppress(OSError):
                     aside.unlink(missing_ok=True)
@@ -211,19 +213,19 @@ class ObjectBackend:
                 yield
             except FileNotFoundError as error:
                 raise StoreError(
-                    f"`store.uri` (={redact(self.uri)}): could not write {path}: there is no such bucket. "
+                    f"`store.uri` (={redact(self.uri)}): could not write {path}: the bucket does not exist. "
                     "Create it, or choose another `store.uri`"
                 ) from error
 
 
 @cache
 def _private_folder() -> Path:
-    """Make a directory for this process where its user can have none."""
+    """Make a temporary directory for this process alone, for use when the user has no node folder."""
     return Path(tempfile.mkdtemp())
 
 
 def _timestamp(modified: datetime | float | None) -> float:
-    """Return Unix seconds; a file of unknown age counts as new."""
+    """Return the time as Unix seconds; a file of unknown age counts as new."""
     if isinstance(modified, datetime):
         return modified.timestamp()
     return float("inf") if modified is None else float(modified)

@@ -1,4 +1,4 @@
-"""What a store keeps: a report of its sizes, and the removal of weights that nothing starts from any more."""
+"""Retention in a store: report sizes, prune weights and leftover files, and verify stages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from orchestrator.store.backends import Entry
 from orchestrator.store.store import Store
 
 LEFTOVER_SECONDS = 24 * 3600.0
-"""How old a file must be to be the leftover of a process that died, rather than the work of one that runs."""
+"""Age in seconds from which a temporary file counts as the leftover of a dead process, not as work in progress."""
 UNFINISHED = ("checkpoints/", "failures/")
-"""Where it is kept how far stages have come, and how they failed."""
+"""Folders of unfinished stages."""
 
 _log = logger(__name__)
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What `prune` removed, or would remove: stages that lost their weights, leftover files, and bytes of both.
+    """Result of `prune`: stages that lost their weights, leftover files, and the bytes of both.
 
-    `damages` are saved sweeps that cannot be read. They might need any weights, so that none are removed then.
+    `damages` describes saved sweeps that cannot be read. Such a sweep might need any weights, so none are removed.
     """
 
     stages: tuple[str, ...]
@@ -50,10 +50,15 @@ def sizes(store: Store) -> dict[str, tuple[int, int]]:
 
 
 def needed_weights(records: Mapping[str, StageRecord | StageSpec], plans: Iterable[Plan]) -> set[str]:
-    """Return the finished stages, or specs of what will be, from whose weights something starts, or which are results.
+    """Return the keys of the stages whose weights are needed: as results, or because other stages start from them.
 
-    They are dense stages, the ends of trials, rounds with no stage or several below them, and all that an unfinished
-    stage starts from, or may go on from to save work. Branches are counted over everything in the store and the plans.
+    These are dense stages, the ends of trials, rounds with no stage or several stages below them, and all stages that
+    an unfinished stage starts from, or may continue from to save work. Branches are counted over the whole store and
+    all plans.
+
+    Args:
+        records: key -> finished stage, or spec of a planned one
+        plans: plans whose unfinished stages count
     """
     children: dict[str, set[str]] = defaultdict(set)
     for key, record in records.items():
@@ -77,16 +82,16 @@ def needed_weights(records: Mapping[str, StageRecord | StageSpec], plans: Iterab
 
 
 def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pruned:
-    """Remove the weights that `store.keep` does not ask for, and what processes that died left behind.
+    """Remove the weights that `store.keep` does not ask for, and the leftovers of dead processes.
 
-    With `store.keep=all` that is as many of the weights that nothing starts from as are above `store.max_bytes`. Masks
-    and records always stay. The plans of all sweeps saved in the store count, so that none loses what it needs to go
-    on; a sweep is therefore saved before it runs.
+    With `store.keep=all`, weights are removed only while the store is larger than `store.max_bytes`: those that no
+    stage starts from, the oldest first. Masks and records always stay. No sweep saved in the store loses weights that
+    it needs to continue, which is why a sweep is saved before it runs.
 
     Args:
-        store: whose `keep` is the policy
-        plans: further plans whose needs count
-        dry_run: only say what would be removed
+        store: the store; its `keep` is the policy
+        plans: plans whose needs count, beside those of the saved sweeps
+        dry_run: remove nothing, only return what would be removed
     """
     store = replace(store, read_only=dry_run)
     entries = list(store.backend.entries())
@@ -100,7 +105,7 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
     belonging = {path for commit in commits.values() for path in commit.paths}
     leftovers = _left_behind(entries, belonging)
     leftovers |= _idle(entries, records, [*saved, *plans], damages)
-    if store.keep == "all":  # only as far as `max_bytes` asks, the oldest first
+    if store.keep == "all":
         room = math.inf if store.max_bytes is None else to_bytes(store.max_bytes)
         idle = _oldest(idle, records, sum(entry.bytes for entry in entries) - sum(leftovers.values()) - room)
     if not dry_run:
@@ -112,9 +117,9 @@ def prune(store: Store, plans: Iterable[Plan] = (), dry_run: bool = False) -> Pr
 
 
 def _left_behind(entries: Collection[Entry], belonging: Collection[str]) -> dict[str, int]:
-    """Return path -> bytes of what processes that died left behind: old, and not `belonging` to a finished stage.
+    """Return path -> bytes of files that dead processes left: old ones that do not belong to a finished stage.
 
-    Leases stay while any driver lives, which renews its own file and not those of what it holds.
+    Leases stay while any driver is alive: a driver renews its heartbeat and not the files of its leases.
     """
     before = time.time() - LEFTOVER_SECONDS
     owners = [entry for entry in entries if entry.path.startswith("leases/owners/") and entry.path.endswith(".json")]
@@ -129,7 +134,7 @@ def _left_behind(entries: Collection[Entry], belonging: Collection[str]) -> dict
 
 
 def _oldest(idle: Iterable[str], records: Mapping[str, StageRecord], excess: float) -> list[str]:
-    """Return those of the stages that were trained first whose weights make up `excess` bytes."""
+    """Return the stages that were trained first, as many as it takes to free `excess` bytes of weights."""
     found = []
     for key in sorted(idle, key=lambda key: records[key].started):
         if excess <= 0:
@@ -140,14 +145,14 @@ def _oldest(idle: Iterable[str], records: Mapping[str, StageRecord], excess: flo
 
 
 def _droppable(record: StageRecord) -> int:
-    """Return the bytes of what `drop_weights` takes from a stage."""
+    """Return the number of bytes that `drop_weights` frees in a stage."""
     return sum(record.files[name].bytes for name in DROPPABLE if name in record.files)
 
 
 def _idle(
     entries: Iterable[Entry], finished: Collection[str], plans: Iterable[Plan], damages: Collection[str]
 ) -> dict[str, int]:
-    """Return path -> bytes of checkpoints and failures that nothing asks for: of stages finished, or in no sweep."""
+    """Return path -> bytes of checkpoints and failures that are not needed: their stage is finished, or in no sweep."""
     wanted = {key for plan in plans for key in plan.stages} - set(finished)
     return {
         entry.path: entry.bytes
@@ -159,14 +164,14 @@ def _idle(
 
 
 def limit(store: Store, plan: Plan) -> None:
-    """Prune a store that is larger than its `max_bytes`; warn where what it must keep is larger still."""
+    """Prune a store that is larger than its `max_bytes`; warn if the remaining files still exceed the limit."""
     if store.max_bytes is None:
         return
     most, size = to_bytes(store.max_bytes), sum(entry.bytes for entry in store.backend.entries())
     if size > most and (left := size - prune(store, [plan]).bytes) > most:
         _log.warning(
-            "The store has %.1f MB, and `store.max_bytes` (=%s) cannot be kept: records, masks and weights that are "
-            "needed always stay. Raise it, or remove sweeps by `python -m orchestrator.store delete`.",
+            "The store has %.1f MB, more than `store.max_bytes` (=%s): records, masks and needed weights always stay. "
+            "Raise `store.max_bytes`, or remove sweeps with `python -m orchestrator.store delete`.",
             left / 1e6,
             store.max_bytes,
         )
@@ -175,17 +180,17 @@ def limit(store: Store, plan: Plan) -> None:
 def prune_sweep(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> set[str]:
     """Remove the weights of one sweep that `store.keep` does not ask for; return the stages that lost them.
 
-    `prune` does this for a whole store; here only the stages in `records` are looked at.
+    `prune` does this for a whole store; this function only looks at the stages in `records`.
 
     Args:
-        store: whose `keep` is the policy, and whose other sweeps' needs count
-        plan: the sweep that has ended
+        store: the store; its `keep` is the policy, and weights that its other sweeps need stay
+        plan: plan of the sweep that has ended
         records: its finished stages
 
     Raises:
-        StoreError: a saved sweep, which might need any weights, cannot be read; nothing was removed
+        StoreError: a saved sweep, which might need any weights, cannot be read; no weights were removed
     """
-    store.checkpoints.drop_all(records)  # of stages whose worker was lost between their commit and that
+    store.checkpoints.drop_all(records)  # a worker that is lost after a commit leaves its checkpoint behind
     store.failures.drop_all(records)
     if store.keep == "all":
         return set()
@@ -207,7 +212,7 @@ def _remove(store: Store, path: str) -> None:
 
 
 def verify(store: Store) -> list[str]:
-    """Read every file of every stage; return a sentence for each damaged stage, all of which are then set aside."""
+    """Read every file of every stage; set damaged stages aside and return a sentence for each."""
     damages = []
     for key in store.stages.known():
         try:
@@ -218,7 +223,7 @@ def verify(store: Store) -> list[str]:
 
 
 def saved_plans(store: Store) -> tuple[list[Plan], list[str]]:
-    """Return the plans of the sweeps saved in a store, and what is wrong with those that cannot be read."""
+    """Return the plans of the sweeps saved in a store, and a message for each sweep that cannot be read."""
     plans, damages = [], []
     for name in store.sweeps():
         try:

@@ -1,4 +1,4 @@
-"""A sweep as the store saves it: enough to rebuild its comparison and its view without the configuration behind it."""
+"""Saved sweeps: load, list, delete and copy them. A saved sweep can be compared and shown without its config files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
 FORMAT = 2
-"""Raised whenever the layout changes; other layouts are refused."""
+"""Number of the format, raised with every change; other formats are refused."""
 
 OF_STAGES = ("stages", "checkpoints", "failures")
-"""Where a store holds what belongs to a stage, below its key."""
+"""Folders of a store in which each stage has an entry under its key."""
 
 
 @dataclass(frozen=True)
 class SavedSweep:
-    """What a sweep was, what came of it, and which stages failed last time (stage key -> why)."""
+    """A saved sweep: its plan, the records of its finished stages, and its failures (stage key -> reason)."""
 
     info: SweepInfo
     plan: Plan
@@ -39,7 +39,7 @@ class SavedSweep:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `manifest` made, as it must be to be read."""
+    """The data that `manifest` made; checks types when it is read."""
 
     config: Mapping[str, Any]
     command: str
@@ -56,7 +56,7 @@ class _Compare:
 
 @dataclass(frozen=True)
 class _Config:
-    """What is read of a trial's configuration by name."""
+    """The parts of a trial's configuration that are read by name; checks their types."""
 
     method: Mapping[str, Any]
     schedule: Mapping[str, Any]
@@ -69,7 +69,7 @@ class _Config:
 
 
 def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return what `Store.save_sweep` is to keep of a sweep: plain data, secrets left out."""
+    """Return a sweep as plain data for `Store.save_sweep`; secrets in its plan are left out."""
     return {
         "format": FORMAT,
         "config": info.config,
@@ -82,7 +82,7 @@ def manifest(info: SweepInfo, plan: Plan, failures: Mapping[str, str] | None = N
 
 
 def load(store: Store, name: str) -> SavedSweep:
-    """Return the sweep saved as `name`, with the records of its finished stages; raise what `read` raises."""
+    """Return the sweep saved as `name`, with the records of its finished stages; raise as `read` does."""
     sweep = read(store, name)
     records = store.finished(sweep.plan.stages)
     return replace(sweep, records=records, failures={**_set_aside(store, sweep.plan, records), **sweep.failures})
@@ -98,7 +98,7 @@ def read(store: Store, name: str) -> SavedSweep:
     data = store.load_sweep(name)
     if data.get("format") != FORMAT:
         raise OrchestratorError(
-            f"the sweep {name!r} was saved in format {quoted(data.get('format'))}, this release reads {FORMAT}; "
+            f"the sweep {name!r} was saved in format {quoted(data.get('format'))}, and this release reads {FORMAT}; "
             "use the release that wrote it, or run the sweep again: finished stages are kept"
         )
     with store.reading_sweep(name):
@@ -111,21 +111,21 @@ def read(store: Store, name: str) -> SavedSweep:
 
 
 def plan_of(store: Store, name: str) -> Plan:
-    """Return the plan of the sweep saved as `name`; raise StoreError where it cannot be read."""
+    """Return the plan of the sweep saved as `name`; raise StoreError if it cannot be read."""
     with store.reading_sweep(name):
         return Plan.from_json(store.load_sweep(name).get("plan", {}))
 
 
 def _set_aside(store: Store, plan: Plan, records: Mapping[str, StageRecord]) -> dict[str, str]:
-    """Return a reason for each stage of a plan that is not there because it was found damaged."""
+    """Return stage key -> reason for the stages of a plan that are missing because they were found damaged."""
     damaged = {name.rpartition("-")[0] for name in store.backend.names("quarantine")}
-    reason = "it was damaged, and set aside in the store's quarantine/; run the sweep again to repeat it"
+    reason = "it was damaged and was set aside in the store's quarantine/; run the sweep again to repeat it"
     return {key: reason for key in plan.stages if key in damaged and key not in records}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A saved sweep in a line: when it was saved last, what came of it, the bytes of its stages and checkpoints.
+    """One line about a saved sweep: the time of its last save, its status, the bytes of its stages and checkpoints.
 
     `saved` is None for a link, which is not followed.
     """
@@ -140,7 +140,7 @@ class Summary:
 
 
 def summaries(store: Store) -> list[Summary]:
-    """Return a summary of each sweep of a store, the one saved last first; no record is read."""
+    """Return a summary of each sweep in a store, the last saved first; no record is read."""
     sizes: dict[str, int] = {}
     done, saved = set[str](), dict[str, float]()
     for entry in store.backend.entries():
@@ -174,86 +174,86 @@ def summaries(store: Store) -> list[Summary]:
 
 
 def status_of(store: Store, sweep: SavedSweep, finished: bool) -> str:
-    """Return what came of a sweep of which all trials are `finished`, or not."""
+    """Return a sweep's status: running, finished, failed or unfinished; `finished` says whether all its trials are."""
     if leased(store, sweep.plan.stages):
         return "running"
     return "finished" if finished else "failed" if sweep.failures else "unfinished"
 
 
 def chosen_sweep(store: Store, name: str | None, argument: str = "SWEEP") -> str:
-    """Return the full name of the sweep asked for, by how it begins; without a name, that of the one saved last.
+    """Return the full name of the sweep whose name begins with `name`; without a name, the sweep saved last.
 
     Raises:
-        OrchestratorError: there is none, or several; the message quotes `argument`
+        OrchestratorError: no sweep matches, or several do; the message quotes `argument`
     """
     if name is not None:
         return chosen_sweeps(store.sweeps(), [name], str(store), argument)[0]
     found = summaries(store)
     if not found:
-        raise OrchestratorError(f"{store} holds no sweeps; run one, or name the store of another")
+        raise OrchestratorError(f"{store} holds no sweeps; run one, or name another store")
     return found[0].name
 
 
 def chosen_sweeps(known: Sequence[str], names: Sequence[str], where: str, argument: str = "SWEEP") -> list[str]:
-    """Return the full names of the sweeps asked for, by how they begin; raise OrchestratorError as `chosen_sweep`."""
+    """Return the full names of the sweeps whose names begin with `names`; raise as `chosen_sweep` does."""
     chosen = []
     for name in names:
         matches = [name] if name in known else [other for other in known if name and other.startswith(name)]
         if len(matches) > 1:
             raise OrchestratorError(
-                f"`{argument}` (={name!r}) fits several, {', '.join(matches)}; give more of the name"
+                f"`{argument}` (={name!r}) matches several sweeps, {', '.join(matches)}; type more of the name"
             )
         if not matches:
-            stems = {other: other.rpartition("-")[0] for other in known}  # without the digest behind it
+            stems = {other: other.rpartition("-")[0] for other in known}  # without the digest at the end
             near = get_close_matches(name, [*known, *stems.values()])
             close = [other for other in known if other in near or stems[other] in near][:3]
             meant = f"did you mean {' or '.join(close)}? " if close else ""
             raise OrchestratorError(
-                f"`{argument}` (={name!r}) is not there; {meant}{where} holds: {', '.join(known) or 'none'}"
+                f"`{argument}` (={name!r}) does not exist; {meant}{where} holds: {', '.join(known) or 'none'}"
             )
         chosen += matches
     return chosen
 
 
 def leased(store: Store, keys: Collection[str]) -> list[str]:
-    """Return the living drivers that train any of these stages."""
+    """Return the live drivers that hold a lease on any of these stages."""
     leases = store.leases()
     held = {name.partition("@")[0] for name in store.backend.names("leases/stages")}.intersection(keys)
     return sorted({owner for key in held if (owner := leases.holder(key)) is not None})
 
 
 def only_of(store: Store, name: str) -> list[str]:
-    """Return the stages that no other saved sweep has in its plan, those first that start from others.
+    """Return the stages that are in no other saved sweep's plan, children before their parents.
 
     Raises:
-        StoreError: another sweep cannot be read, which may need any
+        StoreError: another sweep cannot be read, so any stage might belong to it
     """
     others = {key for other in store.sweeps() if other != name for key in plan_of(store, other).stages}
     try:
         return [key for key in reversed(list(plan_of(store, name).stages)) if key not in others]
-    except StoreError:  # its file is damaged, and what it had is not known
+    except StoreError:  # the sweep's own file is damaged, so its stages are unknown
         return []
 
 
 def delete(store: Store, name: str) -> None:
-    """Remove a sweep and the stages of `only_of`; the sweep goes last, so that what was interrupted can go on.
+    """Remove a sweep and its stages that no other sweep needs. The sweep goes last, so an interrupted call can go on.
 
     Raises:
         StoreError: one of these stages is being trained, or another sweep cannot be read; nothing was removed then
     """
     keys = only_of(store, name)
     if drivers := leased(store, keys):
-        raise StoreError(f"{name} is being trained by {', '.join(drivers)}: stop that, or wait for its end")
+        raise StoreError(f"{name} is being trained by {', '.join(drivers)}; stop that process, or wait until it ends")
     for key in keys:
         store.discard(key)
     store.remove_sweep(name)
 
 
 def copy(store: Store, name: str, target: Store) -> int:
-    """Copy a sweep and its finished stages, every file verified on both sides; return how many stages were copied.
+    """Copy a sweep and its finished stages, with every file verified on both sides; return the number of stages copied.
 
-    What the target has is left as it is. The sweep is saved first, so that nothing there drops what it needs, and a
-    copy that was interrupted goes on.
+    Stages that the target has already stay as they are. The sweep is saved first, so that no process drops its stages
+    from the target, and an interrupted copy can go on.
 
     Raises:
         StoreError: the target is the store itself, or holds a stage with other weights; nothing was copied then

@@ -1,4 +1,4 @@
-"""JSON files that carry the digest of their own content, so that a truncated or altered one is noticed."""
+"""Sealed JSON files: each holds the digest of its own content, so that truncation and changes are noticed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BODY = len(_OPENING) + 64 + len(b'",')
 
 
 def seal(data: Mapping[str, Any]) -> bytes:
-    """Return `data` (not empty, plain) as a JSON object whose first member `sha256` is the digest of all the others.
+    """Return `data` (plain data, not empty) as a JSON object whose first member `sha256` is the digest of the others.
 
-    sha256 = SHA-256(JSON of data, its order kept, without spaces)
+    sha256 = SHA-256(JSON of data in its order, without spaces)
 
     Raises:
-        ValueError: `data` holds NaN or an infinity, which JSON cannot carry, or is too large to be read again
+        ValueError: `data` holds NaN or an infinity, which JSON cannot represent, or is too large to be read again
     """
     body = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     refuse_large(body)
@@ -26,15 +26,15 @@ def seal(data: Mapping[str, Any]) -> bytes:
 
 
 def unseal(content: bytes) -> dict[str, Any]:
-    """Return what `seal` was given.
+    """Return the data that `seal` was given.
 
     Raises:
-        ValueError: the content is not what was sealed (the message gives the digest expected and the one found), or
-            beyond the bounds of `parse_json`
+        ValueError: the content was changed (the message gives the expected and the found digest), or exceeds the limits
+            of `parse_json`
     """
     expected = content[len(_OPENING) : len(_OPENING) + 64].decode(errors="replace")
     if not content.startswith(_OPENING) or len(content) <= _BODY or not expected.isalnum():
-        raise ValueError(f"expected a sealed JSON file, found {len(content)} other bytes")
+        raise ValueError(f"expected a sealed JSON file, found {len(content)} bytes without a seal")
     body = b"{" + content[_BODY:]
     if expected != (found := digest(body)) or content[_BODY - 2 : _BODY] != b'",':
         raise ValueError(f"expected SHA-256 {expected}, found {found}")

@@ -1,14 +1,14 @@
-"""The truth of a sweep: finished stages, addressed by their keys, committed whole or not at all.
+"""The store of a sweep: finished stages, addressed by their keys, each committed whole or not at all.
 
-    ROOT/store.json                     which layout this is
+    ROOT/store.json                     number of the layout
     ROOT/stages/KEY/record.json         the commit of a stage, sealed with its own digest
-    ROOT/stages/KEY/[ATTEMPT/]NAME      its files, whose digests the record holds
-    ROOT/checkpoints/KEY/               where a stage was that has not ended
-    ROOT/failures/KEY                   how a stage failed that would fail so again
-    ROOT/sweeps/NAME.json               what a sweep was, to rebuild its comparison
-    ROOT/preflights/KEY                 what can run: tried once, and safe to forget
+    ROOT/stages/KEY/[ATTEMPT/]NAME      the stage's files, whose digests the record holds
+    ROOT/checkpoints/KEY/               checkpoint of an unfinished stage
+    ROOT/failures/KEY                   failure of a stage that would fail the same way again
+    ROOT/sweeps/NAME.json               command, configuration and plan of a sweep, to rebuild its comparison
+    ROOT/preflights/KEY                 successful preflight checks, which need not be repeated; safe to delete
     ROOT/quarantine/KEY-*/              damaged stages, each with a reason.txt
-    ROOT/leases/, probes/, tmp/         what running drivers need; no result is ever in them
+    ROOT/leases/, probes/, tmp/         work files of running drivers; never results
 
 Nothing is ever unpickled, and no name from a plan or a record leads out of the root.
 """
@@ -41,22 +41,22 @@ from orchestrator.store.unfinished.checkpoints import Checkpoints
 from orchestrator.store.unfinished.failures import Failures
 
 FORMAT = 1
-"""Raised whenever the layout changes: a store of another layout is refused, never misread."""
+"""Number of the layout, raised with every change; stores with another number are refused, never misread."""
 
 Keep = Literal["needed", "all"]
-"""`needed`: the weights of dense stages, branch points, ends of trials, and whatever a resumed sweep starts from."""
+"""Whose weights stay: of all stages, or of dense stages, branch points, ends of trials, and restarts (`needed`)."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """Finished stages at `uri`; a small value that pickles (its connection stays behind).
+    """Store of finished stages at `uri`; a small value that pickles, without its connection.
 
     Args:
         uri: a directory (made absolute here), or any fsspec URI such as `s3://bucket/prefix`
-        keep: whose weights `retention.prune` leaves, see `Keep`
+        keep: whose weights `retention.prune` keeps, see `Keep`
         options: arguments of the fsspec file system, such as `endpoint_url`
-        max_bytes: what `retention.limit` holds the store to, as a number or as text such as `50GB`
-        read_only: leave a damaged stage where it is
+        max_bytes: size limit that `retention.limit` applies, as a number of bytes or as text such as `50GB`
+        read_only: leave damaged stages where they are
 
     Raises:
         StoreError: an unknown protocol, or one whose package is not installed
@@ -84,7 +84,7 @@ class Store:
 
     @cached_property
     def backend(self) -> Backend:
-        """The place behind `uri`, once its layout is known to be ours."""
+        """The backend for `uri`, after checking that this release can read the store's layout."""
         backend: Backend = ObjectBackend(self.uri, self.options) if "://" in self.uri else LocalBackend(self.uri)
         try:
             found = read_as(_Layout, parse_json(backend.read("store.json")))
@@ -92,57 +92,57 @@ class Store:
             return backend
         except ValueError as error:
             raise StoreError(
-                f"{self._name}: store.json is damaged: {error}. It holds nothing but the layout: if this release wrote "
-                f"the store, write {_LAYOUT} to it; `python -m orchestrator.store verify` then checks all else"
+                f"{self._name}: store.json is damaged: {error}. The file holds only the number of the layout: if this "
+                f"release wrote the store, write {_LAYOUT} to it; `python -m orchestrator.store verify` checks the rest"
             ) from None
         if found.format != FORMAT:
             raise StoreError(
-                f"{self._name}: store.json is of format {found.format}, and this release reads {FORMAT}; use the "
+                f"{self._name}: store.json has format {found.format}, and this release reads {FORMAT}; use the "
                 "release that wrote it, or another `store.uri`"
             )
         return backend
 
     def opened(self, exists: bool = False) -> Self:
-        """Return the store once its layout is known to be ours.
+        """Return the store itself, after checking that this release can read its layout.
 
         Args:
-            exists: refuse one in which nothing was ever written, and what holds other things alone
+            exists: also refuse a place that is missing or empty, or that holds other files and no store
 
         Raises:
-            StoreError: it is damaged or of another layout, cannot be read, or is not there
+            StoreError: the store is damaged, has another layout, cannot be read, or does not exist
         """
         found = self.backend.names("")
         if exists and not {"store.json", "sweeps", "stages"}.intersection(found):
-            what = "holds other things than a store" if found else "is not there, or empty"
-            raise StoreError(f"{self._name} {what}; pass where sweeps ran")
+            what = "holds other files and no store" if found else "does not exist or is empty"
+            raise StoreError(f"{self._name} {what}; pass the store of your sweeps")
         return self
 
     @cached_property
     def stages(self) -> Stages:
-        """The commit protocol on that place, and what is in the files of finished stages."""
+        """The finished stages: their commits and the contents of their files."""
         return Stages(self.backend, self._name, self.read_only)
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
-        """The states of stages that have not ended."""
+        """The checkpoints of unfinished stages."""
         return Checkpoints(self.backend, self._name)
 
     @cached_property
     def failures(self) -> Failures:
-        """How stages failed that would fail so again."""
+        """The failures of stages that would fail the same way again."""
         return Failures(self.backend)
 
     def finished(self, keys: Iterable[str]) -> dict[str, StageRecord]:
-        """Return the records of those `keys` that are committed.
+        """Return the records of those `keys` that are finished.
 
-        A stage whose parent now has other weights than those it started from is not finished: it was damaged and
-        repeated elsewhere, say, and its results do not belong to what stands there now.
+        A stage counts as unfinished if its parent's weights are no longer those it started from, for example because
+        the parent was damaged and repeated with another result.
 
-        A damaged stage is set aside, named in a warning and left out. The sizes of files are compared where that costs
-        no request (local paths); their digests are checked by `read`.
+        A damaged stage is set aside, named in a warning and left out. In a directory the sizes of files are checked
+        here, as that costs no request; digests are checked by `read`.
 
         Raises:
-            StoreError: a record of another version, which is refused and never misread
+            StoreError: a record has another version
         """
         records = {key: commit.record for key, commit in self.stages.all_standing(keys).items()}
         parents = {record.inputs[NETWORK] for record in records.values() if NETWORK in record.inputs} - records.keys()
@@ -150,11 +150,12 @@ class Store:
         return {key: record for key, record in records.items() if _follows(record, above)}
 
     def resumable(self, plan: Plan) -> dict[str, StageRecord]:
-        """Return the finished stages of a plan, less those below one that is not, and those whose weights are needed.
+        """Return the finished stages of a plan that need not be run again.
 
-        What is below a stage that must be repeated may be finished all the same: once its bits are known the worker
-        sees. Weights are needed again where a later sweep branches from a stage whose weights `retention.prune` has
-        dropped. Committing the repeated stage puts them back.
+        Two kinds of finished stages are left out: stages below an unfinished one, and stages whose weights an
+        unfinished stage needs but `retention.prune` has dropped, as when a later sweep branches there. Committing such
+        a repeated stage puts its weights back. The worker skips a stage below a repeated one if the parent's weights
+        are the same as before.
         """
         done = self.finished(plan.stages)
         for key, spec in plan.stages.items():
@@ -169,23 +170,24 @@ class Store:
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
         """Commit a stage and its files, all or nothing, and return the record that stands.
 
-        Files are hashed as they are written and never held whole; on the way to an object store they lie on the disk of
-        this node, under $TMPDIR.
+        Files are hashed as they are written and never held in memory as a whole. On the way to an object store they lie
+        on this node's disk, under $TMPDIR.
 
-        Of several attempts at a stage one wins; the others' work is dropped, and they are returned the winner's record.
+        If several processes commit a stage, one wins. The others' work is dropped, and they get the winner's record.
 
         Args:
-            record: of the stage; its `files` are filled in here
-            files: relative name -> what writes the content; called again if another process interferes
+            record: the stage's record; its `files` are filled in here
+            files: relative name -> function that writes the content; called again if another process interferes
 
         Raises:
-            StoreError: the store is full, read-only or away, or a name leaves the stage; nothing is committed then
+            StoreError: the store is full, read-only or unreachable, or a name leaves the stage's folder; nothing is
+                committed then
         """
         self.mark()
         return self.stages.commit(record, files)
 
     def read(self, key: str, name: str) -> bytes:
-        """Return a small file of a finished stage, its digest checked.
+        """Return the content of a small file of a finished stage, with its digest checked.
 
         Raises:
             StageDamaged: the file is missing, truncated or altered; the stage has been set aside
@@ -194,37 +196,37 @@ class Store:
         return self.stages.read(key, name)
 
     def fetch(self, key: str, name: str) -> Path:
-        """Return where a file of a finished stage lies on this node, its digest checked; raise what `read` raises.
+        """Return the path on this node of a file of a finished stage, with its digest checked; raise as `read` does.
 
-        A file of a local store lies in it. One of an object store is kept under $TMPDIR, where a later one may take its
-        place: open it at once (an open or mapped file stays whole), and never write to it.
+        For a local store, the path lies in the store. For an object store, the file is kept under $TMPDIR until later
+        files displace it: open it at once (an open or mapped file stays whole), and never write to it.
         """
         return self.stages.fetch(key, name)
 
     def drop_weights(self, keys: Iterable[str]) -> None:
-        """Delete weights, and states of trainings, of finished stages and strike them from their records."""
+        """Delete the weights and training states of finished stages, and remove them from the records."""
         self.stages.drop_weights(keys)
 
     def discard(self, key: str) -> None:
-        """Forget a stage, so that the next run repeats it from its start."""
+        """Remove a stage with its checkpoint and failure, so that the next run repeats it from its start."""
         self.backend.remove_folder(folder_of(key))
         self.checkpoints.drop(key)
         self.failures.drop(key)
 
     def leases(self, owner: str = "", ttl: float = LEASE_SECONDS, clock: Callable[[], float] = time.time) -> Leases:
-        """Return the means by which drivers that share this store keep from training a stage at the same time."""
+        """Return the leases by which drivers that share this store avoid training a stage at the same time."""
         return Leases(self.backend, owner, ttl, clock)
 
     def save_sweep(self, name: str, info: Mapping[str, Any]) -> None:
-        """Save what a sweep was (plain data: command, config, plan, ...), replacing what was saved under that name."""
+        """Save a sweep (plain data: command, config, plan, ...), replacing an earlier one of the same name."""
         self.mark()
         self.backend.write(_sweep_path(name), seal({"name": name, **info}))
 
     def load_sweep(self, name: str) -> dict[str, Any]:
-        """Return what `save_sweep` was given.
+        """Return the data that `save_sweep` was given.
 
         Raises:
-            StoreError: there is no such sweep (the message names those there are), its file is damaged or a link
+            StoreError: there is no such sweep (the message lists the sweeps), or its file is damaged or a link
         """
         try:
             with self.reading_sweep(name):
@@ -232,13 +234,13 @@ class Store:
         except FileNotFoundError as error:
             known = self.sweeps()
             if name in known and error.strerror:
-                why = f"{_sweep_path(name)} cannot be read: {error.strerror}; put the file itself there, or remove it"
+                why = f"{_sweep_path(name)} cannot be read: {error.strerror}; put a regular file there, or remove it"
                 raise StoreError(f"{self._name}: {why}") from None
             raise StoreError(f"{self._name} holds no sweep {name!r}; it holds: {', '.join(known) or 'none'}") from None
 
     @contextmanager
     def reading_sweep(self, name: str) -> Iterator[None]:
-        """Say of a ValueError that the sweep's file is damaged, and what to do."""
+        """Turn a ValueError into a StoreError which says that the sweep's file is damaged."""
         try:
             yield
         except ValueError as error:
@@ -253,15 +255,15 @@ class Store:
         return [name for name in names if is_component(name)]
 
     def remove_sweep(self, name: str) -> None:
-        """Forget a sweep; its stages stay."""
+        """Remove a saved sweep; its stages stay."""
         self.backend.remove(_sweep_path(name))
 
     def preflights(self) -> set[str]:
-        """Return the keys that `save_preflights` was given."""
+        """Return the keys of successful preflight checks."""
         return set(self.backend.names("preflights"))
 
     def save_preflights(self, keys: Iterable[str]) -> None:
-        """Remember what was found to run, so that it is not tried again."""
+        """Save the keys of successful preflight checks, so that they are not repeated."""
         self.mark()
         for key in keys:
             self.backend.write(f"preflights/{component(key, 'key')}", seal({"passed": time.time()}))
@@ -275,7 +277,7 @@ class Store:
         return self.backend.create("store.json", _LAYOUT.encode())
 
     def mark(self) -> None:
-        """Make sure that the store says which layout it has, once a process."""
+        """Write store.json if it is missing; done once in each process."""
         _ = self._marked
 
 
@@ -290,7 +292,7 @@ _LAYOUT = canonical_json({"format": FORMAT})
 
 
 def _follows(record: StageRecord, above: Mapping[Key, StageRecord]) -> bool:
-    """Whether a stage started from what stands as its parent, as far as that is there."""
+    """Whether a stage started from its parent's current weights; True if the parent is not finished."""
     parent = above.get(record.inputs.get(NETWORK, ""))
     return parent is None or record.started_from == parent.weights_digest
 

@@ -1,1 +1,1 @@
-"""What a store keeps of stages that have ended: their commits, and what their files hold."""
+"""Finished stages in a store: their commits and the contents of their files."""

@@ -1,4 +1,4 @@
-"""The commit protocol of a store: a stage is there whole, with the digests of its files, or it is not there."""
+"""The commit protocol of a store: a finished stage is whole, with digests of all its files, or absent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.store.finished.stage_contents import Masks
 
 _REQUESTS = 32
-"""Stages that are looked at side by side on an object store."""
+"""Number of stages that are examined in parallel on an object store."""
 
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed")
@@ -35,20 +35,23 @@ _log = store_logger(__name__)
 
 
 class StageDamaged(StageMissing):
-    """A file of a finished stage is not what its record says; the stage was set aside, so the next run repeats it."""
+    """A file of a finished stage differs from its record. The stage was set aside, so the next run repeats it."""
 
 
 class Stages:
-    """The finished stages behind a backend; `name` is what messages call the store.
+    """Finished stages in a backend.
 
-    Where `read_only`, what is damaged is left where it is.
+    Args:
+        backend: where the bytes lie
+        name: the store's name in messages
+        read_only: leave damaged stages where they are
     """
 
     def __init__(self, backend: Backend, name: str, read_only: bool = False) -> None:
         self._backend, self._name, self._read_only = backend, name, read_only
 
     def standing(self, key: str) -> Commit | None:
-        """Return what is committed, or None; what is damaged is set aside and named in a warning."""
+        """Return the commit of a stage, or None. A damaged stage is set aside and named in a warning."""
         try:
             return self._examine(key)
         except StageDamaged as error:
@@ -56,40 +59,44 @@ class Stages:
             return None
 
     def known(self) -> list[str]:
-        """Return the keys of all stages that may be committed; a folder of another name is none of ours."""
+        """Return the keys of all stages that may be committed; folders whose name is not a key are ignored."""
         return [name for name in self._backend.names("stages") if is_component(name)]
 
     def all_standing(self, keys: Iterable[str]) -> dict[str, Commit]:
-        """Return `standing` of many keys, those that have one."""
+        """Return the commits of those `keys` that have one, as `standing` does."""
         found = self._each(self.standing, dict.fromkeys(keys))
         return {commit.key: commit for commit in found if commit is not None}
 
     def commit(self, record: StageRecord, files: Mapping[str, FileWriter]) -> StageRecord:
-        """Commit a stage unless it is; put weights back that were dropped; return the record that stands."""
+        """Commit a stage unless it is committed; put dropped weights back; return the record that stands."""
         for name in files:
             check_name(name)
-        record = parse(self._sealed(Commit(record, "")), record.key).record  # as it will be read, or refused by now
+        # The record as readers will see it; a record that nobody could read is refused here.
+        record = parse(self._sealed(Commit(record, "")), record.key).record
         for _ in range(5):
             standing = self.standing(record.key)
             if standing is None:
                 if (committed := self._publish(record, files)) is not None:
                     return committed
             elif standing.record.started_from != record.started_from:
-                self._set_aside(record.key, "what it had started from was repeated, and is other weights now")
+                self._set_aside(record.key, "its parent was repeated, and has other weights now")
             elif WEIGHTS in standing.record.files or WEIGHTS not in files:
                 return standing.record
             elif canonical_json(standing.record.result()) == canonical_json(record.result()):
                 return self._put_back(standing, files)
             else:
                 self._set_aside(record.key, "its weights had been dropped, and repeating it gave another result")
-        raise StoreError(f"{self._name}: {folder_of(record.key)} kept changing while it was written; run again")
+        raise StoreError(
+            f"{self._name}: other processes kept changing {folder_of(record.key)} while it was written; run the same "
+            "command again"
+        )
 
     def read(self, key: str, name: str) -> bytes:
-        """Return a small file of a finished stage, its digest checked."""
+        """Return the content of a small file of a finished stage, with its digest checked."""
         return self._verified(key, name, self._small)[0]
 
     def fetch(self, key: str, name: str) -> Path:
-        """Return where a file of a finished stage lies on this node, its digest checked."""
+        """Return the path on this node of a file of a finished stage, with its digest checked."""
         return self._verified(key, name, self._backend.fetch)[0]
 
     def tensors(self, key: str, name: str) -> dict[str, Tensor]:
@@ -111,13 +118,13 @@ class Stages:
     def check(self, key: str) -> None:
         """Read every file of a stage; raise StageDamaged for the first that is damaged."""
         commit = self._examine(key)
-        if commit is None and not self._backend.remote:  # where a stage is published with its record
+        if commit is None and not self._backend.remote:  # a directory publishes a stage together with its record
             raise self._damaged(key, RECORD, "found no such file")
         for name in commit.record.files if commit else ():
             self._verified(key, name, lambda path, _: (None, self._backend.describe(path)))
 
     def _most_entries(self, commit: Commit) -> int:
-        """Return how many mask entries may be read: a small number, or as many as the weights beside have bytes."""
+        """Return the limit on mask entries to read: MOST_ENTRIES, or the bytes of the stage's weights if larger."""
         with suppress(FileNotFoundError):
             if WEIGHTS in commit.record.files and commit.record.prunable_parameters > MOST_ENTRIES:
                 return max(MOST_ENTRIES, self._backend.size(commit.path(WEIGHTS)))
@@ -134,30 +141,33 @@ class Stages:
         get: Callable[[str, FileInfo], tuple[_T, FileInfo]],
         parser: Callable[[_T, Commit], _Parsed],
     ) -> _Parsed:
-        """Parse a file of a finished stage whose digest fits; a file that the parser refuses is damaged all the same.
+        """Parse a file of a finished stage after its digest was checked.
 
-        Anybody can write a record with the digest of any file.
+        A file that the parser refuses is damaged even if its digest is right: whoever can write the file can write a
+        record with its digest.
         """
         content, commit = self._verified(key, name, get)
         try:
             return parser(content, commit)
         except ValueError as error:
             reason = str(error)
-        if self._examine(key) != commit:  # another process repeated it, just now
+        if self._examine(key) != commit:  # another process has just repeated the stage
             return self._parsed(key, name, get, parser)
         raise self._damaged(key, name, reason)
 
     def _verified(self, key: str, name: str, get: Callable[[str, FileInfo], tuple[_T, FileInfo]]) -> tuple[_T, Commit]:
-        """Return a file of a finished stage as `get` gives it, if its digest is that of the record, and the commit."""
+        """Return a file of a finished stage, read by `get`, and the commit; raise if the digest is not the record's."""
         check_name(name)
         commit = self._examine(key)
         if commit is None:
             raise StageMissing(f"{self._name}: stage {key} is not finished; run its sweep again", key)
         if name not in commit.record.files:
-            remedy = (
-                "its weights were dropped; a run that needs them repeats it" if name in DROPPABLE else "there is none"
+            reason = (
+                "its weights were dropped; a run that needs them repeats the stage"
+                if name in DROPPABLE
+                else "the stage never had it"
             )
-            raise StageMissing(f"{self._name}: no {name} in stage {key}: {remedy}", key)
+            raise StageMissing(f"{self._name}: no {name} in stage {key}: {reason}", key)
         expected = commit.record.files[name]
         try:
             content, info = get(commit.path(name), expected)
@@ -166,12 +176,12 @@ class Stages:
             found = _described(info)
         except FileNotFoundError:
             found = "no such file"
-        if self._examine(key) != commit:  # another process dropped its weights or repeated it, just now
+        if self._examine(key) != commit:  # another process has just dropped the weights or repeated the stage
             return self._verified(key, name, get)
         raise self._damaged(key, name, f"expected {_described(expected)}, found {found}")
 
     def drop_weights(self, keys: Iterable[str]) -> None:
-        """Delete weights (and states) of finished stages, once they are struck from the record; all else stays."""
+        """Delete weights and training states of finished stages, after removing them from the records."""
         self._each(self._drop_weights, keys)
 
     def _drop_weights(self, key: str) -> None:
@@ -183,7 +193,7 @@ class Stages:
                 self._backend.remove(commit.path(name))
 
     def _each(self, act: Callable[[str], _T], keys: Iterable[str]) -> list[_T]:
-        """Do one thing for many stages: side by side where each costs requests."""
+        """Call a function for many stages, in parallel if the backend is remote."""
         if not self._backend.remote:
             return [act(key) for key in keys]
         with ThreadPoolExecutor(_REQUESTS) as pool:
@@ -205,7 +215,7 @@ class Stages:
             if standing is None:
                 self._set_aside(record.key, "a folder without a record")
         elif standing is not None and standing.attempt == attempt:
-            return standing.record  # the acknowledgement of our own write was lost, and its repetition refused
+            return standing.record  # our write succeeded but its reply was lost, and the retry was refused
         else:
             self._backend.remove_folder(f"{folder}/{attempt}")
         return None
@@ -226,12 +236,12 @@ class Stages:
             parse(content, commit.key)
         except ValueError as error:
             raise StoreError(
-                f"the record of stage {commit.key} holds NaN, an infinity or what no record can say: {error}"
+                f"the record of stage {commit.key} holds NaN, an infinity or other values that are not allowed: {error}"
             ) from error
         return content
 
     def _examine(self, key: str) -> Commit | None:
-        """Return what is committed, or None; raise StageDamaged, once it is set aside, for what is damaged."""
+        """Return the commit of a stage, or None; set a damaged stage aside and raise StageDamaged."""
         try:
             content = self._backend.read(f"{folder_of(key)}/{RECORD}")
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The commit of a stage: its record, sealed, and the folder that its files lie in."""
+"""The commit of a stage: its sealed record, and the folder of its files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.store.sealed_json import unseal
 
 @dataclass(frozen=True)
 class Commit:
-    """A standing record, and the folder below the stage's own in which that attempt's files lie ("" for none)."""
+    """A committed record and its attempt: the subfolder of the stage's folder with the files ("" for none)."""
 
     record: StageRecord
     attempt: str
@@ -27,11 +27,11 @@ class Commit:
 
     @property
     def paths(self) -> set[str]:
-        """Where all that belongs to the stage lies."""
+        """The paths of the record and of all files of the stage."""
         return {f"{folder_of(self.key)}/{RECORD}", *(self.path(name) for name in self.record.files)}
 
     def path(self, name: str) -> str:
-        """Return where a file of the stage lies."""
+        """Return the path of a file of the stage."""
         return f"{folder_of(self.key)}/{join(self.attempt, name)}"
 
 
@@ -68,13 +68,13 @@ def parse(content: bytes, key: str) -> Commit:
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a file that would leave its stage, or take the place of its record."""
+    """Raise StoreError for a file name that leaves the stage's folder or would replace the record."""
     for part in name.split("/"):
         component(part, "name")
     if name == RECORD:
-        raise StoreError(f"`name` (={RECORD!r}) is the store's own; choose another")
+        raise StoreError(f"`name` (={RECORD!r}) is reserved for the store; choose another")
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path of a file in a folder; "" stands for the folder that everything is in."""
+    """Return the path of a file in a folder; "" means no folder."""
     return f"{folder}/{name}" if folder else name

@@ -1,6 +1,6 @@
-"""How the files of finished stages are parsed: tensors, masks and values, in memory bounded by what the store holds.
+"""Parsers for the files of finished stages: tensors, masks and values, in memory bounded by the store's own size.
 
-A digest that fits proves nothing of a file, for whoever wrote the file wrote the record, too.
+The digest in a record does not make a file trustworthy: whoever wrote the file could write the record, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Masks = Mapping[str, NDArray[np.bool_]]
 
 MOST_HEADER = 2**25
-"""Largest header of a safetensors file in bytes: some 200,000 tensors."""
+"""Largest accepted header of a safetensors file in bytes: some 200,000 tensors."""
 MOST_ENTRIES = 2**27
-"""Largest number of mask entries that are read where the stage keeps no weights of as many bytes."""
+"""Largest accepted number of mask entries, unless the stage's weights have more bytes than that."""
 
 
 def tensors_in(path: Path) -> dict[str, Tensor]:
@@ -41,34 +41,36 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         if header > MOST_HEADER:
             raise ValueError(f"its header has {header} bytes, more than {MOST_HEADER}")
         return load_file(path)
-    except Exception as error:  # of safetensors' own kind, and of torch's for dtypes and shapes that it lacks
+    except Exception as error:  # safetensors raises its own errors, and torch others for unknown dtypes and shapes
         raise ValueError(f"no tensors can be read: {_short(error)}") from error
 
 
 def masks_in(content: bytes, record: StageRecord, most: int = MOST_ENTRIES) -> Masks:
-    """Return the masks of a stage from their file, once their shapes are those of the record.
+    """Return the masks of a stage from the content of their file, after checking their sizes against the record.
 
     Args:
-        content: the file, in whose few bytes any number of equal entries can stand
-        record: of the stage
-        most: entries that memory may be taken for
+        content: the file; it is compressed, so a few bytes can hold any number of equal entries
+        record: the stage's record
+        most: largest number of entries to allocate memory for
 
     Raises:
-        ValueError: the file is damaged, or holds other tensors than the record says
-        StoreError: the record says more entries than `most`
+        ValueError: the file is damaged, or its tensors differ from the record's
+        StoreError: the record has more entries than `most`
     """
-    from pruning.masks import mask_files  # needs no torch, two seconds for the driver
+    from pruning.masks import mask_files  # without torch, whose import costs the driver two seconds
 
     sizes = record.tensor_sizes
     if (entries := sum(sizes.values())) > most:
         raise StoreError(
             f"the masks of stage {record.key[:12]} have {entries} entries by their record, and at most {most} are read "
-            "without weights as large beside them; run the sweep with store.keep=all, and a `store.uri` of its own"
+            "unless the stage keeps its weights; run the sweep with store.keep=all and a new `store.uri`"
         )
 
     def check(name: str, shape: Sequence[int]) -> None:
         if math.prod(shape) != sizes.get(name):
-            raise ValueError(f"the mask of `{name}` has not the {sizes.get(name)} entries that the record says")
+            raise ValueError(
+                f"the mask of `{name}` has {math.prod(shape)} entries, and the record says {sizes.get(name)}"
+            )
 
     try:
         return mask_files.decode(mask_files.read_npz(content), check)[0]
@@ -77,7 +79,7 @@ def masks_in(content: bytes, record: StageRecord, most: int = MOST_ENTRIES) -> M
 
 
 def values_in(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in a file; raise ValueError where there is none."""
+    """Return the JSON object in a file; raise ValueError if the file holds anything else."""
     found = parse_json(content)
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {type(found).__name__}")
@@ -85,5 +87,5 @@ def values_in(content: bytes) -> dict[str, Any]:
 
 
 def _short(error: Exception) -> str:
-    """Return the first words of an error, which may quote names of any length."""
+    """Return the first 200 characters of an error message, which may quote names of any length."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,1 +1,1 @@
-"""What a store keeps of stages that have not ended: their states, and how they failed. Never part of a result."""
+"""Unfinished stages in a store: their checkpoints and failures, which are never part of a result."""

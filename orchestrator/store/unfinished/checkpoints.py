@@ -1,10 +1,10 @@
-"""States of stages that have not ended: one a stage, gone with its commit, and never part of a result.
+"""Checkpoints of unfinished stages: one for each stage, removed when the stage is committed, never part of a result.
 
     ROOT/checkpoints/KEY/checkpoint.json         which file it is, sealed with its own digest; written last
     ROOT/checkpoints/KEY/HEX.safetensors         its tensors
 
-A writer removes only the file that its own pointer has just replaced, so what a pointer names is there, whoever else
-writes. Nothing is ever unpickled.
+A writer removes only the file that its own pointer has just replaced, so the file that a pointer names exists even if
+several processes write. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class _Pointer:
 
 
 class Checkpoints:
-    """The checkpoints behind a backend; `name` is what messages call the store."""
+    """Checkpoints in a backend; `name` is the store's name in messages."""
 
     def __init__(self, backend: Backend, name: str) -> None:
         self._backend, self._name = backend, name
 
     def save(self, key: str, step: int, values: Mapping[str, Any], tensors: FileWriter) -> None:
-        """Make a state durable in place of the one before.
+        """Save a checkpoint durably in place of the stage's previous one.
 
         Args:
-            key: of the stage
-            step: how far it has come
+            key: key of the stage
+            step: step that the stage has reached
             values: plain data
             tensors: writes the file of tensors, front to back
 
         Raises:
-            StoreError: the store is full, read-only or away; what was there stands
+            StoreError: the store is full, read-only or unreachable; the previous checkpoint stays
         """
         before, file = self._pointer_or_none(key), f"{uuid.uuid4().hex}.safetensors"
         try:
@@ -71,11 +71,11 @@ class Checkpoints:
             self._backend.remove(f"{_folder(key)}/{before.file}")
 
     def latest(self, key: str) -> Checkpoint | None:
-        """Return the state of a stage, its file verified and on this node.
+        """Return the checkpoint of a stage, with its file verified and on this node; None if there is none.
 
         Raises:
-            CheckpointDamaged: it is not what was saved; says why
-            StoreError: the store is away
+            CheckpointDamaged: the checkpoint differs from what was saved; the message says how
+            StoreError: the store is unreachable
         """
         try:
             pointer = self._pointer(key)
@@ -87,7 +87,7 @@ class Checkpoints:
             path, found = self._backend.fetch(f"{_folder(key)}/{pointer.file}", pointer.info)
         except FileNotFoundError:
             with suppress(FileNotFoundError, ValueError):
-                if self._pointer(key) != pointer:  # another attempt has gone further, just now
+                if self._pointer(key) != pointer:  # another attempt has just saved a later checkpoint
                     return self.latest(key)
             raise CheckpointDamaged(f"{pointer.file} is missing") from None
         if found != pointer.info:
@@ -97,12 +97,12 @@ class Checkpoints:
         return Checkpoint(pointer.step, pointer.values, path)
 
     def reached(self, key: str) -> int:
-        """Return the step of a stage's checkpoint, -1 where there is none that can be read."""
+        """Return the step of a stage's checkpoint; -1 if there is none, or it cannot be read."""
         pointer = self._pointer_or_none(key)
         return -1 if pointer is None else pointer.step
 
     def curve(self, key: str) -> tuple[CurvePoint, ...]:
-        """Return the points of a stage's curve that its checkpoint holds; none where there is none that can be read."""
+        """Return the learning curve in a stage's checkpoint; no points if there is none, or it cannot be read."""
         pointer = self._pointer_or_none(key)
         with suppress(ValueError):
             return () if pointer is None else read_as(tuple[CurvePoint, ...], pointer.values.get("curve", ()))
@@ -113,18 +113,18 @@ class Checkpoints:
         self._backend.remove_folder(_folder(key))
 
     def put_aside(self, key: str, reason: str) -> None:
-        """Set a checkpoint aside in quarantine/, and say why in a warning: its stage starts anew."""
+        """Move a checkpoint to quarantine/ and log the reason in a warning; its stage starts from the beginning."""
         target = f"quarantine/checkpoint-{component(key, 'key')}-{uuid.uuid4().hex[:8]}"
         _log.warning("%s: the checkpoint of stage %s was set aside in %s: %s", self._name, key[:12], target, reason)
         self._backend.move(_folder(key), target)
         self._backend.write(f"{target}/reason.txt", f"{reason}\n".encode())
 
     def known(self) -> list[str]:
-        """Return the keys of the stages that have checkpoints, or what was left of one."""
+        """Return the keys of the stages that have a checkpoint, or leftovers of one."""
         return self._backend.names(FOLDER)
 
     def steps(self, keys: Collection[str]) -> dict[str, int]:
-        """Return the steps of the checkpoints that stages among `keys` have."""
+        """Return key -> step of the checkpoint, for the stages among `keys` that have one."""
         found = {key: self.reached(key) for key in self.known() if key in keys}
         return {key: step for key, step in found.items() if step >= 0}
 
@@ -142,7 +142,7 @@ class Checkpoints:
     def _pointer(self, key: str) -> _Pointer:
         pointer: _Pointer = read_as(_Pointer, unseal(self._backend.read(f"{_folder(key)}/{POINTER}")))
         if pointer.format != FORMAT:
-            raise ValueError(f"it is of format {pointer.format}, and this release reads {FORMAT}")
+            raise ValueError(f"it has format {pointer.format}, and this release reads {FORMAT}")
         try:
             component(pointer.file, "file")
         except StoreError as error:

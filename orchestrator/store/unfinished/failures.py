@@ -1,4 +1,4 @@
-"""How stages failed that would fail so again: one file a stage, in no record, and safe to forget."""
+"""Remembered failures of stages that would fail the same way again: one file for each stage, safe to delete."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FOLDER = "failures"
 
 
 class Failures:
-    """The failures behind a backend: ROOT/failures/KEY, sealed with its own digest."""
+    """Failures in a backend: ROOT/failures/KEY, sealed with its own digest."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def save(self, key: str, failure: PastFailure) -> None:
-        """Remember how a stage failed, in place of what was remembered; raise StoreError where that cannot be."""
+        """Save how a stage failed, replacing an earlier failure; raise StoreError if it cannot be written."""
         self._backend.write(_path(key), seal(asdict(failure)))
 
     def of(self, key: str) -> PastFailure | None:
-        """Return how a stage failed; None where nothing is known of it, or what is there cannot be read.
+        """Return how a stage failed; None if no failure is saved, or it cannot be read.
 
         Raises:
-            StoreError: the store is away
+            StoreError: the store is unreachable
         """
         try:
             found: PastFailure = read_as(PastFailure, unseal(self._backend.read(_path(key))))
@@ -37,15 +37,15 @@ class Failures:
         return found
 
     def known(self) -> list[str]:
-        """Return the keys of the stages of which a failure is remembered."""
+        """Return the keys of the stages that have a saved failure."""
         return self._backend.names(FOLDER)
 
     def drop(self, key: str) -> None:
-        """Forget the failure of a stage, if there is one."""
+        """Remove the failure of a stage, if there is one."""
         self._backend.remove(_path(key))
 
     def drop_all(self, keys: Iterable[str]) -> None:
-        """Forget the failures of those of `keys` that have one."""
+        """Remove the failures of those of `keys` that have one."""
         for key in set(self.known()).intersection(keys):
             self.drop(key)
 

@@ -111,7 +111,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
         capsys, "--output", "out"
     )
     assert "`--to` (='onx') must be one of safetensors" in refusal(capsys, "--to", "onx", "--output", "out")
-    assert "`SWEEP` (='x') is not there" in refusal(capsys, "x", *out)
+    assert "`SWEEP` (='x') does not exist" in refusal(capsys, "x", *out)
     assert "`--trial` (='y') is not in the sweep" in refusal(capsys, "--trial", "y", *out)
     assert "`--best` (='z') must be conditions" in refusal(capsys, "--best", "z", *out)
     assert "is met by no trial: the closest is" in refusal(capsys, "--best", "val/accuracy>100", *out)
@@ -128,7 +128,7 @@ def test_names_are_looked_at_before_packages(
     monkeypatch.setattr(format, "find_spec", lambda name: None if name == "onnxscript" else name)
     onnx = ("--to", "onnx", "--output", "out")
 
-    assert "`SWEEP` (='nosuch') is not there" in refusal(capsys, "nosuch", *onnx)
+    assert "`SWEEP` (='nosuch') does not exist" in refusal(capsys, "nosuch", *onnx)
     assert "`--trial` (='nosuch') is not in the sweep" in refusal(capsys, "--trial", "nosuch", *onnx)
     lacking = "the format onnx needs onnxscript; install the extra `export`, as by pip install"
     assert refusal(capsys, "--trial", "sparsity=0.75", *onnx).startswith(lacking)

@@ -112,10 +112,10 @@ def test_mistakes_and_no_data_are_told_in_a_sentence(gate: Gate, tmp_path: Path)
         assert (status, out, err.count("\n")) == (2, "", 1)
         return err
 
-    assert "is not there, or empty" in refused("base.json")
+    assert "does not exist or is empty" in refused("base.json")
     save("first")
-    assert "`BASELINE` (=base.json) is not there; --write-baseline writes it." in refused("base.json")
-    assert "`SWEEP` (='none') is not there" in refused("base.json", "none")
+    assert "`BASELINE` (=base.json) does not exist; --write-baseline writes it." in refused("base.json")
+    assert "`SWEEP` (='none') does not exist" in refused("base.json", "none")
     assert "--junitt" in refused("base.json", "--junitt", "x")
     gate("base.json", "--write-baseline")
     whole = Path("base.json").read_text()
@@ -187,7 +187,7 @@ def test_a_baseline_is_written_where_its_link_leads_and_keeps_its_permissions(ga
     save("first")
     link, target = tmp_path / "base.json", tmp_path / "committed.json"
     link.symlink_to(target)
-    assert "`BASELINE` (=base.json) is not there; --write-baseline writes it." in gate("base.json")[2]
+    assert "`BASELINE` (=base.json) does not exist; --write-baseline writes it." in gate("base.json")[2]
 
     assert gate("base.json", "--write-baseline")[0] == 0
     target.chmod(0o640)
@@ -212,4 +212,4 @@ def test_an_empty_store_and_a_sweep_without_results_are_no_data(gate: Gate) -> N
     assert "the sweep has none of the points of the baseline, which was written from 'first'; the sweep has none" in err
     assert "3 of 3 trials of first have not finished" in gate("base.json", "--write-baseline")[2]
     store.remove_sweep("first")
-    assert gate("base.json")[2] == f"{store} holds no sweeps; run one, or name the store of another\n"
+    assert gate("base.json")[2] == f"{store} holds no sweeps; run one, or name another store\n"

@@ -91,7 +91,7 @@ def test_a_store_that_is_not_there_is_a_mistake(command: Command, tmp_path: Path
     status, out, err = command(*arguments, "--store", str(tmp_path / "none"))
 
     assert (status, out) == (2, "")
-    assert f"`--store` (={tmp_path / 'none'}) is not there, or empty; pass where sweeps ran" in err
+    assert f"`--store` (={tmp_path / 'none'}) does not exist or is empty; pass the store of your sweeps" in err
     assert not (tmp_path / "none").exists()
 
 
@@ -100,7 +100,7 @@ def test_a_store_that_is_not_there_is_a_mistake(command: Command, tmp_path: Path
     [
         (["report", "--store", "nosuch://x"], "`--store` (=nosuch://x) must be a path or an fsspec URI"),
         (["list", "--option", "x"], "`--option` (='x') must be KEY=VALUE"),
-        (["show", "none"], "`SWEEP` (='none') is not there; "),
+        (["show", "none"], "`SWEEP` (='none') does not exist; "),
         (["copy", "mine", "other", "--target-option", "x"], "`--target-option` (='x') must be KEY=VALUE"),
         (["copy", "mine", "store"], "is the store itself; name another"),
     ],
@@ -351,7 +351,7 @@ def test_a_comparison_says_what_was_found_damaged(
         assert compare_main(["mine"]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "1 of 2 trials did not finish" in said
-        assert "it was damaged, and set aside in the store's quarantine/; run the sweep again to repeat it" in said
+        assert "it was damaged and was set aside in the store's quarantine/; run the sweep again to repeat it" in said
 
 
 @pytest.mark.parametrize(

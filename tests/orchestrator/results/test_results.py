@@ -181,11 +181,11 @@ def test_what_is_not_there_is_told_with_what_is_near(store: StoreResults, sweep:
     assert "must be a string" in refusal(store.sweep, 3)
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, "swep")
     assert f"did you mean {sweep.name}?" in refusal(store.sweep, sweep.name[1:])
-    assert "`name` (='') is not there" in refusal(store.sweep, "")
+    assert "`name` (='') does not exist" in refusal(store.sweep, "")
     for wrong in (None, 3, tmp_path):
         assert "must be a string: a directory or a URI" in refusal(orchestrator.open, wrong)
     (tmp_path / "notes.txt").touch()
-    assert "holds other things than a store" in refusal(orchestrator.open, str(tmp_path))
+    assert "holds other files and no store" in refusal(orchestrator.open, str(tmp_path))
     assert refusal(orchestrator.open, str(tmp_path / "none")).startswith("`uri` (=")
     assert "did you mean 'sparsity'?" in refusal(sweep.plot.tradeoff, "sparsty")
     assert "needs measurements of `deploy`" in refusal(sweep.plot.pareto, "latency")

@@ -149,7 +149,7 @@ def test_a_record_of_another_version_is_refused_and_left_alone(store: Store, ver
 def test_a_store_of_another_format_is_refused(store: Store) -> None:
     store.commit(record_of(KEY), FILES)
     for content, said in [
-        (b'{"format": 2}', r"store\.json is of format 2, and this release reads 1; use the release"),
+        (b'{"format": 2}', r"store\.json has format 2, and this release reads 1; use the release"),
         (b"[]", r"store\.json is damaged: Expected `object`.*write \{\"format\":1\} to it"),
         (b"\xff", r"store\.json is damaged"),
         (b"[" * 10_000, r"store\.json is damaged: it is nested too deeply"),

@@ -241,7 +241,7 @@ def test_looking_into_a_store_that_is_not_there_makes_nothing(tmp_path: Path) ->
 def test_a_bucket_that_is_not_there_is_said(s3: dict[str, object]) -> None:
     store = Store("s3://no-such-bucket/x", options=s3)
     assert store.finished([KEY]) == {}
-    with pytest.raises(StoreError, match="there is no such bucket"):
+    with pytest.raises(StoreError, match="the bucket does not exist"):
         store.commit(record_of(KEY), FILES)
 
 

@@ -97,7 +97,7 @@ def test_a_fifo_hangs_nothing(store: Store, path: str, verb: str) -> None:
 def test_a_file_that_is_too_large_is_not_read(store: Store) -> None:
     os.truncate(Path(store.uri, "sweeps", "mine.json"), 2**40)
 
-    with pytest.raises(StoreError, match=r"sweeps/mine\.json has 1099511627776 bytes, which is more than"):
+    with pytest.raises(StoreError, match=r"sweeps/mine\.json has 1099511627776 bytes, more than the limit of"):
         store.load_sweep("mine")
 
 
@@ -249,7 +249,7 @@ def test_a_link_is_named_with_what_to_do(store: Store, outside: Path) -> None:
     (damage,) = verify(store)
 
     assert "could not be set aside" in damage
-    assert "quarantine is a link, and a store holds none; remove it" in damage
+    assert "quarantine is a link; a store must not hold links; remove it" in damage
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_link_is_named_with_what_to_do(store: Store, outside: Path) -> None:
     [
         (lambda path, other: path.symlink_to(other), "a link, and links are not followed"),
         (lambda path, other: path.symlink_to(other / "none"), "a link, and links are not followed"),
-        (lambda path, _: os.mkfifo(path), "no regular file"),
+        (lambda path, _: os.mkfifo(path), "not a regular file"),
     ],
 )
 def test_a_sweep_whose_file_is_none_is_told_apart_from_one_that_is_not_there(
@@ -270,7 +270,7 @@ def test_a_sweep_whose_file_is_none_is_told_apart_from_one_that_is_not_there(
     with pytest.raises(StoreError) as refused:
         saved_sweep.load(store, "mine")
     assert str(refused.value) == (
-        f"`store.uri` (={store.uri}): sweeps/mine.json cannot be read: it is {what}; put the file itself there, or "
+        f"`store.uri` (={store.uri}): sweeps/mine.json cannot be read: it is {what}; put a regular file there, or "
         "remove it"
     )
     with pytest.raises(StoreError, match="holds no sweep 'other'; it holds: mine"):

@@ -314,7 +314,7 @@ def test_leases_that_go_round_in_a_circle_are_told(store: Store) -> None:
         store.backend.write(path, b"evil")
 
     for ask in (leases.holder, leases.acquire):
-        with pytest.raises(StoreError, match="go round in a circle: remove leases/stages/"):
+        with pytest.raises(StoreError, match="name each other in a circle; remove leases/stages/"):
             ask(KEY)
 
 

@@ -265,7 +265,7 @@ def test_with_all_kept_the_oldest_unneeded_weights_go_as_far_as_the_limit_asks(
     assert limited(size - 1) == [True, True, True, False, True]
     assert "max_bytes" not in caplog.text
     assert limited("1kB") == [True, False, False, False, True]
-    assert "`store.max_bytes` (=1kB) cannot be kept: records, masks and weights that are needed" in caplog.text
+    assert "more than `store.max_bytes` (=1kB): records, masks and needed weights always stay" in caplog.text
     assert all(store.read(spec.key, "masks.safetensors") for spec in specs)
 
 

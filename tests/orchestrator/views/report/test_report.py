@@ -363,7 +363,7 @@ def test_a_comparison_can_be_rebuilt_from_mlflow_alone(stored: Store, capsys: py
     assert compare_main(["first-1", "--mlflow", uri]) == 0
     assert "90.01" in capsys.readouterr().out
     assert compare_main(["nope", "--mlflow", uri]) == 2
-    assert "`SWEEP` (='nope') is not there" in capsys.readouterr().err
+    assert "`SWEEP` (='nope') does not exist" in capsys.readouterr().err
     assert compare_main(["fir", "--mlflow", uri]) == 0
     assert "90.01" in capsys.readouterr().out
     assert compare_main(["--mlflow", uri]) == 0
@@ -548,7 +548,7 @@ def test_where_no_two_masks_are_of_one_shape_there_is_no_overlap() -> None:
 
 @pytest.mark.parametrize(
     ("recorded", "said"),
-    [(5, "has not the 5 entries that the record says"), (10**9, "compares at most 134217728 entries")],
+    [(5, "has 6 entries, and the record says 5"), (10**9, "compares at most 134217728 entries")],
 )
 def test_masks_that_claim_more_than_their_record_or_than_memory_holds_are_not_read(
     caplog: pytest.LogCaptureFixture, recorded: int, said: str
