@@ -1,1 +1,1 @@
-"""Which segment runs next, and where: on Ray, or in this process."""
+"""Execution of a plan: which segment runs next, and where (on Ray, or in this process)."""

@@ -1,6 +1,7 @@
-"""Which segment of a plan runs next, and what follows from each outcome: the part that all executors share.
+"""The dispatcher that all executors share: it picks the next segment of a plan and handles every outcome.
 
-No processes, no waiting: an executor asks for attempts, tells what came of them, and passes the events on.
+It starts no processes and never waits. An executor asks it for attempts, reports their outcomes, and passes on the
+events that it returns.
 """
 
 from __future__ import annotations
@@ -25,37 +26,39 @@ from orchestrator.core.work_order import Attempt, AttemptStart
 INTERRUPTED = Failure("the sweep was interrupted")
 
 LOOK_AGAIN = 2.0
-"""Seconds after which a segment that another driver holds is looked at again."""
+"""Seconds until a segment that another driver has claimed is tried again."""
 
 
 class Claims(Protocol):
-    """Keeps drivers that share a store from training a stage at the same time, as its `Leases` do."""
+    """Claims on stages, by which drivers that share a store avoid training a stage at the same time; see `Leases`."""
 
     def acquire(self, key: str) -> bool:
-        """Take the stage and say whether it is ours now."""
+        """Try to claim a stage; return whether this driver holds it now."""
         ...
 
     def release(self, key: str) -> None:
-        """Give it back."""
+        """Release a claimed stage."""
         ...
 
 
 class Dispatcher:
-    """Hands out segments, longest chain of stages first, each once what it needs is durable; those of kinds that run
-    `alone` come one after another at the end, when all else has ended.
+    """Hands out the segments of a plan.
 
-    A transient failure is retried up to `cluster.retries` times a stage, each time later, from the last durable one on;
-    an attempt that left a further checkpoint than the one before costs none of these. Any other fails the stage and,
-    once, all that descend from it; one that awaits every trial stops the sweep. Of a segment of which another driver
-    has claimed a stage, what that driver finishes is taken from the store.
+    A segment is handed out once the stages that it needs are durable, the longest chain of stages first. Segments whose
+    kind runs `alone` come last, one after another, when all others have ended.
+
+    A transient failure is retried, with growing delays, up to `cluster.retries` times for each stage, starting from the
+    last durable stage. An attempt that advanced the checkpoint does not count as a retry. Any other failure fails the
+    stage and all its descendants, each once; a failure that every trial would meet stops the sweep. If another driver
+    has claimed a stage of a segment, the stages that it finishes are taken from the store.
 
     Args:
-        plan: what to run; parents outside of it are durable
-        cluster: of which `retries`, `backoff` and `on_error` are meant
-        finished: keys -> records of those that are durable, asked after a loss, and before a claimed segment begins
-        clock: seconds, monotonic
-        claims: of the drivers that share the store; None where there is but this one
-        reached: key -> step of its checkpoint, -1 where it has none, asked after a loss
+        plan: the stages to run; parents outside the plan are durable
+        cluster: gives `retries`, `backoff` and `on_error`
+        finished: keys -> records of the durable ones; called after a loss, and before a claimed segment begins
+        clock: returns monotonic seconds
+        claims: claims of the drivers that share the store; None if this is the only driver
+        reached: key -> step of its checkpoint, -1 if it has none; called after a loss
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Dispatcher:
         segment_of = {key: index for index, keys in enumerate(self._segments) for key in keys}
         self._needed = [{segment_of[key] for key in plan.needs(keys[0])} for keys in self._segments]
         self._children: list[list[int]] = [[] for _ in self._segments]
-        self._height = [len(keys) for keys in self._segments]  # of the longest chain of stages that begins here
+        self._height = [len(keys) for keys in self._segments]  # stages in the longest chain that begins here
         for index in reversed(range(len(self._segments))):
             for needed in self._needed[index]:
                 self._children[needed].append(index)
@@ -94,13 +97,13 @@ class Dispatcher:
         return not self._open
 
     def next(self) -> Attempt | None:
-        """Return the attempt to start now, if there is one."""
+        """Return the attempt to start now, or None."""
         while self._delayed and self._delayed[0][0] <= self._clock():
             _, _, attempt = heapq.heappop(self._delayed)
             self._queue(attempt)
         while self._ready:
             if self._ready[0][0] and (self._running or self._open - self._alone):
-                return None  # the first of what runs alone: its time has not come
+                return None  # only segments that run alone are left in the queue, and others have not ended
             _, _, index, attempt = heapq.heappop(self._ready)
             if index in self._open and (claimed := self._claim(attempt)) is not None:
                 self._running[index] = claimed
@@ -108,20 +111,20 @@ class Dispatcher:
         return None
 
     def news(self) -> list[StageEvent]:
-        """Return, once, the events of stages that other drivers have finished."""
+        """Return the events of stages that other drivers have finished since the last call."""
         news, self._news = self._news, []
         return news
 
     def delay(self) -> float:
-        """Return the seconds until a retry is due, or a segment to be looked at again; infinity if none is waiting."""
+        """Return the seconds until the next retry, or the next try of a claimed segment; infinity if none waits."""
         return max(0.0, self._delayed[0][0] - self._clock()) if self._delayed else float("inf")
 
     def began(self, attempt: Attempt, when: float) -> list[StageEvent]:
-        """The worker has begun `attempt`."""
+        """Return the events of an attempt that a worker has begun."""
         return [_event("started", attempt.left[0], attempt, when)]
 
     def take(self, attempt: Attempt, outcome: AttemptStart | StageRecord | Failure | None) -> list[StageEvent]:
-        """The worker has begun, has finished the next stage of `attempt`, has failed at it, or has returned (None)."""
+        """Handle what a worker reports: its start, the next stage's record, a failure, or its return (None)."""
         if self._running.get(attempt.segment) is not attempt:
             return []
         if outcome is None:
@@ -132,14 +135,14 @@ class Dispatcher:
         if isinstance(outcome, Failure):
             return self._fail(attempt, _located(outcome, attempt.start))
         if outcome.key not in attempt.left[:1]:
-            return self._fail(attempt, Failure(f"the work gave the record of another stage, {outcome.key[:12]}"))
+            return self._fail(attempt, Failure(f"the work returned the record of another stage, {outcome.key[:12]}"))
         events = self._finish(attempt, outcome)
         if attempt.left and not self.stopping:
             events += self.began(attempt, events[0].time)
         return events
 
     def ended(self, attempt: Attempt) -> list[StageEvent]:
-        """The worker has returned; what it left undone is killed if the sweep is stopping and failed otherwise."""
+        """Handle the return of a worker: its unfinished stages are killed if the sweep is stopping, else failed."""
         if self._running.get(attempt.segment) is not attempt:
             return []
         if not self.stopping:
@@ -150,7 +153,7 @@ class Dispatcher:
         return events + [_event("killed", key, attempt, time.time(), self._reason) for key in attempt.left]
 
     def stop(self, reason: Failure = INTERRUPTED) -> list[StageEvent]:
-        """Hand out nothing more; what is not running is killed at once, and the rest once its worker returns."""
+        """Hand out no more segments. Waiting stages are killed now, running ones when their worker returns."""
         self.stopping, self._reason = True, reason
         waiting = [*(ready[-1] for ready in self._ready), *(delayed[-1] for delayed in self._delayed)]
         attempts = {attempt.segment: attempt for attempt in waiting}
@@ -177,18 +180,18 @@ class Dispatcher:
             event = _event("retried", again.left[0], again, time.time(), failure)
             return [*events, replace(event, reached=again.reached)]
         if failure.transient:
-            counts = f"attempt {attempt.number} at it, and `cluster.retries` is {self._cluster.retries}"
+            counts = f"attempt {attempt.number}, and `cluster.retries` is {self._cluster.retries}"
             failure = replace(failure, message=f"{failure.message} ({counts})")
         events += self._fail_below(attempt, failure)
         if failure.fatal or self._cluster.on_error == "stop":
-            why = "no trial could do better" if failure.fatal else "cluster.on_error=stop"
+            why = "every other trial would fail, too" if failure.fatal else "cluster.on_error=stop"
             events += self.stop(Failure(f"the sweep stopped ({why}): {failure.message}"))
         return events
 
     def _again(self, attempt: Attempt) -> Attempt:
-        """Return the next attempt at what is left of one."""
+        """Return the next attempt at the stages that an attempt left."""
         reached = attempt.reached
-        with suppress(OrchestratorError):  # the store is away
+        with suppress(OrchestratorError):  # the store is unreachable
             reached = self._reached(attempt.left[0])
         spared = attempt.spared + (reached > attempt.reached)
         return replace(_rest(attempt), number=attempt.number + 1, start=None, reached=reached, spared=spared)
@@ -199,22 +202,25 @@ class Dispatcher:
         events = [_event("failed", first, attempt, now, failure)]
         events += [_event("failed", key, attempt, now, cause) for key in rest]
         self._settle(attempt.segment)
-        for index in filter(self._open.__contains__, self._descendants(attempt.segment)):  # once, of several inputs
+        # A segment with several failed inputs fails only once.
+        for index in filter(self._open.__contains__, self._descendants(attempt.segment)):
             self._settle(index)
             events += [_event("failed", key, self._first(index), now, cause) for key in self._segments[index]]
         return events
 
     def _claim(self, attempt: Attempt) -> Attempt | None:
-        """Return what is left of the attempt, claimed; None where others finished it, or hold a stage of it now."""
+        """Claim the stages left in an attempt and return it; None if they are finished, or another driver holds one."""
         if self._claims is None:
             return attempt
         for key in attempt.left:
             try:
                 ours = self._claims.acquire(key)
-            except OrchestratorError:  # claims only save work; the attempt itself will say that the store is away
+            except (
+                OrchestratorError
+            ):  # claims only save work, and the attempt will report that the store is unreachable
                 return attempt
             if not ours:
-                self._give_back(attempt.left)
+                self._release_claims(attempt.left)
                 self._news += self._recover(attempt)
                 if attempt.left:
                     heapq.heappush(self._delayed, (self._clock() + LOOK_AGAIN, attempt.segment, _rest(attempt)))
@@ -222,31 +228,31 @@ class Dispatcher:
         self._news += self._recover(attempt)
         return _rest(attempt) if attempt.left else None
 
-    def _give_back(self, keys: Iterable[str]) -> None:
+    def _release_claims(self, keys: Iterable[str]) -> None:
         if self._claims is not None:
-            with suppress(OrchestratorError):  # they lapse by themselves
+            with suppress(OrchestratorError):  # claims expire by themselves
                 for key in keys:
                     self._claims.release(key)
 
     def _recover(self, attempt: Attempt) -> list[StageEvent]:
-        """Finish what a lost worker, or another driver, had made durable without our hearing of it."""
+        """Finish the stages that a lost worker, or another driver, has committed without an event."""
         try:
             found = self._durable(attempt.left)
-        except OrchestratorError:  # the store is away: the next attempt will see
+        except OrchestratorError:  # the store is unreachable; the next attempt will find the stages
             return []
         standing = list(takewhile(found.__contains__, attempt.left))
         while standing and self._is_needed(attempt, standing[-1]) and WEIGHTS not in found[standing[-1]].files:
-            standing.pop()  # its weights were dropped, and repeating it puts them back
+            standing.pop()  # its weights were dropped; repeating the stage puts them back
         return [event for key in standing for event in self._finish(attempt, found[key])]
 
     def _is_needed(self, attempt: Attempt, key: str) -> bool:
-        """Whether work that is not finished starts from the stage's weights."""
+        """Whether an unfinished stage starts from this stage's weights."""
         return key != attempt.specs[-1].key or any(child in self._open for child in self._children[attempt.segment])
 
     def _finish(self, attempt: Attempt, record: StageRecord) -> list[StageEvent]:
         finished = replace(_event("finished", record.key, attempt, time.time()), record=record)
         attempt.done, attempt.number, attempt.spared, attempt.reached = attempt.done + 1, 1, 0, -1
-        self._give_back([record.key])
+        self._release_claims([record.key])
         if not attempt.left:
             self._settle(attempt.segment)
             if not self.stopping:
@@ -265,7 +271,7 @@ class Dispatcher:
                 yield index
 
     def _release(self, index: int) -> None:
-        """Hand a segment out from now on if all that it needs is durable."""
+        """Queue a segment if all the stages that it needs are durable."""
         if not self._needed[index] & self._open:
             self._queue(self._first(index))
 
@@ -281,11 +287,11 @@ class Dispatcher:
         self._open.discard(index)
         attempt = self._running.pop(index, None)
         if attempt is not None:
-            self._give_back(attempt.left)
+            self._release_claims(attempt.left)
 
 
 def _located(failure: Failure, start: AttemptStart | None) -> Failure:
-    """Return the failure with where it happened, if it does not say so itself."""
+    """Return the failure with the log and host of the attempt, unless it has its own."""
     if start is None:
         return failure
     return replace(failure, log=failure.log or start.log, host=failure.host or start.host)

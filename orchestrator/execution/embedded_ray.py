@@ -1,4 +1,4 @@
-"""Which Ray a sweep runs on: one of its own, private, on loopback and able to import what we can, or one that runs."""
+"""Start or join Ray: a private Ray of the sweep's own, on loopback, or a running cluster."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from orchestrator.execution.perform import DEFAULT_WORK
 from orchestrator.execution.private_folder import PREFIX, private_folder
 
 OBJECT_STORE = 128 * 2**20
-"""Bytes of the object store of a Ray of our own: nothing but records passes through it."""
+"""Bytes of the object store of the sweep's own Ray; only records pass through it."""
 
 ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` reinstalls the environment for each worker
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of what it will do one day
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else a lost worker is announced in the middle of the progress display
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns of a future change
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else Ray reports a lost worker in the middle of the progress display
 }
-"""What must be set wherever ray is imported."""
+"""Environment variables that must be set wherever ray is imported."""
 
 VITAL = ("raylet", "gcs_server")
-"""Processes of a Ray of our own without which nothing runs."""
+"""Processes of the sweep's own Ray that it cannot run without."""
 
 JOINING = {
-    "RAY_gcs_server_port_wait_time_s": "1",  # tries, in truth
+    "RAY_gcs_server_port_wait_time_s": "1",  # Ray reads this as a number of tries
     "RAY_gcs_rpc_server_connect_timeout_s": "2",
     "RAY_py_gcs_connect_timeout_s": "4",
 }
-"""What has Ray give up within 8 s where no cluster answers, instead of trying for minutes; what the user set stands."""
+"""Variables that make Ray give up after 8 s if no cluster answers, not after minutes; the user's own values win."""
 
 
 class ClusterError(OrchestratorError):
-    """Ray cannot be had, or can never run what is asked: nothing was started."""
+    """Ray cannot be started or joined, or can never run the trials. Nothing was started."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where Ray is: `local` for one of the sweep's own, `auto`, or `host:port`; and which setting named it."""
+    """The address of Ray: `local` for the sweep's own, `auto`, or `host:port`; and the setting that gave it."""
 
     value: str
     named: str = "cluster.address"
@@ -60,10 +60,11 @@ class Address:
         return self.value == "local"
 
     def reach(self) -> str:
-        """Return where that is: `local` for our own, or else host:port.
+        """Return the address of a cluster that answers: `local` for the sweep's own Ray, else host:port.
 
         Raises:
-            ClusterError: no cluster, or several, have a node here, or nothing listens: Ray itself would try for minutes
+            ClusterError: no cluster or several clusters have a node here, or nothing listens at the address; Ray itself
+                would keep trying for minutes
         """
         if self.own:
             return self.value
@@ -83,21 +84,21 @@ class Address:
         return found[0]
 
     def refused(self, error: Exception) -> ClusterError:
-        """Return what to say of an error in joining or starting."""
+        """Return the ClusterError for an error in joining or starting Ray."""
         said = str(error).strip().splitlines()[0].rstrip(".")
         if self.own:
             return ClusterError(f"Ray could not be started on this machine: {said}.")
         unknown = "authenticat" in f"{error} {error.__cause__}".lower()
-        token = " Its token is needed here too: set RAY_AUTH_MODE=token." if unknown else ""
+        token = " The cluster's token is needed here, too: set RAY_AUTH_MODE=token." if unknown else ""
         return ClusterError(
             f"`{self.named}` (={self.value}) names no Ray cluster that this machine can join ({said}).{token} "
-            "Name one by host:port, start one with `ray start --head`, or pass cluster.address=local for one of the "
-            "sweep's own."
+            "Pass the host:port of a cluster, start one with `ray start --head`, or pass cluster.address=local to run "
+            "on a Ray of the sweep's own."
         )
 
 
 def address_of(cluster: Cluster) -> Address:
-    """Return the address that the configuration names, or else RAY_ADDRESS, or else a Ray of the sweep's own."""
+    """Return the address of Ray: RAY_ADDRESS if the configuration names no cluster, and `local` if neither does."""
     elsewhere = os.environ.get("RAY_ADDRESS")
     if elsewhere and cluster.address in (None, "auto"):
         return Address(elsewhere, "RAY_ADDRESS")
@@ -105,10 +106,10 @@ def address_of(cluster: Cluster) -> Address:
 
 
 def lasting() -> dict[str, str]:
-    """Return what stays in the environment of this process: a token of our own.
+    """Return the variables that stay in the environment of this process: a token for the sweep's own Ray.
 
-    Without it Ray writes one to the user's home directory, which then applies to every other Ray of that user; without
-    any, every user of this machine could run code in our workers. What the user has set stands.
+    Without this token Ray writes one to the user's home directory, where it applies to every other Ray of that user.
+    With no token at all, every user of this machine could run code in our workers. The user's own settings win.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return {}
@@ -117,27 +118,27 @@ def lasting() -> dict[str, str]:
 
 
 def while_starting(threads: int) -> dict[str, str]:
-    """Return what Ray and its workers must find when they start, or are imported."""
+    """Return the variables that must be set while Ray and its workers start."""
     return {
         **ALWAYS,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what it does on those systems, it does anywhere: loopback only
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # has Ray listen on loopback only, on any system
         **of_workers(threads),
     }
 
 
 def of_workers(threads: int) -> dict[str, str]:
-    """Return what worker processes must find, of our own Ray or of any."""
+    """Return the variables that worker processes need, on any Ray."""
     found = {
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # a reused worker must see every GPU that it may be given
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # a reused worker may be assigned any GPU, and must see all
         "OMP_NUM_THREADS": str(threads),
     }
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:  # a submitted job brings its working directory itself
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:  # Ray copies the working directory of a submitted job itself
         found["PYTHONPATH"] = os.pathsep.join(import_path())
     return found
 
 
 def import_path() -> list[str]:
-    """Return where this process finds modules beyond the interpreter's own places, the working directory included."""
+    """Return this process's import path without the interpreter's own folders; the working directory is included."""
     own = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)}
     found = [Path(entry or os.getcwd()).absolute() for entry in sys.path]
     return [str(path) for path in dict.fromkeys(found) if not any(p in own for p in (path, *path.resolve().parents))]
@@ -145,7 +146,7 @@ def import_path() -> list[str]:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and put back what was there."""
+    """Set environment variables, and restore the previous values at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -164,7 +165,9 @@ def _has_token() -> bool:
 
 @contextmanager
 def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[bool]:
-    """Connect to Ray unless this process is, and give whether it did; leave it once that Ray has been shut down.
+    """Connect to Ray unless this process is connected, and yield whether the connection is new.
+
+    Leave the context only after Ray has been shut down.
 
     Raises:
         ClusterError: there is no such Ray, or it refuses us
@@ -174,7 +177,7 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
     if address.own:
         os.environ.update(lasting())
     elif address.value == "auto" and (_has_token() or Path("~/.ray/auth_token").expanduser().exists()):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for a cluster that it has found by itself
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray sets this for a cluster that it finds itself
     with ExitStack() as stack:
         joining = {**ALWAYS, "RAY_ADDRESS": where, **{name: os.environ.get(name, JOINING[name]) for name in JOINING}}
         with environment(while_starting(cluster.thread_count) if address.own else joining):
@@ -192,13 +195,13 @@ def connected(address: Address, cluster: Cluster, work: Work | str) -> Iterator[
                             "_system_config": {"preload_python_modules": _preloaded(work)},
                         }
                     ray.init(logging_level=logging.ERROR, **options)
-                except Exception as error:  # Ray raises no narrower one where a node does not come up in time
+                except Exception as error:  # Ray raises a plain Exception if a node does not start in time
                     raise address.refused(error) from error
         yield new
 
 
 def death() -> str | None:
-    """Return how the Ray of our own has died, in a sentence with the remedy; None while it lives."""
+    """Return how the sweep's own Ray has died, in a sentence with the remedy; None while it is alive."""
     import ray
 
     node: Any = ray._private.worker._global_node
@@ -207,26 +210,26 @@ def death() -> str | None:
             status = process.returncode
             how = f"was killed by {_signal(-status)}" if status < 0 else f"ended with status {status}"
             return (
-                f"the sweep's own Ray has died: its {name} {how}, as where memory runs out or someone kills it; what "
-                "finished is kept, and the same command starts another Ray and runs the rest."
+                f"the sweep's own Ray has died: its {name} {how}, perhaps because memory ran out or someone killed it; "
+                "finished stages are kept; run the same command again to start another Ray and run the rest."
             )
     return None
 
 
 def _signal(number: int) -> str:
-    """Return the name of a signal, or its number where it has none, as real-time ones between their ends."""
+    """Return the name of a signal, or its number if it has no name, as most real-time signals."""
     return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 def _preloaded(work: Work | str) -> list[str]:
-    """Return the modules that workers import while nothing else can be done yet."""
+    """Return the modules that workers import as they start, before any work arrives."""
     if work == DEFAULT_WORK:
         return ["orchestrator.training.preload"]
     return [work.partition(":")[0]] if isinstance(work, str) else []
 
 
 def _clusters() -> set[str]:
-    """Return the addresses of the Ray clusters that have a node on this machine, but for private ones."""
+    """Return the addresses of the Ray clusters that have a node on this machine, without other sweeps' own."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

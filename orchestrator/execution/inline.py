@@ -1,4 +1,4 @@
-"""The executor without Ray: one stage after another in this process and thread, so that a debugger works."""
+"""Executor without Ray: runs one stage after another in this process and thread, so that a debugger works."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from orchestrator.execution.perform import DEFAULT_WORK, PREFLIGHT, perform
 
 
 class InlineExecutor:
-    """Runs a plan here and now.
+    """Runs a plan in this process.
 
     Args:
-        cluster: of which the threads, whether there is a GPU, and what to do about failures are meant
+        cluster: gives the threads, the use of a GPU, timeouts and the handling of failures
         store: where finished stages are durable
-        work: what runs a segment, or its `module:name`
-        logs: the folder for the tracebacks of what fails, one file an attempt
-        claims: of the drivers that share the store, if there may be others
-        watch: told the points of the stages that run
+        work: function that runs a segment, or its `module:name`
+        logs: folder for the tracebacks of failures, one file for each attempt
+        claims: claims of the drivers that share the store; None if this is the only driver
+        watch: called with the metrics of running stages
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class InlineExecutor:
         self._cancelled, self._watch, self._logs = Event(), watch, Path(logs).absolute()
 
     def prestart(self) -> None:
-        """Nothing needs to be started."""
+        """Do nothing: this process needs no start."""
 
     def start(self) -> None:
-        """Nothing needs to be started."""
+        """Do nothing: this process needs no start."""
 
     def on_every_node(self, check: Callable[[], object]) -> None:
-        """Call `check` here, the only node."""
+        """Call `check` in this process, the only node."""
         check()
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Do nothing: no process is left running."""
 
     def __enter__(self) -> Self:
         return self
@@ -63,7 +63,7 @@ class InlineExecutor:
         self.close()
 
     def run(self, plan: Plan) -> Iterator[StageEvent]:
-        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens."""
+        """Run every stage of `plan` (parents outside the plan are in the store) and yield events as they happen."""
         dispatcher = Dispatcher(
             plan, self._cluster, self._store.finished, claims=self._claims, reached=self._store.checkpoints.reached
         )
@@ -77,7 +77,7 @@ class InlineExecutor:
                 yield from dispatcher.news()
                 yield from dispatcher.began(attempt, time.time())
                 order = self._order(attempt.specs, attempt.lineage, attempt.number)
-                log = str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")  # of tracebacks alone
+                log = str(self._logs / f"{attempt.specs[0].key[:12]}.{attempt.number}.log")  # holds tracebacks only
                 for outcome in perform(replace(order, log=log), self._work):
                     yield from dispatcher.take(attempt, outcome)
                 if self._cancelled.is_set():
@@ -87,7 +87,7 @@ class InlineExecutor:
     def preflight(
         self, stages: Sequence[tuple[StageSpec, ...]], work: Preflight | str = PREFLIGHT
     ) -> Iterator[tuple[int, Passed | Failure]]:
-        """Try each of `stages`, after its lineage, here; yield its index and what came of it."""
+        """Rehearse the last of each group of `stages`, below its lineage; yield the group's index and the outcome."""
         for index, (*lineage, spec) in enumerate(stages):
             for outcome in perform(self._order((spec,), tuple(lineage), 1), work):
                 yield index, outcome
@@ -107,5 +107,5 @@ class InlineExecutor:
         )
 
     def cancel(self) -> None:
-        """Hand out nothing more and end the running stage at its next batch; `run` then yields `killed` and returns."""
+        """End the running stage at its next batch and start no other; `run` then yields `killed` events and returns."""
         self._cancelled.set()

@@ -1,6 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the first asks the sweep to stop at the next batch, the second leaves at once.
+"""Handlers for Ctrl-C, SIGTERM and a closed terminal.
 
-Before anything runs the first leaves at once too: nothing is lost, as the store is whole at every moment.
+The first signal asks the sweep to stop at the next batch, the second ends the process at once. Before any stage runs,
+the first signal ends it at once, too. No result is lost, as the store is consistent at every moment.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from typing import Any, NoReturn, Self
 
 EXIT_INTERRUPTED = 130
 SENT_TO_ALL = (signal.SIGTERM, signal.SIGHUP)
-"""What `timeout`, systemd, Slurm or a closed terminal send to all processes, though the driver is to end the others."""
+"""Signals that `timeout`, systemd, Slurm or a closed terminal send to all processes of a sweep, workers included.
+
+Workers must not act on them, since the driver ends the workers.
+"""
 SIGNALS = (signal.SIGINT, *SENT_TO_ALL)
 
-STOPPING = "Stopping at the next batch. Once more to leave at once."
-FINISHING = "All is done but the report, which is being written. Once more to leave at once."
+STOPPING = "Stopping at the next batch. Interrupt again to leave at once."
+FINISHING = "All stages have ended; the report is being written. Interrupt again to leave at once."
 LEAVING = "Interrupted; what finished is kept: the same command runs the rest."
 INTERRUPTED = "Interrupted."
-"""Last words of a command that trains nothing."""
+"""Last line of an interrupted command that trains nothing."""
 SPARED: set[int] = set()
-"""Processes that clear up after this one, and so must outlive it by a moment."""
+"""Numbers of processes that clean up after this one, so they must outlive it for a moment."""
 
 
 def leave(_signum: int = 0, _frame: FrameType | None = None, *, saying: str = LEAVING) -> NoReturn:
-    """End this process and all that it has started, now."""
+    """End this process and all processes that it has started, at once."""
     _say(saying)
     _kill_descendants()
     os._exit(EXIT_INTERRUPTED)
 
 
 def leave_when_interrupted() -> None:
-    """Leave at once on every signal from now on; those that were ignored when the process began stay so."""
+    """End the process at once on every signal from now on; signals that are ignored stay ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, leave)
@@ -45,7 +49,10 @@ def leave_when_interrupted() -> None:
 
 @contextmanager
 def leaving_on_interrupt() -> Iterator[None]:
-    """Leave at once on Ctrl-C, as during imports, where a KeyboardInterrupt would print a traceback or be swallowed."""
+    """End the process at once on Ctrl-C within the context.
+
+    For imports, during which a KeyboardInterrupt would print a traceback or be swallowed.
+    """
     previous = signal.getsignal(signal.SIGINT)
     if previous is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, partial(leave, saying=INTERRUPTED))
@@ -57,14 +64,14 @@ def leaving_on_interrupt() -> Iterator[None]:
 
 @contextmanager
 def ending_on_interrupt() -> Iterator[None]:
-    """End the process on Ctrl-C without a traceback, once all that is open has been closed."""
-    told = sys.unraisablehook
+    """End the process on Ctrl-C without a traceback, after open files and contexts have been closed."""
+    previous = sys.unraisablehook
 
     def unraisable(found: sys.UnraisableHookArgs) -> None:
-        """Leave where the interrupt came in a callback, which would swallow it."""
+        """End the process if the interrupt came in a callback, which would swallow it."""
         if isinstance(found.exc_value, KeyboardInterrupt):
             leave(saying=INTERRUPTED)
-        told(found)
+        previous(found)
 
     sys.unraisablehook = unraisable
     try:
@@ -72,11 +79,11 @@ def ending_on_interrupt() -> Iterator[None]:
     except KeyboardInterrupt:
         leave(saying=INTERRUPTED)
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = previous
 
 
 class Interruptible:
-    """Within it the first signal is passed to whoever can stop the work, and the second leaves at once."""
+    """Context in which the first signal cancels the work, and the second ends the process at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -95,12 +102,12 @@ class Interruptible:
             signal.signal(number, handler)
 
     def works(self, cancel: Callable[[], None]) -> None:
-        """The work begins: the first signal calls `cancel`. Call this after `ray.init`, which has its own handlers."""
+        """Have the first signal call `cancel` from now on. Call this after `ray.init`, which sets its own handlers."""
         self._cancel, self._working = cancel, True
         self._install()
 
     def worked(self) -> bool:
-        """The work has ended, and what follows is short; return whether it was asked to."""
+        """Note that the work has ended; return whether it was asked to stop."""
         self._working = False
         return self.requested
 
@@ -118,13 +125,13 @@ class Interruptible:
 
 
 def _say(text: str) -> None:
-    """Write past Python's buffers, which the signal may have found half-way through a write."""
+    """Write to standard error without Python's buffers, as the signal may have interrupted a write to them."""
     os.write(2, f"\n{text}\n".encode())
 
 
 def _kill_descendants() -> None:
-    """Kill the processes that this one has started, and theirs, where the system says which those are."""
-    for _ in range(2):  # again, for those that were being started meanwhile
+    """Kill all descendants of this process, on systems with /proc."""
+    for _ in range(2):  # the second time for processes that started during the first
         for pid in set(_descendants(os.getpid())) - SPARED:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

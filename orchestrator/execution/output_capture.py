@@ -1,4 +1,4 @@
-"""What surrounds the work in a worker process: its output goes to a file, a cancellation becomes a flag."""
+"""Contexts for work in a worker process: its output goes to a file, and a cancellation sets a flag."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from orchestrator.store.node_folder import node_folder
 
 @contextmanager
 def captured_output(log: str) -> Iterator[str]:
-    """Send file descriptors 1 and 2 to the file `log`, C libraries' output included; give its path.
+    """Redirect file descriptors 1 and 2 to the file `log`, the output of C libraries included; yield its path.
 
-    Where its folder cannot be made on this machine, the file lies in this user's folder of the temporary directory, if
-    that can be trusted. An empty one is removed.
+    If the folder of `log` cannot be made on this machine, the file lies in the node folder, and if there is none the
+    output is lost. An empty file is removed at the end.
     """
     path = writable(Path(log))
     _flush()
@@ -39,9 +39,9 @@ def captured_output(log: str) -> Iterator[str]:
 
 @contextmanager
 def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Let SIGINT, and so Ray's soft cancel, raise a flag instead of KeyboardInterrupt; give what reads it.
+    """Let SIGINT, which Ray's soft cancel sends, set a flag instead of raising KeyboardInterrupt; yield its reader.
 
-    A handler of our own also works where SIGINT was ignored when Ray was started, as in a shell's background job.
+    Our own handler also works if SIGINT was ignored when Ray was started, as in a background job of a shell.
     """
     flag = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -55,7 +55,7 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def writable(path: Path) -> Path:
-    """Return `path`, a file that is there from now on, or one of its name where this node can write, or /dev/null."""
+    """Create a log file and return its path: `path`, a file in the node folder, or /dev/null if neither works."""
     own = node_folder()
     for folder in (path.parent, *([own / "logs"] if own else [])):
         try:

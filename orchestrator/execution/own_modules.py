@@ -1,4 +1,4 @@
-"""Hold a process to the sources that a stage was planned with: Python keeps a module as it was when imported."""
+"""Check that a process runs the sources that a stage was planned with, as Python never reloads an edited module."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from orchestrator.core.specs import StageSpec
 
 RUN_AGAIN = "run the same command again; all nodes of a cluster need the same sources."
 SKIPPED = sources.INSTALLED | {"__pycache__"}
-"""Names of folders in which no moved module is searched."""
-LOOKED_IN = 2000
-"""At most so many folders are searched for the place to which a module was moved."""
+"""Names of folders that are left out of the search for a moved module."""
+MOST_FOLDERS = 2000
+"""Maximum number of folders to search for a moved module."""
 
 _known: dict[str, str] = {}
-"""Dotted path -> digest of its file when this process was about to import it, or first heard of it."""
+"""Dotted path -> digest of the file when this process last saw it before importing it, or first checked it."""
 
 
 class SourceChanged(OrchestratorError):
-    """A module of the user's own is not, here, what the stage's key says."""
+    """A module of the user's own has another source on this node than the stage's key says."""
 
 
 class ProcessOutdated(SourceChanged):
-    """The file is as planned, and this process has imported an older one: a fresh process can do the work."""
+    """This process has imported an older version of a module than planned; a fresh process can do the work."""
 
 
 def hold_planned(specs: Iterable[StageSpec], remedy: str | None = RUN_AGAIN) -> None:
-    """Raise unless this process has, or will import, each own module as the stages' fingerprints name it.
+    """Raise unless this process has imported, or will import, each own module in the version that was planned.
 
     Args:
-        specs: of the stages
-        remedy: what to do where a file is another one; None: bring the planned one back
+        specs: the stages; their fingerprints give the planned versions
+        remedy: advice in the message if a file has changed; None: how to restore the planned file
 
     Raises:
-        ProcessOutdated: an older version was imported here
-        SourceChanged: the file itself is another one now, or on this node
+        ProcessOutdated: this process has imported an older version
+        SourceChanged: the file has another source now, or on this node
     """
     planned = modules_of(specs)
     if not planned:
@@ -57,13 +57,13 @@ def hold_planned(specs: Iterable[StageSpec], remedy: str | None = RUN_AGAIN) -> 
     for name, source in planned.items():
         if _known[name] != source:
             raise ProcessOutdated(
-                f"`{name}` was edited after this process had imported it, and cluster=inline works in this process; "
-                "start the command anew."
+                f"`{name}` was edited after this process had imported it, and cluster=inline runs in this process; "
+                "start the command again in a new process."
             )
 
 
 def _change(name: str, source: str) -> tuple[str, str]:
-    """Return what has become of a module, and what brings it back.
+    """Return what has changed about a module, and how to restore it.
 
     Args:
         name: dotted path of the module
@@ -76,14 +76,14 @@ def _change(name: str, source: str) -> tuple[str, str]:
         back = f"start Python in {folder}, or add that folder to PYTHONPATH." if folder else "move it back."
         return f"it was moved to {path}, and {found}", back
     if here is None:
-        return f"it is missing, and {found}", "start Python where it lies, or add its folder to PYTHONPATH."
+        return f"it is missing, and {found}", "start Python in its folder, or add its folder to PYTHONPATH."
     return f"it was edited since, and Python imports it from {here}", "put its source back, or run the sweep again."
 
 
 def _moved_to(name: str, source: str) -> Path | None:
-    """Return a file near the working directory or on the path that has the source which a module had."""
+    """Return a file below the working directory or the import path that has a module's planned source."""
     if source == digest(b""):
-        return None  # any package may have an empty file
+        return None  # empty files are common, so an equal one need not be the module
     there = sources.module_file(name)
     folders = dict.fromkeys((Path.cwd(), *(Path(entry).absolute() for entry in sys.path if _may_be_own(entry))))
     files = (path for folder in folders for path in _python_files(folder))
@@ -98,9 +98,9 @@ def _may_be_own(entry: str) -> bool:
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder, the nearest first, but for hidden folders and installed packages."""
+    """Yield the Python files below a folder, the nearest first, without hidden folders and installed packages."""
     pending = deque([folder])
-    for _ in range(LOOKED_IN):
+    for _ in range(MOST_FOLDERS):
         if not pending:
             return
         with suppress(OSError):
@@ -117,7 +117,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def _folder_above(path: Path, name: str) -> Path | None:
-    """Return the folder from which `path` is imported as `name`, None where it has another name."""
+    """Return the folder from which `path` is imported as `name`; None if its name differs."""
     parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
     wanted = tuple(name.split("."))
     return Path(*parts[: -len(wanted)]) if parts[-len(wanted) :] == wanted else None

@@ -1,4 +1,4 @@
-"""Perform an order, the same way under every executor, and say what came of it."""
+"""Perform a work order, in the same way under every executor, and yield its records or its failure."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from orchestrator.execution.own_modules import hold_planned
 
 T = TypeVar("T")
 DEFAULT_WORK: Work | str = "orchestrator.execution.segment:run_segment"
-"""Named, not imported: the driver needs no torch."""
+"""Given by name, so that the driver need not import torch."""
 PREFLIGHT: Preflight | str = "orchestrator.training.preflight.rehearsal:run_preflight"
 
 TRANSIENT = (MemoryError, ConnectionError, TimeoutError)
-"""Exceptions after which the same work may well succeed; torch's OutOfMemoryError is known by its name."""
+"""Exceptions after which a retry may succeed; torch's OutOfMemoryError is recognised by its name."""
 
 
 def resolve(work: T | str) -> T:
-    """Return the work itself where its `module:name` is given."""
+    """Import the function that a `module:name` names; return anything else unchanged."""
     if not isinstance(work, str):
         return work
     module, _, name = work.partition(":")
@@ -41,7 +41,7 @@ def resolve(work: T | str) -> T:
 def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str) -> Iterator[Item | Failure]:
     """Yield each stage's record as it becomes durable and, if a stage raises, the failure as the last item.
 
-    Once `order.cancelled()`, whatever the work raises is its way to end, and nothing more is yielded.
+    Once `order.cancelled()` is true, any exception counts as the end of the work, and no failure is yielded.
     """
     try:
         with pinned_threads(order.threads):
@@ -54,7 +54,7 @@ def perform(order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str)
             failure = failure_of(error, order.log, [spec.fields for spec in (*order.lineage, *order.specs)])
             if order.log and failure.traceback:
                 log = writable(Path(order.log))
-                with log.open("a") as file:  # an earlier run's stays
+                with log.open("a") as file:  # keeps what an earlier run wrote
                     file.write(failure.traceback)
                 failure = replace(failure, log=str(log))
             yield failure
@@ -66,7 +66,7 @@ def _pass(check: Callable[[], object]) -> None:
 
 
 def failure_of(error: BaseException, log: str = "", given: Sequence[Mapping[str, Any]] = ()) -> Failure:
-    """Return what to tell of an exception, here and now, without the secrets among what was `given`."""
+    """Return the Failure for an exception on this host, without the secrets in the `given` configurations."""
     secrets = set(secrets_in(given))
     message = str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}: {error}"
     earlier = error if isinstance(error, OrchestratorError) and error.log else None
@@ -82,7 +82,7 @@ def failure_of(error: BaseException, log: str = "", given: Sequence[Mapping[str,
 
 
 def _is_transient(error: BaseException | None) -> bool:
-    """Whether `error`, or what it was raised from, is of the kinds that may not come again."""
+    """Whether a retry may succeed after `error`, judged by its type and the types of its causes."""
     while error is not None:
         if isinstance(error, TRANSIENT) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
             return True
@@ -92,9 +92,9 @@ def _is_transient(error: BaseException | None) -> bool:
 
 @contextmanager
 def pinned_threads(threads: int) -> Iterator[None]:
-    """Let numeric libraries use so many threads, now if torch is here and by its environment if it comes later.
+    """Limit numeric libraries to `threads` threads: OMP_NUM_THREADS, and torch's own setting if torch is imported.
 
-    torch keeps the number that it found at its first import in this process, so each order says its own.
+    torch keeps the number of its first import in this process, so each order sets its own.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""What a trial asks of a node, whether any node can give it, and how many trials run at once: arithmetic, no Ray."""
+"""Placement of trials: the resources of a trial, whether a node has them, and how many trials run at once. No Ray."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Resources = Mapping[str, float]
 """Ray's names of resources -> amounts; memory in bytes."""
 
 LOOK_AROUND = 2.0
-"""Seconds between two looks at the nodes."""
+"""Seconds between two queries of the nodes."""
 
 PATIENCE = 60.0
-"""Seconds without any node that can run a trial before the sweep is given up."""
+"""Seconds without any node that can run a trial after which the sweep gives up."""
 
 AUTOSCALING_AHEAD = 32
-"""Trials that wait openly, so that an autoscaler sees that nodes are missing."""
+"""Number of additional trials to submit, so that an autoscaler sees that nodes are missing."""
 
 _KEYS = {"CPU": "cpus_per_trial", "GPU": "gpus_per_trial", "memory": "memory_per_trial"}
 
@@ -37,14 +37,14 @@ class Node:
 
 
 class Watch:
-    """Follows the nodes of a cluster as they join and leave.
+    """Watches the nodes of a cluster as they join and leave.
 
     Args:
-        cluster: of which `max_concurrent` and `autoscaling` are meant
-        wanted: what one trial takes
-        nodes: gives the nodes as they are now
-        clock: seconds, monotonic
-        died: says why no node will ever be there again, where that is known: then the nodes are not asked
+        cluster: gives `max_concurrent` and `autoscaling`
+        wanted: resources that one trial takes
+        nodes: returns the current nodes
+        clock: returns monotonic seconds
+        died: returns why the whole cluster is lost for ever, or None; if it is lost, `nodes` is not called
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Watch:
         died: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.capacity = 0
-        """How many trials to have under way: twice those that fit, so that no worker waits for the next one."""
+        """Number of trials to submit: twice as many as fit, so that no worker waits for the next one."""
         self.dead: frozenset[str] = frozenset()
-        """Ids of the nodes that were lost."""
+        """Ids of lost nodes."""
         self.hopeless: str | None = None
-        """Why no trial can run any more, once that has lasted."""
+        """Why no trial can run any more, after PATIENCE seconds; None before."""
         self._cluster, self._wanted, self._nodes, self._clock = cluster, wanted, nodes, clock
         self._died = died
         self._due = self._fitted = clock()
 
     def look(self) -> bool:
-        """Look at the nodes if it is time to; return whether it was."""
+        """Query the nodes if the last query is LOOK_AROUND seconds ago; return whether they were queried."""
         now = self._clock()
         if now < self._due:
             return False
@@ -88,7 +88,7 @@ class Watch:
 
 
 def request(cluster: Cluster) -> dict[str, float]:
-    """Return the resources that one trial takes."""
+    """Return the resources that one trial takes, without those of amount 0."""
     wanted = {
         "CPU": cluster.cpus_per_trial,
         "GPU": cluster.gpus_per_trial,
@@ -114,24 +114,25 @@ def refusal(wanted: Resources, nodes: Sequence[Resources]) -> str | None:
         if most < amount:
             return (
                 f"`{_key(name)}` (={_amount(name, amount)}) must fit on one node, and the largest of {len(nodes)} has "
-                f"{_amount(name, most)}; ask for less, or pass cluster.autoscaling=true where such nodes will join."
+                f"{_amount(name, most)}; ask for less, or pass cluster.autoscaling=true if such nodes will join."
             )
     asked = ", ".join(f"{_key(name)}={_amount(name, amount)}" for name, amount in wanted.items())
     return (
-        f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of that together; ask for less, "
-        "or pass cluster.autoscaling=true where such nodes will join."
+        f"`cluster` ({asked}) must fit on one node, and none of {len(nodes)} has all of these resources; ask for less, "
+        "or pass cluster.autoscaling=true if such nodes will join."
     )
 
 
 def beyond_this_machine(cluster: Cluster) -> str | None:
-    """Return why this machine can never run a trial, None if it can or another machine may.
+    """Return why this machine can never run a trial; None if it can, or if another machine may run it.
 
-    A Ray of the sweep's own is checked for CPUs, a sweep in this process for a GPU.
+    For a Ray of the sweep's own the CPUs are checked, and for cluster=inline the GPU.
     """
     if cluster.kind == "inline" and cluster.gpus_per_trial and (reason := lacks_gpu()):
         return (
-            f"`cluster.gpus_per_trial` (={cluster.gpus_per_trial:g}) needs a GPU of this machine where cluster=inline, "
-            f"and {reason}; pass cluster.gpus_per_trial=0 to train on the CPU, or run it where a GPU can be seen."
+            f"`cluster.gpus_per_trial` (={cluster.gpus_per_trial:g}) needs a GPU on this machine with cluster=inline, "
+            f"and {reason}; pass cluster.gpus_per_trial=0 to train on the CPU, or run the command on a machine with a "
+            "visible GPU."
         )
     if cluster.kind == "inline" or cluster.autoscaling or not address_of(cluster).own:
         return None
@@ -139,11 +140,11 @@ def beyond_this_machine(cluster: Cluster) -> str | None:
 
 
 def cuda_device(assigned: Sequence[int | str], visible: str | None) -> str:
-    """Return torch's name of the first GPU that Ray assigned, `cpu` if none.
+    """Return torch's name of the first GPU that Ray assigned to this task; `cpu` if there is none.
 
     Args:
-        assigned: the machine's ids of the GPUs of this task
-        visible: CUDA_VISIBLE_DEVICES of this process; torch counts within it
+        assigned: ids of the assigned GPUs, as the machine numbers them
+        visible: CUDA_VISIBLE_DEVICES of this process; torch numbers the GPUs listed there from 0
     """
     if not assigned:
         return "cpu"

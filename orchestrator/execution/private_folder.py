@@ -1,8 +1,8 @@
-"""A folder for a Ray of our own that no other user can enter, and a process that clears it however this one ends.
+"""A private folder for the sweep's own Ray, and a process that removes it however the driver ends.
 
-Ray opens its folders to every user of a machine and leaves them there, and where a driver is killed two of Ray's agents
-look for their cluster for a minute. Run as a program, this file is the process that sees to both: it needs the standard
-library only.
+Ray opens its folders to every user of a machine and does not remove them. If a driver is killed, two of Ray's agents
+look for their cluster for another minute. Run as a program, this file is the process that ends these agents and removes
+the folder; it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pathlib import Path
 
 PREFIX = "pruning-ray-"
 LONGEST = 103 if sys.platform == "darwin" else 107
-"""Bytes that the path of a socket may have."""
+"""Longest path of a socket in bytes."""
 _SOCKET = "12345678/r/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 PATIENCE = 10.0
-"""Seconds within which processes that still write to the folder have ended."""
+"""Seconds for which the program kills processes that still write to the folder."""
 
 
 @contextmanager
 def private_folder() -> Iterator[str]:
-    """Give the path of a new folder, in RAY_TMPDIR or the temporary directory, or in /tmp where those are too long.
+    """Yield the path of a new folder in RAY_TMPDIR or the temporary directory, or in /tmp if those paths are too long.
 
-    Once it is left, or this process is gone, what of Ray still has a file there open for writing is killed, and the
-    folder is removed.
+    When the context is left, or this process ends, processes that still have a file there open for writing are killed,
+    and the folder is removed.
     """
-    from orchestrator.execution.interrupts import SPARED  # not for the program
+    from orchestrator.execution.interrupts import SPARED  # imported here, as the program cannot import this package
 
     base = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(os.path.join(base, PREFIX + _SOCKET)) > LONGEST:
@@ -49,12 +49,12 @@ def private_folder() -> Iterator[str]:
         start_new_session=True,
     ) as watcher:
         SPARED.add(watcher.pid)
-        yield os.path.join(folder, "r")  # which Ray opens to all, within one that stays closed
+        yield os.path.join(folder, "r")  # Ray opens this subfolder to all users, and the folder above stays closed
 
 
 def main(folder: str) -> None:
-    """Wait for the end of the driver, which is that of standard input, then clear `folder`."""
-    driver = os.getppid()  # may have its own log open there still
+    """Wait until the driver ends, which closes standard input, then remove `folder`."""
+    driver = os.getppid()  # never killed, though it may still have a log open there
     sys.stdin.buffer.read()
     deadline = time.monotonic() + PATIENCE
     while os.path.exists(folder) and time.monotonic() < deadline:
@@ -69,7 +69,7 @@ def main(folder: str) -> None:
 
 
 def _writes(opened: Path, below: str) -> bool:
-    """Whether a process has opened a file below a folder for writing, as an entry of its /proc/PID/fd tells."""
+    """Whether an entry of /proc/PID/fd is a file below a folder that the process has opened for writing."""
     return os.readlink(opened).startswith(below) and bool(opened.lstat().st_mode & stat.S_IWUSR)
 
 

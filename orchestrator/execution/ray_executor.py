@@ -1,7 +1,8 @@
-"""The executor on Ray.
+"""Executor on Ray.
 
-Each attempt at a segment is one streaming-generator task: it yields where it runs, then a record for each stage that
-is durable, or a failure. Ray itself retries nothing. Weights never travel: children read them from the store.
+Each attempt at a segment is one streaming-generator task. It yields where it runs, then a record for each stage as it
+becomes durable, or a failure. Ray itself retries nothing. Weights never pass through Ray: children read them from the
+store.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ def make_executor(
     claims: Claims | None = None,
     watch: Report = unheard,
 ) -> RayExecutor | InlineExecutor:
-    """Return the executor that `cluster.kind` names; enter it to start it, leave it to end it."""
+    """Return the executor that `cluster.kind` names: a context manager, which starts and ends it."""
     if cluster.kind == "inline":
         return InlineExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
     return RayExecutor(cluster, store, work=work, logs=logs, claims=claims, watch=watch)
 
 
 class RayExecutor:
-    """Runs a plan on the workers of a Ray cluster, by default one that lives as long as the executor.
+    """Runs a plan on the workers of a Ray cluster; by default the cluster lives as long as the executor.
 
     Args:
-        cluster: what a sweep may use
-        store: where finished stages are durable, for every node
-        work: what runs a segment, or its `module:name`; every node must be able to import it
-        logs: the folder on each worker for what the work prints, one file an attempt
-        claims: of the drivers that share the store, if there may be others
-        watch: told the points of the stages that run, as far as they take longer than a second
+        cluster: address, resources and failure handling
+        store: where finished stages are durable; every node must reach it
+        work: function that runs a segment, or its `module:name`; every node must be able to import it
+        logs: folder on each worker for the output of the work, one file for each attempt
+        claims: claims of the drivers that share the store; None if this is the only driver
+        watch: called with the metrics of stages that run longer than a second
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RayExecutor:
         self._watch = watch
 
     def prestart(self) -> None:
-        """Begin to start or join Ray and return at once, so that other things start meanwhile."""
+        """Begin to start or join Ray in the background, and return at once."""
         with self._lock:
             if self._connected is None:
                 self._connected, self._closed = Future(), threading.Event()
@@ -88,7 +89,7 @@ class RayExecutor:
         """Start or join Ray.
 
         Raises:
-            ClusterError: there is no such cluster, it refuses us, or no node of it can run a trial
+            ClusterError: there is no such cluster, it refuses us, or none of its nodes can run a trial
         """
         self.prestart()
         assert self._connected is not None
@@ -109,11 +110,11 @@ class RayExecutor:
         self.close()
 
     def run(self, plan: Plan) -> Iterator[StageEvent]:
-        """Run every stage of `plan` (parents outside it are in the store) and yield what happens, as it happens.
+        """Run every stage of `plan` (parents outside the plan are in the store) and yield events as they happen.
 
         Raises:
             ClusterError: as `start`
-            OrchestratorError: no node that can run a trial is left; all that did not finish was killed
+            OrchestratorError: no node is left that can run a trial; unfinished stages were killed
         """
         self.start()
         dispatcher = Dispatcher(
@@ -131,12 +132,12 @@ class RayExecutor:
                     yield from self._end(dispatcher, tasks)
                 else:
                     if self._cluster.stage_timeout is not None:
-                        tasks.end_late(self._cluster.stage_timeout + self._grace)  # it should have ended by itself
+                        tasks.end_late(self._cluster.stage_timeout + self._grace)  # stages end by themselves before
                     self._hand_out(dispatcher, tasks, watch.capacity)
                     yield from dispatcher.news()
-                    for told in tasks.points() if self._watch is not unheard else ():
-                        self._watch(*told)
-                full = len(tasks) >= watch.capacity  # what is due has to wait all the same
+                    for point in tasks.points() if self._watch is not unheard else ():
+                        self._watch(*point)
+                full = len(tasks) >= watch.capacity  # then a due retry has to wait, too
                 for attempt, item in tasks.receive(timeout=0.2 if full else min(0.2, dispatcher.delay())):
                     if isinstance(item, Outdated):
                         tasks.submit(attempt, self._order(attempt), self._work, fresh=True)
@@ -150,9 +151,9 @@ class RayExecutor:
     def preflight(
         self, stages: Sequence[tuple[StageSpec, ...]], work: Preflight | str = PREFLIGHT
     ) -> Iterator[tuple[int, Passed | Failure]]:
-        """Try each of `stages`, after its lineage, on a worker; yield its index and what came of it.
+        """Rehearse the last of each group of `stages`, below its lineage, on a worker; yield its index and outcome.
 
-        Of one whose node died nothing comes.
+        A stage whose node dies has no outcome.
         """
         self.start()
         tasks: Tasks[Passed] = self._tasks()
@@ -173,16 +174,16 @@ class RayExecutor:
             tasks.end(self._grace)
 
     def cancel(self) -> None:
-        """Hand out nothing more and end running stages at their next batch; `run` then yields `killed` and returns."""
+        """End running stages at their next batch and start no others; `run` then yields `killed` events and returns."""
         self._cancelled.set()
 
     def on_every_node(self, check: Callable[[], object], timeout: float = 60.0) -> None:
-        """Call `check` on each node that can run a trial, so that what is missing there is said before any does.
+        """Call `check` on each node that can run a trial, to find problems of a node before a trial runs there.
 
-        A node that joins later is checked before it runs its first one, which fails if that raises.
+        A node that joins later is checked before its first trial, which fails if the check raises.
 
         Raises:
-            ClusterError: what the check raised, node by node, or that a node did not answer in `timeout` seconds
+            ClusterError: the check raised on a node, or a node did not answer in `timeout` seconds; names each reason
         """
         self.start()
         self._check = check
@@ -206,12 +207,12 @@ class RayExecutor:
             try:
                 reasons.append(ray.get(answer, timeout=timeout))
             except ray.exceptions.RayError as error:
-                said = str(error).strip().splitlines()[-1]  # the exception itself, where it is one of Python's
-                reasons.append(f"node {node.host} could not be asked: {said}")
+                said = str(error).strip().splitlines()[-1]  # the last line of a traceback names the exception
+                reasons.append(f"node {node.host} could not be checked: {said}")
         return reasons
 
     def close(self) -> None:
-        """Leave the cluster; one of our own ends with all its processes."""
+        """Leave the cluster; the sweep's own Ray ends with all its processes."""
         with self._lock:
             connected, self._connected = self._connected, None
         if connected is not None and connected.exception() is None and connected.result():
@@ -219,14 +220,14 @@ class RayExecutor:
 
             node: Any = ray._private.worker._global_node
             if self._address.own and node is not None:
-                kill = node.kill_all_processes  # which would wait a second for each of them to take SIGTERM
+                kill = node.kill_all_processes  # by default waits a second for each process to end on SIGTERM
                 node.kill_all_processes = lambda **_: kill(check_alive=False)
             ray.shutdown()
         self._closed.set()
 
     def _hold(self, connected: Future[bool]) -> None:
-        """Connect, and live as long as Ray shall: the kernel ends its processes with the thread that started them."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)  # here and in Ray's processes: it blocks only SIGINT
+        """Connect to Ray and wait until `close`: the kernel kills Ray's processes when the starting thread ends."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)  # inherited by Ray's processes; Ray blocks only SIGINT
         try:
             with embedded_ray.connected(self._address, self._cluster, self._work) as new:
                 connected.set_result(new)
@@ -235,7 +236,7 @@ class RayExecutor:
             connected.set_exception(error)
 
     def _hand_out(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord], capacity: int) -> None:
-        """Keep Ray supplied, so that no worker waits for us, yet never with more than `capacity`."""
+        """Submit attempts up to `capacity`, so that no worker waits for the driver."""
         while len(tasks) < capacity and (attempt := dispatcher.next()) is not None:
             tasks.submit(attempt, self._order(attempt), self._work)
 
@@ -268,7 +269,7 @@ class RayExecutor:
             yield from dispatcher.stop(Failure(watch.hopeless))
 
     def _end(self, dispatcher: Dispatcher, tasks: Tasks[StageRecord]) -> Iterator[StageEvent]:
-        """Ask running stages to end at a batch, end them by force after the grace, then leave what does not answer."""
+        """Ask running stages to end at a batch, kill them after the grace period, then abandon those left."""
         waited = tasks.cancel(force=False)
         if waited > self._grace:
             tasks.cancel(force=True)
@@ -278,7 +279,7 @@ class RayExecutor:
 
 
 def _reason(check: Callable[[], object]) -> str | None:
-    """Return why a check fails on this node, None if it does not."""
+    """Return why a check fails on this node; None if it passes."""
     try:
         check()
     except Exception as error:
@@ -287,7 +288,7 @@ def _reason(check: Callable[[], object]) -> str | None:
 
 
 def _runtime_env(address: Address, cluster: Cluster) -> dict[str, Any]:
-    """Return the option that gives workers their environment; those of our own Ray have it from the start."""
+    """Return the option that sets the workers' environment variables; the sweep's own Ray starts with them."""
     return {} if address.own else {"runtime_env": {"env_vars": embedded_ray.of_workers(cluster.thread_count)}}
 
 

@@ -1,4 +1,4 @@
-"""What Ray is given: attempts as streaming-generator tasks, and their bodies in the workers."""
+"""Ray tasks: attempts as streaming-generator tasks, and the function that runs in the workers."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 
 POINTS_EVERY = 1.0
-"""Seconds between two points of a task that reach the driver, and before the first: a short stage sends none."""
+"""Seconds between two points that a task sends to the driver, and before the first; a short stage sends none."""
 WATCHED = 12
-"""Tasks of which they are fetched: more are not shown, and each costs a request."""
+"""Maximum number of tasks polled for live points: more are not shown, and each costs a request."""
 POINTS = "pruning-orchestrator/points"
-"""The namespace of Ray's key-value store in which they lie, the last one a stage."""
+"""Namespace of Ray's key-value store that holds the last point of each stage."""
 
 
 @dataclass(frozen=True)
 class Outdated:
-    """Says instead of anything else that a worker has imported older sources: a fresh process shall do the work."""
+    """Sent by a worker that has imported older sources, instead of any other item; a fresh process does the work."""
 
 
 class Tasks(Generic[Item]):
-    """The attempts that Ray has been given, each a stream of items."""
+    """Attempts that were submitted to Ray, each a stream of items."""
 
     def __init__(self, cluster: Cluster, wanted: dict[str, float], runtime_env: dict[str, Any]) -> None:
         import ray
@@ -86,18 +86,18 @@ class Tasks(Generic[Item]):
         *,
         fresh: bool = False,
     ) -> None:
-        """Give Ray one attempt; a `fresh` one for a process that has worked with no other version of its sources."""
+        """Submit an attempt; `fresh` asks for a process that has imported no other version of its sources."""
         options: dict[str, Any] = {"name": f"segment {order.specs[0].key[:12]}"}
-        if fresh:  # Ray has processes of their own for each environment
+        if fresh:  # Ray never shares a process between environments
             mark = {"PRUNING_SOURCES": digest(canonical_json(modules_of(order.specs)))}
             options["runtime_env"] = {"env_vars": self._variables | mark}
         generator = self._function.options(**options).remote(order, work)
         self._running[generator] = attempt
 
     def receive(self, timeout: float) -> Iterator[tuple[Attempt, AttemptStart | Item | Failure | Outdated | None]]:
-        """Yield what has arrived, at most one item a task, waiting for the first; None says that a task has ended.
+        """Wait for items and yield those that have arrived, at most one for each task; None means the task has ended.
 
-        A cancelled task gives no items any more, and its stream ends before it does.
+        A cancelled task yields no more items, and its stream ends before the task does.
         """
         import ray
 
@@ -124,35 +124,36 @@ class Tasks(Generic[Item]):
             yield attempt, item
 
     def points(self) -> Iterator[tuple[str, CurvePoint, Metric]]:
-        """Yield, at most once a second, what the stages that run have told since the last time."""
+        """Yield the new points of running stages as (key, point, metric); at most once a second."""
         from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get
 
         if time.monotonic() - self._looked < POINTS_EVERY:
             return
         self._looked = time.monotonic()
-        told: list[tuple[str, CurvePoint, Metric]] = []
+        points: list[tuple[str, CurvePoint, Metric]] = []
         for key in [key for attempt in islice(self._running.values(), WATCHED) for key in attempt.left[:1]]:
-            with suppress(Exception):  # no sweep fails for want of a display
+            with suppress(Exception):  # a problem of the display must not fail the sweep
                 found: bytes | None = _internal_kv_get(key, namespace=POINTS)
                 _internal_kv_del(key, namespace=POINTS)
                 if found is not None:
                     point, metric = _point_from(found)
-                    told.append((key, point, metric))
-        yield from told
+                    points.append((key, point, metric))
+        yield from points
 
     def end_late(self, limit: float) -> None:
-        """End tasks by force whose stage takes longer than `limit` seconds."""
+        """Kill the tasks whose stage takes longer than `limit` seconds."""
         import ray
 
         for generator in self._running.keys() - self._late:
             if time.monotonic() - self._since.get(generator, math.inf) > limit:
                 self._late.add(generator)
-                ray.cancel(generator, force=True)  # the first time: Ray takes no second one
+                ray.cancel(generator, force=True)  # with force at once, as Ray ignores a second cancel
 
     def cancel(self, *, force: bool) -> float:
-        """Cancel every task that has a stage left, once; return the seconds since then.
+        """Cancel every task that has a stage left; return the seconds since the first call with this `force`.
 
-        The others are about to end: Ray aborts this process where a task that it cancels ends at that moment.
+        Tasks without stages left are about to end and are not cancelled: Ray aborts this process if a task ends at the
+        moment it is cancelled.
         """
         import ray
 
@@ -164,7 +165,7 @@ class Tasks(Generic[Item]):
         return time.monotonic() - self._cancelled[force]
 
     def end(self, patience: float) -> None:
-        """End what still runs by force, and wait, so many seconds at most, for what is about to end by itself."""
+        """Kill the tasks that still run, and wait up to `patience` seconds for those that are about to end."""
         self.cancel(force=True)
         self._running = {generator: attempt for generator, attempt in self._running.items() if not attempt.left}
         deadline = time.monotonic() + patience
@@ -173,7 +174,7 @@ class Tasks(Generic[Item]):
                 pass
 
     def drop(self, nodes: Collection[str] | None = None) -> list[Attempt]:
-        """Return the attempts, of these nodes only if given, and hear no more of them."""
+        """Remove the attempts, only those on `nodes` if given, and return them; their items are ignored from now on."""
         chosen = {
             generator: attempt
             for generator, attempt in self._running.items()
@@ -187,44 +188,46 @@ class Tasks(Generic[Item]):
 def _run(
     order: WorkOrder, work: Callable[[WorkOrder], Iterator[Item]] | str
 ) -> Iterator[AttemptStart | Item | Failure | Outdated]:
-    """Perform an order in a worker: the body of a Ray task."""
+    """Perform a work order in a worker; this is the function of a Ray task."""
     import ray
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)  # processes that the user's code starts take them
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, SENT_TO_ALL
+    )  # else processes started by the user's code inherit the mask
     try:
         hold_planned(order.specs)
     except ProcessOutdated:
         yield Outdated()
         return
     except OrchestratorError:
-        pass  # performing the order will say so
+        pass  # `perform` yields the failure
     device = cuda_device(ray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     with interrupt_flag() as cancelled, captured_output(order.log) as log, _reporting() as report:
         yield AttemptStart(socket.gethostname(), ray.get_runtime_context().get_node_id(), log, time.time())
         yield from perform(replace(order, device=device, cancelled=cancelled, log=log, report=report), work)
         if device != "cpu" and "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need what we cached
+            sys.modules["torch"].cuda.empty_cache()  # the next worker on this GPU may need this memory
 
 
 @contextmanager
 def _reporting() -> Iterator[Report]:
-    """Leave the last point of each stage with Ray, for the driver to fetch; what it did not goes at the end."""
+    """Yield a function that puts a stage's last point into Ray's key-value store; remove all points at the end."""
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
-    told, last = set[str](), time.monotonic()
+    reported, last = set[str](), time.monotonic()
 
     def report(key: str, point: CurvePoint, metric: Metric) -> None:
         nonlocal last
         if time.monotonic() - last >= POINTS_EVERY:
-            told.add(key)
-            with suppress(Exception):  # no stage fails for want of a display
+            reported.add(key)
+            with suppress(Exception):  # a problem of the display must not fail the stage
                 _internal_kv_put(key, _point_as_bytes(point, metric), namespace=POINTS)
             last = time.monotonic()
 
     try:
         yield report
     finally:
-        for key in told:
+        for key in reported:
             with suppress(Exception):
                 _internal_kv_del(key, namespace=POINTS)
 
@@ -239,7 +242,7 @@ def _point_from(content: bytes) -> tuple[CurvePoint, Metric]:
 
 
 def _next(generator: ObjectRefGenerator) -> Any:
-    """Return the next item of a task, an error of Ray's own as a failure, None at the end."""
+    """Return the next item of a task, a Failure for an error of Ray itself, or None at the end."""
     import ray
     from ray import exceptions
 
@@ -248,10 +251,10 @@ def _next(generator: ObjectRefGenerator) -> Any:
     except StopIteration:
         return None
     except exceptions.TaskCancelledError:
-        return Failure("the task was cancelled from outside of the sweep", transient=True)
-    except exceptions.RayTaskError as error:  # before the work began: it could not be imported there, say
+        return Failure("the task was cancelled from outside the sweep", transient=True)
+    except exceptions.RayTaskError as error:  # raised before the work began, for example by an import
         text = str(error).strip()
-        return Failure(f"the worker could not begin: {text.splitlines()[-1]}", traceback=text)
+        return Failure(f"the worker could not start the work: {text.splitlines()[-1]}", traceback=text)
     except (exceptions.RuntimeEnvSetupError, exceptions.TaskUnschedulableError) as error:
         return Failure(f"no worker could be started: {error}")
     except exceptions.WorkerCrashedError:

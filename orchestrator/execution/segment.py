@@ -1,4 +1,4 @@
-"""Run a segment: its stages one after another, the network kept on its device from one to the next."""
+"""Run the stages of a segment one after another; the network stays on its device between stages."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from orchestrator.training.stage_environment import deciding
 
 
 class FailedBefore(OrchestratorError):
-    """A stage that is not tried, since it failed before and would fail so again."""
+    """A stage is not tried because it failed before and would fail the same way again."""
 
     repeats = True
 
 
 def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
-    """Run the stages of `order`; yield each one's record once it is durable.
+    """Run the stages of `order` and yield each stage's record once it is durable.
 
-    A stage that turns out to be durable already, because what it starts from had to be repeated and gave the same
-    bits, is not run again; nor is one that failed before, if it would fail so again. Where another worker's commit
-    stands, what follows goes on from its weights, not from ours.
+    A stage is not run again if it is durable already, as below a repeated parent that gave the same bits. A stage that
+    failed before is not tried if it would fail the same way again. If another worker has committed a stage with other
+    weights, the next stage starts from those weights.
     """
     network: object = None
     repeats = bool(order.store.finished([spec.key for spec in order.specs]))
@@ -45,18 +45,18 @@ def run_segment(order: WorkOrder) -> Iterator[StageRecord]:
             order.store.checkpoints.drop(record.key)
             network = result.network if record.weights_digest == result.record.weights_digest else None
         yield record
-        order = replace(order, attempt=1)  # at the next stage
+        order = replace(order, attempt=1)  # attempts are counted for each stage
 
 
 def _result(
     order: WorkOrder, index: int, inputs: Mapping[str, object], repeated: frozenset[Key] = frozenset()
 ) -> Result:
-    """Run a stage; where what it starts from turns out to be damaged or gone, that is repeated first.
+    """Run a stage; if a stage that it starts from is damaged or missing, repeat that stage first.
 
-    It then begins with what the store has, for the networks at hand may have been worked on.
+    After a repetition the stage loads its inputs from the store, since the networks in memory may have been changed.
 
     Args:
-        repeated: what has been repeated for it so far.
+        repeated: keys of the stages that were repeated for this one so far.
     """
     spec, above = order.specs[index], (*order.lineage, *order.specs[:index])
     run: Run = _remembered(_in_time(resolve(KINDS[spec.kind].run)))
@@ -72,7 +72,7 @@ def _result(
 
 
 def _lost(key: Key, spec: StageSpec, above: tuple[StageSpec, ...]) -> tuple[StageSpec, tuple[StageSpec, ...]]:
-    """Return the stage with this key that `spec` needs, and those above it: a start of its training, or of `above`."""
+    """Return the missing stage that `spec` needs, and the stages above it: a restart point, or a stage of `above`."""
     for place in spec.typed.restart.places:
         if (start := start_of(above[0], place)).key == key:
             return start, ()
@@ -81,19 +81,19 @@ def _lost(key: Key, spec: StageSpec, above: tuple[StageSpec, ...]) -> tuple[Stag
 
 
 def _refuse(spec: StageSpec, order: WorkOrder) -> None:
-    """Raise `FailedBefore` for a stage that would fail as it did before."""
+    """Raise FailedBefore if a stage failed before under the same circumstances."""
     past = order.store.failures.of(spec.key)
     if past is not None and past.circumstances == _circumstances(spec, order):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(past.time))
         again = FailedBefore(
-            f"failed before, on {when}: {past.message.rstrip('.')}; pass retry_failed=true to try it again."
+            f"the stage failed before, on {when}: {past.message.rstrip('.')}; pass retry_failed=true to try it again."
         )
         again.log, again.host = past.log, past.host
         raise again
 
 
 def _remembered(run: Run) -> Run:
-    """Have the store remember how a stage fails, if it would fail so again."""
+    """Wrap `run` to save a failure in the store if the stage would fail the same way again."""
 
     def remembered(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
         try:
@@ -101,7 +101,7 @@ def _remembered(run: Run) -> Run:
         except OrchestratorError as error:
             failure = failure_of(error, order.log, [each.fields for each in (*order.lineage, *order.specs)])
             if failure.repeats:
-                with suppress(StoreError):  # the failure itself is to be told
+                with suppress(StoreError):  # the original failure matters more
                     where = (_circumstances(spec, order), failure.log, failure.host)
                     past = PastFailure(type(error).__name__, failure.message, time.time(), *where)
                     order.store.failures.save(spec.key, past)
@@ -111,13 +111,13 @@ def _remembered(run: Run) -> Run:
 
 
 def _circumstances(spec: StageSpec, order: WorkOrder) -> dict[str, str]:
-    """Return what decides, beside its key, how a stage ends: where it runs, and the weights that it starts from."""
+    """Return what decides, besides a stage's key, how it ends: its environment and the weights it starts from."""
     inputs = order.store.finished(spec.inputs.values())
     return deciding(order.device) | {key: record.weights_digest for key, record in inputs.items()}
 
 
 def _in_time(run: Run) -> Run:
-    """Have a stage end at a batch once it has taken `stage_timeout` seconds, and raise TimeoutError then."""
+    """Wrap `run` to end a stage at a batch after `stage_timeout` seconds, with a TimeoutError."""
 
     def timed(spec: StageSpec, inputs: Mapping[str, object], order: WorkOrder) -> Result:
         limit, begun = order.stage_timeout or math.inf, time.monotonic()
@@ -133,7 +133,7 @@ def _in_time(run: Run) -> Run:
 
 
 def _standing(order: WorkOrder, index: int) -> StageRecord | None:
-    """Return the record of a stage that need not run: it is durable, and what follows finds its weights."""
+    """Return the record of a stage that need not run: it is durable, and the next stages can load its weights."""
     left: list[Key] = [spec.key for spec in order.specs[index:]]
     standing = order.store.finished(left)
     record = standing.get(left[0])

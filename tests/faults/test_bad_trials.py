@@ -112,7 +112,7 @@ def test_a_trial_that_diverged_is_not_tried_again_unless_asked(
     assert dense()[1].startswith("the training loss is ")
     trained, reason = dense()
     assert trained == 0
-    assert reason.startswith("failed before, on 2")
+    assert reason.startswith("the stage failed before, on 2")
     assert reason.endswith("pass retry_failed=true to try it again.")
     capsys.readouterr()
     assert dense("dry_run=true") == (0, "")

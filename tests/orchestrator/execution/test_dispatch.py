@@ -86,7 +86,7 @@ def test_each_stage_has_retries_of_its_own_and_the_last_failure_names_them() -> 
 
     (failed,) = dispatcher.take(take(dispatcher), LOST)
     assert failed.failure is not None
-    assert failed.failure.message == "the worker died (attempt 2 at it, and `cluster.retries` is 1)"
+    assert failed.failure.message == "the worker died (attempt 2, and `cluster.retries` is 1)"
 
 
 def test_a_sweep_that_stops_itself_says_so_of_what_was_running() -> None:

@@ -52,7 +52,7 @@ def test_a_missing_module_is_named_with_where_it_was_looked_for(specs: Sequence[
     (tmp_path / "never_imported.py").unlink()
 
     assert told(specs) == (
-        f"it is missing, and Python finds no module of that name from {tmp_path}; start Python where it lies, or add "
+        f"it is missing, and Python finds no module of that name from {tmp_path}; start Python in its folder, or add "
         "its folder to PYTHONPATH."
     )
 

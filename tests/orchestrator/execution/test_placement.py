@@ -49,7 +49,7 @@ def test_a_sweep_in_this_process_is_refused_a_gpu_that_is_not_here(
     said = beyond_this_machine(asked)
 
     assert said is not None
-    assert said.startswith("`cluster.gpus_per_trial` (=1) needs a GPU of this machine where cluster=inline, and this ")
+    assert said.startswith("`cluster.gpus_per_trial` (=1) needs a GPU on this machine with cluster=inline, and this ")
     assert "pass cluster.gpus_per_trial=0" in said
     assert beyond_this_machine(Cluster(kind="inline")) is None
     (tmp_path / "nvidiactl").touch()
@@ -99,7 +99,7 @@ def test_the_refusal_names_argument_value_rule_and_remedy() -> None:
 def test_what_only_two_nodes_together_could_give_is_refused() -> None:
     said = refusal(request(Cluster(cpus_per_trial=12, gpus_per_trial=1)), [{"CPU": 16.0}, {"CPU": 8.0, "GPU": 1.0}])
     assert said is not None
-    assert "none of 2 has all of that together" in said
+    assert "none of 2 has all of these resources" in said
     assert "cluster.cpus_per_trial=12, cluster.gpus_per_trial=1" in said
 
 

@@ -132,7 +132,9 @@ def test_the_cluster_that_runs_here_must_be_one(monkeypatch: pytest.MonkeyPatch,
 def test_a_token_that_is_missing_is_said() -> None:
     error = ConnectionError("Failed to connect to Ray cluster at head:6379")
     error.__cause__ = RuntimeError("Last connection error: Authentication token is missing or incorrect")
-    assert "Its token is needed here too: set RAY_AUTH_MODE=token." in str(Address("head:6379").refused(error))
+    assert "The cluster's token is needed here, too: set RAY_AUTH_MODE=token." in str(
+        Address("head:6379").refused(error)
+    )
 
 
 def test_a_temporary_directory_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

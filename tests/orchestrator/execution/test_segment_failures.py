@@ -54,7 +54,7 @@ def test_what_would_come_again_is_not_tried_again(error: OrchestratorError, atte
     assert attempt(error) == (1, str(error))
     runs, said = attempt(None)
     assert runs == 0
-    assert said.startswith("failed before, on 2")
+    assert said.startswith("the stage failed before, on 2")
     assert said.endswith(f": {str(error).rstrip('.')}; pass retry_failed=true to try it again.")
     assert attempt(None) == (runs, said), "and it is told of the first time"
     store.failures.drop_all(store.failures.known())
