@@ -1,4 +1,4 @@
-"""`python -m orchestrator.export [SWEEP] --to FORMAT --output DIR`: take a trial's network away."""
+"""Command `python -m orchestrator.export [SWEEP] --to FORMAT --output DIR`: export a trial's network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from orchestrator.deploy.formats.format import ExportError
 from orchestrator.deploy.formats.format_table import FORMATS
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export import trial_choice
-from orchestrator.export.export_folder import Written, chosen_formats, leave, size, writable
+from orchestrator.export.export_folder import Written, chosen_formats, size, writable, write_folder
 from orchestrator.export.readme import readme
-from orchestrator.export.stored_network import Kept, kept
+from orchestrator.export.stored_network import StoredNetwork, kept
 from orchestrator.planning.number_formats import byte_size, scientific
 from orchestrator.store import saved_sweep
 from orchestrator.store.backends import given_as
@@ -27,12 +27,12 @@ from orchestrator.views.terminal.standard_streams import say, show_what_can_be_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a trial's network, shrunk and verified, as asked; return the exit status, 2 where that cannot be."""
+    """Write a trial's network, shrunk and verified, in the given formats; return the exit status, 2 for an error."""
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
         if not options.to:
-            raise ExportError(f"`--to` must be given: one of {', '.join(FORMATS)}, or several.")
+            raise ExportError(f"`--to` must be given, once or several times; type one of {', '.join(FORMATS)}.")
         refuse_no_folder("--output", Path(options.output))
         formats, folder = chosen_formats(options.to), writable(options.output)
         with given_as("--store"):
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sweep = saved_sweep.load(store, saved_sweep.chosen_sweep(store, options.sweep))
 
         @cache
-        def found(stage: str) -> tuple[Kept, nn.Module]:
+        def found(stage: str) -> tuple[StoredNetwork, nn.Module]:
             choice, measured = (
                 trial_choice.ending_with(stage, sweep.plan),
                 any(each.changes_outputs for each in formats),
@@ -50,17 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return network, shrunk(network.model, network.inputs()[0])
 
         if options.best is None:
-            choice, points = trial_choice.named(options.trial, sweep.plan, sweep.records), []
+            choice, points = trial_choice.trial_named(options.trial, sweep.plan, sweep.records), []
         else:
             comparison = compare_trials(sweep.plan, sweep.records, sweep.failures)
-            points = trial_choice.meeting(options.best, comparison, sweep.plan, sweep.records)
-        for chosen in formats:  # once the names are right, and before any network is built
+            points = trial_choice.points_meeting(options.best, comparison, sweep.plan, sweep.records)
+        for chosen in formats:  # after all names were checked, and before any network is built
             chosen.check_packages()
         if points:
-            stage = trial_choice.fewest(points, lambda stage: size(found(stage)[1]), sweep.records)
+            stage = trial_choice.smallest_stage(points, lambda stage: size(found(stage)[1]), sweep.records)
             choice = trial_choice.ending_with(stage, sweep.plan)
         network, smaller = found(choice.stage)
-        written = leave(network, smaller, formats, folder, readme(sweep, choice, network, smaller))
+        written = write_folder(network, smaller, formats, folder, readme(sweep, choice, network, smaller))
     except OrchestratorError as error:
         say(error, amiss=True)
         return 2
@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     say(f"{choice.trial.name}: {byte_size(size(network.model))} -> {byte_size(size(smaller))}")
     for each in written:
-        say(f"  {_told(each, network.record.primary)}")
-    say(f"  {folder / 'README.md'} says what it is, and how to load it")
+        say(f"  {_format_line(each, network.record.primary)}")
+    say(f"  {folder / 'README.md'} describes the network and how to load it")
     return 0
 
 
-def _told(written: Written, metric: Metric) -> str:
-    """Say how large a format is, how near its outputs are, and what it achieves where these are others."""
+def _format_line(written: Written, metric: Metric) -> str:
+    """Return a line with a format's size, the difference of its outputs, and its metric if the outputs change."""
     size, difference = byte_size(written.bytes), f"outputs within {scientific(written.difference)} of the masked"
     value = written.achieved.get(f"val/{metric.name}")
     achieved = "" if value is None else f", {metric.title} on validation {metric.said(value)}"
@@ -85,23 +85,23 @@ def _told(written: Written, metric: Metric) -> str:
 def _parser() -> CommandParser:
     parser = CommandParser(
         prog="python -m orchestrator.export",
-        description="Take the network of a finished trial away: without what is empty, verified, with a README.",
+        description="Export the network of a finished trial: shrunk, verified, with a README.",
     )
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="a sweep, or how its name begins; none: the latest")
+    parser.add_argument(
+        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
+    )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--trial", metavar="NAME", help="the trial, or how its name begins; the only one, if there is one"
-    )
+    which.add_argument("--trial", metavar="NAME", help="name of the trial, or its beginning (default: the only trial)")
     which.add_argument(
         "--best",
         metavar="CONDITION",
-        help="as in 'val/METRIC>=dense-0.5', means over seeds in units as they are shown: of the trials that meet it "
-        "the one of the fewest bytes, then the fastest; its best-validated seed",
+        help="such as 'val/METRIC>=dense-0.5', on means over seeds in displayed units; exports the trial with the "
+        "fewest bytes that meets it, then the fastest, and of its seeds the best-validated one",
     )
-    parser.add_argument("--to", action="append", metavar="FORMAT", help=f"{', '.join(FORMATS)}; again for several")
-    parser.add_argument("--output", metavar="DIR", required=True, help="a new folder")
     parser.add_argument(
-        "--run-own-code", action="store_true", help="import a `_target_` that the sweep names, to rebuild its network"
+        "--to", action="append", metavar="FORMAT", help=f"{', '.join(FORMATS)}; repeat the option for several formats"
     )
+    parser.add_argument("--output", metavar="DIR", required=True, help="a new or empty folder")
+    parser.add_argument("--run-own-code", action="store_true", help="import and run a `_target_` that the sweep names")
     add_store(parser)
     return parser

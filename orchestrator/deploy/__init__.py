@@ -1,1 +1,1 @@
-"""Networks as they are deployed: shrunk, in a format that others load, held to the masked network, measured."""
+"""Deployment of networks: shrink them, write them in a format, check their outputs, measure them."""

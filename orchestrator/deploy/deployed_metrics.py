@@ -1,4 +1,4 @@
-"""What a network achieves in a format that changes its outputs, and the examples that such a format is written by."""
+"""Metrics of a network in a format that changes its outputs, and the calibration examples of such a format."""
 
 from __future__ import annotations
 
@@ -20,25 +20,30 @@ from pruning.graph.tracing import Example
 CPU = torch.device("cpu")
 
 
-def drawn(network: nn.Module, data: Data, left: StageSpec, count: int) -> Example:
-    """Return what a network is called with for so many examples of the training split, without augmentation.
+def calibration_inputs(network: nn.Module, data: Data, left: StageSpec, count: int) -> Example:
+    """Return the network's inputs for `count` examples of the training split, drawn without augmentation.
 
     Args:
-        left: the stage that left the network; which examples they are follows from its seed.
+        network: the network to call.
+        data: the splits.
+        left: the stage that trained the network; its seed decides which examples are drawn.
+        count: number of examples.
     """
     seed = derive(left.typed.seed, "calibration")
-    with seeded(seed):  # a Dataset may draw
+    with seeded(seed):  # a Dataset may draw random numbers
         batches = ScoringData(data.train, ScoreFields(examples=count), seed, CPU).batches(1)
     assert batches is not None
-    return called_with(network, batches[0])  # all of them
+    return called_with(network, batches[0])  # the only batch has all examples
 
 
-def achieved(network: nn.Module, run: Run, data: Data, left: StageSpec) -> dict[str, float]:
-    """Return the metrics of a network whose outputs are those of `run`, by split, as `val/rmse` and `test/rmse`.
+def metrics_of(network: nn.Module, run: Run, data: Data, left: StageSpec) -> dict[str, float]:
+    """Return the finite metrics of the outputs of `run` on the validation and test splits, such as `val/rmse`.
 
     Args:
-        network: as the task calls it.
-        left: the stage that left it, of which the task is, and how many examples it is measured by at a time.
+        network: the network as the task calls it; `run` computes its outputs.
+        run: the network in the format.
+        data: the splits.
+        left: the stage that trained the network; gives the task and the batch size.
     """
     task, size = task_building.build(left.typed.task), left.training_config["eval_batch_size"]
     found: dict[str, float] = {}

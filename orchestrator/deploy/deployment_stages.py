@@ -1,8 +1,8 @@
-"""The stages that deploy a network, and measure it beside the dense one. No Ray, no MLflow.
+"""Stages that deploy a network and measure it against the dense network. No Ray, no MLflow.
 
-A deployment takes out what masks have emptied, writes what is left in a format, and holds what that gives to the
-outputs of the masked network. A measurement times two deployments in turns; its figures are circumstances of the
-record, and no part of its result.
+A deployment shrinks the masked network, writes the smaller one in a format, and checks its outputs against those of
+the masked network. A measurement times two deployments in turns. Its figures depend on the machine, so they are no part
+of the result that a record stands for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import redact_tree
 from orchestrator.core.specs import DENSE, NETWORK, StageSpec
 from orchestrator.core.work_order import FileWriter, Result, WorkOrder
-from orchestrator.deploy.deployed_metrics import achieved, drawn
+from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Run, call, called_with
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
 from orchestrator.deploy.latency_measuring import Measuring
-from orchestrator.deploy.shrunk_network import hold, shrunk
+from orchestrator.deploy.shrunk_network import check_outputs, shrunk
 from orchestrator.training.stage_environment import environment
 from orchestrator.training.stage_networks import Network, fitting, restored
 from orchestrator.workloads.weight_files import plain_state, state_digest, write_state
@@ -43,19 +43,19 @@ from pruning.graph.tracing import Example
 from pruning.measure.latency import Call, Make, calling
 
 EXAMPLES, BATCHES = 64, 4
-"""Of the test split, by which the outputs of a deployment are held to those of the masked network."""
+"""Batch size and number of batches of the test split on which the outputs of a deployment are checked."""
 
 
 def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Take out of a finished network what is empty, and write it: its weights and the format's files are the stage's.
+    """Shrink a finished network and write it in a format; the stage's files are its weights and the format's files.
 
     Raises:
-        ExportError: it cannot be traced, or written in the format, or a package for that is missing; or its outputs
-            are not those of the masked network.
+        ExportError: the network cannot be traced or written in the format, a package is missing, or the outputs differ
+            from those of the masked network.
     """
     begun, name, left = _begin(order), spec.typed.format, order.lineage[-1]
     network, chosen = _restored(spec, spec.inputs[NETWORK], order), FORMATS.get(name)
-    model = network.model.cpu().eval()  # where no convolution rounds float32 to TF32
+    model = network.model.cpu().eval()  # a GPU may round float32 to TF32 in convolutions
     smaller = _smaller(network)
     weights, report = plain_state(smaller), getattr(smaller, "shrunk", None)
     files: dict[str, FileWriter] = {WEIGHTS: partial(write_state, weights)}
@@ -64,14 +64,14 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
     with TemporaryDirectory() as place:
         if chosen is not None:
             count = chosen.calibration
-            example = drawn(model, network.data, left, count) if count else _example(network, 2)
+            example = calibration_inputs(model, network.data, left, count) if count else _example(network, 2)
             chosen.write(smaller, example, Path(place))
             written = {file: (Path(place) / file).read_bytes() for file in chosen.files}
             files |= {file: partial(_write, content) for file, content in written.items()}
             size, run = sum(map(len, written.values())), chosen.load(Path(place), order.threads)
         remedy = f"leave {name} out of `deploy.formats`"
-        worst = hold(run, model, _tested(network), TOLERANCES[name], name=name, remedy=remedy)
-        after = achieved(model, run, network.data, left) if chosen and chosen.changes_outputs else {}
+        worst = check_outputs(run, model, _tested(network), TOLERANCES[name], name=name, remedy=remedy)
+        after = metrics_of(model, run, network.data, left) if chosen and chosen.changes_outputs else {}
     record = replace(
         _record(spec, _finished(spec, NETWORK, order), order, begun),
         after=after,
@@ -83,10 +83,10 @@ def deploy(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> 
 
 
 def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) -> Result:
-    """Time a deployed network beside the deployed dense one, at each batch size.
+    """Measure the latency of a deployed network against the deployed dense network, at each batch size.
 
     Raises:
-        Cancelled: between two blocks, once `order.cancelled()` says so.
+        Cancelled: between two blocks, once `order.cancelled()` is true.
     """
     begun, name, what = _begin(order), spec.typed.format, spec.typed.measure
     pruned, dense = _finished(spec, NETWORK, order), _finished(spec, DENSE, order)
@@ -121,19 +121,19 @@ def measure(spec: StageSpec, _inputs: Mapping[str, object], order: WorkOrder) ->
 
 
 def _processor(network: Network, name: str) -> dict[str, str]:
-    """Return what times a network where that is a GPU, as it is of the network itself alone."""
+    """Return the GPU's name when the PyTorch network is timed on one."""
     device = _device(network)
     return {"processor": torch.cuda.get_device_name(device)} if name == SHRINK and device.type == "cuda" else {}
 
 
 def _begin(order: WorkOrder) -> float:
-    """Return Unix seconds."""
+    """Set torch's number of threads, and return the time in Unix seconds."""
     torch.set_num_threads(order.threads)
     return time.time()
 
 
 def _record(spec: StageSpec, above: StageRecord, order: WorkOrder, begun: float) -> StageRecord:
-    """Return the record of a stage that trains nothing: the network is that of `above`, and has no figures anew."""
+    """Return the record of a stage that trains nothing: it describes the network of `above`, without metrics."""
     return replace(
         above,
         key=spec.key,
@@ -161,16 +161,16 @@ def _timed(record: StageRecord, figures: Mapping[str, float]) -> StageRecord:
 
 
 def _finished(spec: StageSpec, role: str, order: WorkOrder) -> StageRecord:
-    """Return the record of an input."""
+    """Return the record of an input; raise StageMissing if the store no longer has it."""
     key = spec.inputs[role]
     record = order.store.finished([key]).get(key)
     if record is None:
-        raise StageMissing(f"stage {key[:12]} is not in the store any more; run the sweep again.", key)
+        raise StageMissing(f"stage {key[:12]} is no longer in the store; run the sweep again.", key)
     return record
 
 
 def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
-    """Return the network that the stage `key` left; on the CPU for any format but PyTorch."""
+    """Return the network of the stage `key`; on the CPU for any format other than PyTorch."""
     network = restored(replace(spec, inputs={NETWORK: key}), order)
     if spec.typed.format != SHRINK:
         network.model.cpu()
@@ -178,7 +178,7 @@ def _restored(spec: StageSpec, key: str, order: WorkOrder) -> Network:
 
 
 def _smaller(network: Network) -> nn.Module:
-    """Return the network in evaluation, without what masks have emptied."""
+    """Return the network in evaluation mode, without the channels and units that masks have emptied."""
     if not network.masks.sparsity():
         return network.model.eval()
     try:
@@ -188,9 +188,7 @@ def _smaller(network: Network) -> nn.Module:
 
 
 def _example(network: Network, size: int) -> Example:
-    """Return what the network is called with for so many examples of the validation split, some again where it has
-    fewer.
-    """
+    """Return the network's inputs for `size` examples of the validation split; examples repeat if it has fewer."""
     batch = next(iter(network.data.val.batches(size, device=_device(network))))
     inputs = called_with(network.model, batch)
     found = max((len(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), default=size)
@@ -209,7 +207,7 @@ def _device(network: Network) -> torch.device:
 
 
 def _tested(network: Network) -> Iterator[Example]:
-    """Yield what the network is called with for batches of the test split."""
+    """Yield the network's inputs for some batches of the test split."""
     for batch in islice(network.data.test.batches(EXAMPLES, device=_device(network)), BATCHES):
         yield called_with(network.model, batch)
 
@@ -219,9 +217,9 @@ def _write(content: bytes, file: BinaryIO) -> None:
 
 
 def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder) -> Path:
-    """Return a folder with the files of a deployment: those of the store, or new ones where loading runs code in them.
+    """Return a folder with the files of a deployment: copied from the store, or written anew if loading them runs code.
 
-    A store may be somebody else's; the network that is written is read as tensors alone.
+    Somebody else may have written the store, so its code is never run: new files are written from tensors only.
     """
     folder, chosen = place / record.key, FORMATS[str(spec.typed.format)]
     folder.mkdir()
@@ -231,13 +229,13 @@ def _folder(record: StageRecord, spec: StageSpec, place: Path, order: WorkOrder)
         return folder
     for name in chosen.files:
         shutil.copyfile(order.store.stages.fetch(record.key, name), folder / name)
-    with fitting(record.key, chosen.files[0], (Exception,)):  # of the runtime's own kinds
+    with fitting(record.key, chosen.files[0], (Exception,)):  # each runtime raises its own types
         chosen.load(folder, spec.typed.measure.threads)
     return folder
 
 
 def _loading(name: str, folder: Path, threads: int, example: Example) -> Make:
-    """Return what loads a deployment anew, with inputs of its own."""
+    """Return a function that loads the deployment again and binds it to its own copy of the inputs."""
 
     def make() -> Call:
         return partial(FORMATS[name].load(folder, threads), copy.deepcopy(example))

@@ -1,4 +1,4 @@
-"""The latency of one deployment beside another's, and what else ran meanwhile."""
+"""Latency of one deployment against another, and the load of other processes meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pruning.measure.memory import peak_memory
 
 
 class Measuring:
-    """Measures as a stage's `measure` says, and notes how many other processes run at each block."""
+    """Measures latency with a stage's `measure` settings, and counts other running processes at each block."""
 
     def __init__(self, what: MeasuringFields, order: WorkOrder, device: torch.device) -> None:
         self._what = what
@@ -29,8 +29,8 @@ class Measuring:
         """Return the figures at a batch size: milliseconds of a call, the speed-up with its 95% interval, peak memory.
 
         Args:
-            makes: of the dense network, and of the pruned one.
-            size: for the names of the figures.
+            makes: function that makes a call of the dense network, and one for the pruned network.
+            size: batch size, for the names of the figures.
         """
         dense, pruned = map(self._watched, makes)
         found = compare_latency(
@@ -53,21 +53,21 @@ class Measuring:
 
     @property
     def others(self) -> float:
-        """How many other processes ran on average."""
+        """Average number of other running processes."""
         return statistics.fmean(self._others)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to say of that."""
+        """A warning if other processes kept the machine busy."""
         if self.others < BUSY:
             return ()
         return (
             f"{self.others:.1f} other processes ran on average while latency was measured, on {os.cpu_count()} CPUs: "
-            "its figures may be off",
+            "the figures may be wrong",
         )
 
     def _watched(self, make: Make) -> Make:
-        """Return what makes the same, and ends instead where the stage is cancelled."""
+        """Wrap `make` to raise Cancelled if the stage is cancelled, and to count other processes."""
 
         def made() -> Call:
             if self._order.cancelled():
@@ -79,7 +79,7 @@ class Measuring:
 
 
 def _others() -> float:
-    """Return how many processes run on this machine beside this one; the load average where it does not say so."""
+    """Return the number of other running processes on this machine, or the load average if /proc does not give it."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A network without what masks have emptied, and how far what leaves is from the masked network."""
+"""Shrink a masked network, and check the outputs of a deployed network against it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from pruning.graph.tracing import Example
 from pruning.measure.matrix_products import Watching
 
 ROUNDINGS = 8
-"""By so many roundings of the coarsest type that it computes in the outputs of a network may differ at least."""
+"""Allowed difference of outputs, in units of the rounding error of the coarsest dtype that the network computes in."""
 FURTHEST = 1e6
-"""Relative to the largest, by so much outputs may differ in any format; where some are not finite, they do by more."""
+"""Upper limit of any tolerance, relative to the largest output; outputs that are not finite exceed it."""
 
 
 class OtherOutputs(ExportError):
-    """A network that gives other outputs as it leaves than the masked one."""
+    """The outputs of a deployed network differ from those of the masked network."""
 
     repeats = True
 
 
 def shrunk(model: nn.Module, example: Example) -> nn.Module:
-    """Return the network without what is empty, outputs alone; raise ExportError where it cannot be followed."""
-    try:  # what else a network of transformers returns, such as its cache, torch.export may not know
+    """Return the network without empty channels and units, and with outputs as its only return value.
+
+    Other return values, such as the cache of a network of transformers, may be unknown to torch.export.
+
+    Raises:
+        ExportError: the network cannot be traced
+    """
+    try:
         return pruning.shrink(with_outputs_alone(model, example), example)
     except (ValueError, TypeError) as error:
         raise ExportError(str(error)) from error
 
 
-def hold(
+def check_outputs(
     run: Callable[[Example], Any],
     model: nn.Module,
     examples: Iterable[Example],
@@ -44,19 +50,18 @@ def hold(
     name: str,
     remedy: str,
 ) -> float:
-    """Return by how much outputs differ at most from the masked network's, relative to the largest.
+    """Return the largest difference from the masked network's outputs, relative to the largest output.
 
     Args:
-        run: the network as it leaves.
+        run: the deployed network.
         model: the masked network, in evaluation.
-        examples: what both are called with.
-        tolerance: how far they may differ where the network computes in float32; in half precision so far as that
-            rounds.
-        name, remedy: what the network leaves as, and what to do if it cannot, for the error.
+        examples: inputs for both networks.
+        tolerance: allowed difference in float32; a coarser dtype allows `ROUNDINGS` of its rounding errors.
+        name, remedy: name of the format and advice, for the error.
 
     Raises:
-        OtherOutputs: they differ by more.
-        ExportError: the network does not run.
+        OtherOutputs: the outputs differ by more.
+        ExportError: the deployed network does not run.
     """
     worst, computed = 0.0, _Rounding()
     with torch.no_grad():
@@ -65,7 +70,7 @@ def hold(
                 expected = outputs_of(call(model, example))
             try:
                 found = run(example)
-            except Exception as error:  # whatever a runtime says to what it cannot run
+            except Exception as error:  # each runtime raises its own types
                 said = (str(error).strip().splitlines() or [""])[0][:200]
                 raise ExportError(
                     f"the network as {name} does not run ({type(error).__name__}: {said}); {remedy}."
@@ -74,14 +79,14 @@ def hold(
     tolerance = min(max(tolerance, ROUNDINGS * computed.coarsest), FURTHEST)
     if not worst <= tolerance:
         raise OtherOutputs(
-            f"the outputs of the network as {name} differ from those of the masked one by {worst:.2g} of the largest, "
-            f"and must not by more than {tolerance:g}; {remedy}."
+            f"the outputs of the network as {name} differ from those of the masked network by {worst:.2g} of the "
+            f"largest output, and must differ by at most {tolerance:g}; {remedy}."
         )
     return worst
 
 
 class _Rounding(Watching):
-    """While it is entered: by how much the coarsest type that something is computed in rounds, relative to a number."""
+    """Context that records the rounding error (eps) of the coarsest dtype that operations compute in."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,7 +95,7 @@ class _Rounding(Watching):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute what is asked for, and note its type."""
+        """Run an operation, and record the dtype of its results."""
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and each.is_floating_point():

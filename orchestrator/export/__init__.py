@@ -1,1 +1,1 @@
-"""Networks that leave a store: which one, what is written of it, and what its README says."""
+"""Export of networks from a store: choose the trial, write its files, describe it in a README."""

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.export`: the command `orchestrator.commands.export_command`."""
+"""Entry point of `python -m orchestrator.export`, see `orchestrator.commands.export_command`."""
 
 from orchestrator.__main__ import run_command
 

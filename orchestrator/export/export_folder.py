@@ -1,4 +1,4 @@
-"""Write a network's folder: its formats, each held to the outputs of the masked network, whole or not at all."""
+"""Write the folder of an exported network, whole or not at all; each format's outputs are checked."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from torch import nn
 
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
-from orchestrator.deploy.deployed_metrics import achieved, drawn
+from orchestrator.deploy.deployed_metrics import calibration_inputs, metrics_of
 from orchestrator.deploy.formats.format import ExportError, Format
 from orchestrator.deploy.formats.format_table import FORMATS
-from orchestrator.deploy.shrunk_network import hold
+from orchestrator.deploy.shrunk_network import check_outputs
 from orchestrator.export.pretrained import FOLDER, save_pretrained
-from orchestrator.export.stored_network import Kept
+from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.planning.number_formats import scientific, whole_number
 
 
 @dataclass(frozen=True)
 class Written:
-    """One format as it lies in the folder.
+    """A format that was written into the folder.
 
     Args:
-        bytes: of its files.
-        difference: the largest of outputs from the masked network's, relative to the largest output.
-        code: what loads it.
-        achieved: its metrics by split, where the format changes outputs.
+        format: the format.
+        bytes: size of its files.
+        difference: largest difference from the masked network's outputs, relative to the largest output.
+        code: Python code that loads it.
+        achieved: its metrics by split, such as `val/accuracy`, if the format changes outputs; else empty.
     """
 
     format: Format
@@ -45,29 +46,35 @@ def size(network: nn.Module) -> int:
 
 
 def writable(output: str) -> Path:
-    """Return the folder to write; raise ExportError where something lies there."""
+    """Return the folder to write; raise ExportError if it exists and is not an empty folder."""
     folder = Path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ExportError(f"`--output` (={output!r}) is there already, and not empty; name another folder.")
+        raise ExportError(f"`--output` (={output!r}) must be a new or empty folder; name another folder.")
     return folder
 
 
 def chosen_formats(names: Sequence[str]) -> list[Format]:
-    """Return the formats of these names, each once; raise ExportError where one is unknown."""
+    """Return the formats with these names, each once; raise ExportError if one is unknown."""
     for name in names:
         if name not in FORMATS:
             raise ExportError(f"`--to` (={name!r}) must be one of {', '.join(FORMATS)}.")
     return [FORMATS[name] for name in dict.fromkeys(names)]
 
 
-def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Path, head: str) -> list[Written]:
+def write_folder(
+    kept: StoredNetwork, smaller: nn.Module, formats: Sequence[Format], folder: Path, head: str
+) -> list[Written]:
     """Write a network in some formats into a new folder.
 
     Args:
-        head: of README.md, which goes on with the formats.
+        kept: the masked network, whose outputs are the reference.
+        smaller: the shrunk network to write.
+        formats: the formats to write it in.
+        folder: missing, or empty.
+        head: first part of README.md; the formats follow.
 
     Raises:
-        ExportError: it cannot be written, or gives other outputs; nothing is left then
+        ExportError: a format cannot be written, or its outputs differ; no folder is left then
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -77,25 +84,27 @@ def leave(kept: Kept, smaller: nn.Module, formats: Sequence[Format], folder: Pat
         (aside / "README.md").write_text(_page(written, kept.record, head) + _pretrained(loads), encoding="utf-8")
         aside.chmod(0o755)
         if folder.exists():
-            folder.rmdir()  # it is empty
+            folder.rmdir()  # the folder is empty
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return written
 
 
-def _written(kept: Kept, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
+def _written(kept: StoredNetwork, smaller: nn.Module, chosen: Format, folder: Path) -> Written:
     inputs = kept.inputs()
-    example = drawn(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
+    example = (
+        calibration_inputs(kept.model, kept.data, kept.spec, chosen.calibration) if chosen.calibration else inputs[0]
+    )
     chosen.write(smaller, example, folder)
     run, remedy = chosen.load(folder, 1), "take another format"
-    worst = hold(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
+    worst = check_outputs(run, kept.model, inputs, chosen.tolerance, name=chosen.name, remedy=remedy)
     held = sum((folder / name).stat().st_size for name in chosen.files)
     code = chosen.code(smaller, inputs[0])
     imports = "".join(line for line in code.splitlines(keepends=True) if line.startswith("import "))
     made = f"{chosen.zeros(smaller, inputs[0])}\n{code.removeprefix(imports).lstrip()}"
     code = f"import {chosen.arrays}\n{imports}\n{made}"
-    found = achieved(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
+    found = metrics_of(kept.model, run, kept.data, kept.spec) if chosen.changes_outputs else {}
     return Written(chosen, held, worst, code, found)
 
 
@@ -112,28 +121,30 @@ def _page(written: Sequence[Written], record: StageRecord, head: str) -> str:
     )
     return (
         f"{head}\n## Files\n\n| format | files | bytes | difference of outputs |\n|---|---|---:|---:|\n{rows}"
-        "\nThe difference is the largest from the masked network's outputs on batches of the test split and on one "
-        "example,\nrelative to the largest output, in float32 on this machine's CPU.\n"
+        "\nThe difference is the largest one from the masked network's outputs, relative to the largest output, on "
+        "batches of\nthe test split and on one example, in float32 on the CPU of the machine that wrote the files.\n"
         f"{''.join(_achieved(written, record))}"
-        f"\n## Loading\n\nIn this folder, by what each imports alone; batches may be of any size.\n{blocks}"
+        "\n## Loading\n\nRun the code in this folder. It needs only the packages that it imports, and takes batches of "
+        f"any size.\n{blocks}"
     )
 
 
 def _achieved(written: Sequence[Written], record: StageRecord) -> Iterator[str]:
-    """Yield what the network achieves in each format that changes its outputs."""
+    """Yield a line with the metrics in each format that changes the network's outputs."""
     for each in written:
-        told = [
+        figures = [
             f"{metric.title} {markdown(metric.said(each.achieved[figure]))} on {title}"
             for metric in record.metrics
             for split, title in (("val", "validation"), ("test", "test"))
             if (figure := f"{split}/{metric.name}") in each.achieved
         ]
-        if told:
-            yield f"\nAs {each.format.name}, whose outputs are others, it achieves: {', '.join(told)}.\n"
+        if figures:
+            yield f"\nThe outputs in the format {each.format.name} differ, and reach: {', '.join(figures)}.\n"
 
 
 def _pretrained(loads: str) -> str:
     if not loads:
         return ""
     code = f'import transformers\n\nmodel = transformers.{loads}.from_pretrained("{FOLDER}")\n'
-    return f"\n### transformers\n\nIts own class, as save_pretrained writes it.\n\n```python transformers\n{code}```\n"
+    text = "The network's own class, as save_pretrained writes it."
+    return f"\n### transformers\n\n{text}\n\n```python transformers\n{code}```\n"

@@ -1,4 +1,4 @@
-"""A network of transformers as `save_pretrained` writes it, where its configuration can say the sizes that are left."""
+"""Write a shrunk network of transformers with `save_pretrained`, if its configuration can express the new sizes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from torch import nn
 
 from orchestrator.deploy.formats.format import call
 from orchestrator.deploy.formats.format_table import FORMATS
-from orchestrator.deploy.shrunk_network import hold
-from orchestrator.export.stored_network import Kept
+from orchestrator.deploy.shrunk_network import check_outputs
+from orchestrator.export.stored_network import StoredNetwork
 from pruning.graph.tracing import quiet
 
 FOLDER = "pretrained"
 KEYS = 6
-"""Of a configuration at most that may have to change together."""
+"""Maximum number of configuration keys that are tried together."""
 
 
-def save_pretrained(kept: Kept, smaller: nn.Module, folder: Path) -> str:
-    """Write `pretrained/` into a folder, and return the class that loads it; nothing, and "", where that cannot be.
+def save_pretrained(kept: StoredNetwork, smaller: nn.Module, folder: Path) -> str:
+    """Write `pretrained/` into a folder, and return the name of the class that loads it.
+
+    Returns "" and writes nothing if the network is not from transformers, or no configuration has its sizes.
 
     Raises:
-        ExportError: what was written gives other outputs than the masked network, or does not run
+        ExportError: the written network does not run, or its outputs differ from those of the masked network
     """
     network: Any = getattr(smaller, "network", smaller)
     if not hasattr(network, "save_pretrained") or not hasattr(network, "config"):
@@ -40,13 +42,13 @@ def save_pretrained(kept: Kept, smaller: nn.Module, folder: Path) -> str:
         network.save_pretrained(folder / FOLDER)
         network.config = own
         loaded = type(network).from_pretrained(folder / FOLDER).eval()
-    told = {"name": "save_pretrained leaves it", "remedy": "take another format than safetensors"}
-    hold(partial(call, loaded), kept.model, kept.inputs(), FORMATS["safetensors"].tolerance, **told)
+    texts = {"name": "save_pretrained writes it", "remedy": "take another format than safetensors"}
+    check_outputs(partial(call, loaded), kept.model, kept.inputs(), FORMATS["safetensors"].tolerance, **texts)
     return type(network).__name__
 
 
 def _configs(config: Any, smaller: nn.Module) -> Iterator[Any]:
-    """Yield the configuration, and it with changed sizes wherever they stand: first few of them, then more."""
+    """Yield the configuration, then copies in which sizes that shrank are replaced: one key first, then more."""
     yield config
     report = getattr(smaller, "shrunk", None)
     removed = report.removed.values() if report else ()
@@ -62,5 +64,5 @@ def _shapes(kind: Any, config: Any) -> dict[str, torch.Size] | None:
     try:
         with torch.device("meta"), quiet():
             return {name: tensor.shape for name, tensor in kind(config).state_dict().items()}
-    except Exception:  # sizes that do not belong together
+    except Exception:  # these sizes do not fit together
         return None

@@ -1,4 +1,4 @@
-"""What the README of an exported network says of it, from its records: never more than they do."""
+"""Text of an exported network's README, made from its records only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from orchestrator.compare.panels import positions
 from orchestrator.core.records import StageRecord
 from orchestrator.core.redact import markdown
 from orchestrator.export.export_folder import size
-from orchestrator.export.stored_network import Kept
+from orchestrator.export.stored_network import StoredNetwork
 from orchestrator.export.trial_choice import Choice, metric_named
 from orchestrator.planning.number_formats import byte_size, milliseconds, percent, ratio, ratio_interval, whole_number
 from orchestrator.store.saved_sweep import SavedSweep
 
 
-def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) -> str:
-    """Return the first part of the page, which files and how to load them follow."""
+def readme(sweep: SavedSweep, choice: Choice, kept: StoredNetwork, smaller: nn.Module) -> str:
+    """Return the first part of the README; the files and how to load them follow it."""
     record, config = kept.record, choice.trial.config
     dense = sweep.records.get(choice.trial.dense)
     where = positions(sweep.plan)[sweep.plan.trials.index(choice.trial)]
@@ -26,7 +26,7 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
         f"# {markdown(choice.trial.name)}",
         "",
         f"{name} on {data}, pruned by {line} to a sparsity of {percent(record.sparsity)} of its prunable weights; "
-        "what the masks emptied is taken out.",
+        "channels, units and heads that the masks emptied are removed.",
         "",
         f"- sweep {markdown(sweep.info.name)}, trial {markdown(choice.trial.name)}, "
         f"seed {markdown(config.get('seed', 0))}, round {record.round}",
@@ -41,7 +41,8 @@ def readme(sweep: SavedSweep, choice: Choice, kept: Kept, smaller: nn.Module) ->
         f"| bytes of parameters and buffers | {whole_number(size(smaller))} | {whole_number(size(kept.model))} |",
         *_latency(sweep, choice),
         "",
-        "Figures are those of this one network, its test figures read once; its sweep says how they vary by seed.",
+        "All figures are of this one network, and the test figures were read once; the sweep's report shows how they "
+        "vary between seeds.",
         "",
         *_left(smaller),
     ]
@@ -59,7 +60,7 @@ def _figures(record: StageRecord, dense: StageRecord | None) -> Iterator[str]:
 
 
 def _latency(sweep: SavedSweep, choice: Choice) -> Iterator[str]:
-    """Yield what was measured of the network, deployed, beside the dense one."""
+    """Yield the measured latency and memory of the deployed network and of the dense one."""
     for key, record in sweep.records.items():
         if record.kind != "measure" or choice.stage not in {spec.key for spec in sweep.plan.lineage(key)}:
             continue
@@ -83,17 +84,17 @@ def _place(record: StageRecord) -> str:
 
 
 def _left(smaller: nn.Module) -> Iterator[str]:
-    """Yield what could not be taken out, and why."""
+    """Yield the empty outputs that could not be removed, and why."""
     report = getattr(smaller, "shrunk", None)
     if report is None:
         return
     if report.form == "unchanged":
-        yield f"Nothing could be taken out: {'; '.join(map(markdown, report.tried))}."
+        yield f"Nothing could be removed: {'; '.join(map(markdown, report.tried))}."
     for name, reasons in report.kept.items():
-        told = ", ".join(f"{count} ({markdown(reason)})" for reason, count in reasons.items())
-        yield f"- empty outputs that {markdown(name.removeprefix('network.'))} keeps: {told}"
+        counts = ", ".join(f"{count} ({markdown(reason)})" for reason, count in reasons.items())
+        yield f"- empty outputs that {markdown(name.removeprefix('network.'))} keeps: {counts}"
     if report.form != "unchanged" and not report.kept:
-        yield "No output that is empty was kept. Zeros in between stay, and are stored as any number is."
+        yield "All empty outputs were removed. Single zeros stay, and are stored like any other number."
 
 
 def _entries(network: nn.Module) -> int:

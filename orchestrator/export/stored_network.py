@@ -1,4 +1,4 @@
-"""The masked network that a trial left in the store, as it is to be exported, and batches to hold it to."""
+"""The masked network of a trial, loaded from the store for an export, and inputs to check its outputs with."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from orchestrator.workloads.model_building import build
 from pruning.graph.tracing import Example
 
 BATCH, BATCHES = 16, 4
-"""Of the test split, by which an export is held to the outputs of the masked network."""
+"""Batch size and number of batches of the test split on which the outputs of an export are checked."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A trial's network with its zeros, in evaluation, its masks, its data, and the record and spec of its stage."""
+class StoredNetwork:
+    """A trial's masked network in evaluation mode, its masks, its data, and the record and spec of its stage."""
 
     model: nn.Module
     masks: pruning.MaskSet
@@ -46,87 +46,93 @@ class Kept:
     spec: StageSpec
 
     def inputs(self) -> list[Example]:
-        """Return what the network is called with for some batches of the test split, and for one example alone.
+        """Return the network's inputs for some batches of the test split, and for a single example.
 
         Raises:
-            ExportError: the split has one example
+            ExportError: the split has only one example
         """
         batches: Iterator[Any] = islice(self.data.test.batches(BATCH, device=torch.device("cpu")), BATCHES)
         found = [called_with(self.model, batch) for batch in batches]
         if len(call_values(found[0])[0]) < 2:
-            raise ExportError("`data` must have 2 examples to test on or more, to see that batches may be of any size.")
+            raise ExportError("`data` must have at least 2 test examples, to check that batches may be of any size.")
         return [*found, cut(found[0], 1)]
 
 
-def kept(store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool, measured: bool = False) -> Kept:
-    """Return what a trial left.
+def kept(
+    store: Store, sweep: SavedSweep, choice: Choice, *, run_own_code: bool, measured: bool = False
+) -> StoredNetwork:
+    """Load the network of a trial.
 
     Args:
-        measured: whether the network is to be measured, by its task.
+        store: the store of the sweep.
+        sweep: the saved sweep.
+        choice: the trial, and its stage to load.
+        run_own_code: allow code that the sweep names by `_target_` to run.
+        measured: whether the caller measures the network's metrics, for which its task is checked, too.
 
     Raises:
-        ExportError: it takes code of the user's own, which is not to be run; or weights or data are not there
-        OrchestratorError: that code, or the data, are not what the sweep was planned with
+        ExportError: the network needs code that is not allowed to run, or weights or data are missing
+        OrchestratorError: the code or the data have changed since the sweep was planned
     """
     spec = sweep.plan.stages[choice.stage]
     lineage = sweep.plan.lineage(choice.stage)
     chain, dense, record = (*lineage, spec), (lineage[0] if lineage else spec), sweep.records[choice.stage]
     config = dict(choice.trial.config)
-    _hold_whole(config, dense, spec if measured else None)
+    _refuse_incomplete(config, dense, spec if measured else None)
     own = _own_code(chain, ("model", "data", "task") if measured else ("model", "data"), run_own_code)
     if own:
         sys.path[:0] = [""] if "" not in sys.path else []
         hold_planned(chain, remedy=None)
     if WEIGHTS not in record.files:
         raise ExportError(
-            f"`--trial` (={choice.trial.name!r}) has no weights in the store any more; run the sweep again."
+            f"`--trial` (={choice.trial.name!r}) no longer has weights in the store; run the sweep again."
         )
-    config["model"] = {**config["model"], "weights": None}  # what it began with is not needed
+    config["model"] = {**config["model"], "weights": None}  # initial weights are not needed
     try:
         pinned_content.look_again()
         pinned, location = pinned_content.pinned(config)
     except pinned_content.Misplaced as error:
-        raise ExportError(f"what the sweep read does not lie where it did: it {error}") from None
+        raise ExportError(f"a file that the sweep read is missing or cannot be read: it {error}") from None
     held = {"model": dense.typed.model.get("path"), "data": dense.typed.data.get("root")}
     if held != {"model": pinned["model"].get("path"), "data": pinned["data"].get("root")}:
-        raise ExportError("`model.path` or `data.root` of the sweep holds something else now; put back what it was.")
+        raise ExportError("`model.path` or `data.root` of the sweep has other contents now; restore the old contents.")
     spec = replace(spec, location=location)
-    _hold_size(dense, location, store.stages.tensors(choice.stage, WEIGHTS))
+    _refuse_larger_model(dense, location, store.stages.tensors(choice.stage, WEIGHTS))
     network, _ = stored(choice.stage, spec, WorkOrder((spec,), store, lineage=lineage))
     masks = network.masks
     if KINDS[record.kind].prunes:
         masks = stored_masks(record, network.model, store)
-    return Kept(network.model.eval(), masks, network.data, record, spec)
+    return StoredNetwork(network.model.eval(), masks, network.data, record, spec)
 
 
-def _hold_whole(config: Mapping[str, Any], dense: StageSpec, measured: StageSpec | None) -> None:
-    """Raise ExportError where a saved sweep lacks what its network is built by, or what it is measured by."""
+def _refuse_incomplete(config: Mapping[str, Any], dense: StageSpec, measured: StageSpec | None) -> None:
+    """Raise ExportError if a saved sweep lacks settings that building or measuring its network needs."""
     parts: list[tuple[str, Mapping[str, Any]]] = [("model", config), ("data", config)]
     parts += [(part, dense.fields) for part in ("model", "data", "seed")]
     if measured is not None:
         training = measured.fields.get(measured.training, {})
         parts += [("task", measured.fields), ("seed", measured.fields), ("eval_batch_size", training)]
     if lacking := [part for part, held in parts if part not in held]:
-        raise ExportError(f"the saved sweep is damaged: it lacks `{lacking[0]}`; take it from where it was made.")
+        raise ExportError(f"the saved sweep is damaged: it lacks `{lacking[0]}`; copy it again from its first store.")
 
 
 def _own_code(chain: Sequence[StageSpec], parts: Sequence[str], may_run: bool) -> bool:
-    """Say whether parts of a sweep name code, at any depth of any stage; raise ExportError where that may not run."""
+    """Return whether parts of any stage name code by `_target_`; raise ExportError if such code may not run."""
     own = {part: name for spec in chain for part in parts for name in targets([spec.fields.get(part)])}
     if own and not may_run:
         named = " and ".join(f"`{part}._target_` (={quoted(name)[1:-1]})" for part, name in own.items())
         raise ExportError(
-            f"{named} of the sweep {'is' if len(own) == 1 else 'are'} code that would be run to rebuild the network; "
+            f"{named} of the sweep {'is' if len(own) == 1 else 'are'} code that must run to rebuild the network; "
             "pass --run-own-code (in Python run_own_code=True) if you trust the store."
         )
     return bool(own)
 
 
-def _hold_size(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Raise ExportError where the plan of a store makes a network larger than its weights: it would fill the memory."""
+def _refuse_larger_model(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Raise ExportError if a sweep's model is larger than its stored weights: a forged plan could fill the memory."""
     model, held = dense.typed.model, sum(each.numel() for each in weights.values())
     if not model.get("kind"):
-        return  # code of the user's own, which is called once
+        return  # the user's own code, which the user has allowed to run
     found = load({**dense.typed.data, **location.get("data", {})}, dense.fields.get("sources"))
     try:
         with torch.device("meta"):
@@ -134,7 +140,7 @@ def _hold_size(dense: StageSpec, location: Mapping[str, Any], weights: Mapping[s
                 {**model, **location.get("model", {})}, input_shape=found.input_shape, classes=found.classes, seed=0
             )
     except OrchestratorError:
-        return  # it needs numbers as it is built, or cannot be built, which is told next
+        return  # the model needs real tensors to be built, or cannot be built, which loading it will report
     size = sum(each.numel() for each in planned.state_dict().values() if isinstance(each, Tensor))
     if size > held:
         raise ExportError(

@@ -1,4 +1,4 @@
-"""Which trial leaves: the conditions of `--best`, and the operating point of a comparison that they choose. Pure."""
+"""Choice of the trial to export: by name, or by the conditions of `--best` on the points of a comparison. Pure."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CONDITION = re.compile(
 
 @dataclass(frozen=True)
 class Condition:
-    """What the mean of a metric on validation must be, in units as they are displayed.
+    """A condition on the mean of a validation metric, in the units that are displayed.
 
     Args:
-        metric: its name.
+        metric: name of the metric.
         relation: a key of `RELATIONS`.
         dense: whether `bound` is added to the mean of the dense networks.
-        bound: such as -0.5, half a point less.
+        bound: number to compare with; with `dense`, -0.5 means half a point less than the dense networks.
     """
 
     metric: str
@@ -45,12 +45,12 @@ class Condition:
     bound: float
 
     def margin(self, value: float, dense: float) -> float:
-        """Return by how much a mean lies on the right side of the bound, negative on the wrong one."""
+        """Return the distance of a mean from the bound; positive if the condition holds, negative if not."""
         bound = self.bound + (dense if self.dense else 0.0)
         return value - bound if self.relation.startswith(">") else bound - value
 
     def holds(self, value: float, dense: float) -> bool:
-        """Say whether a mean meets the condition; what floats lose in sums is forgiven where equal is enough."""
+        """Return whether a mean meets the condition; >= and <= allow for rounding errors of 1e-9."""
         margin = self.margin(value, dense)
         return margin >= -1e-9 if self.relation.endswith("=") else margin > 1e-9
 
@@ -64,10 +64,10 @@ class Choice:
 
 
 def conditions(text: str) -> tuple[Condition, ...]:
-    """Read `val/loss<=dense+0.1 and ...`.
+    """Parse conditions such as `val/loss<=dense+0.1 and val/accuracy>90`.
 
     Raises:
-        ExportError: it is no such thing, or asks for another split than validation
+        ExportError: the text is not of this form, or names another split than validation
     """
     found = []
     for part in text.split(" and "):
@@ -76,28 +76,29 @@ def conditions(text: str) -> tuple[Condition, ...]:
             meant = f"; did you mean 'val/{part.strip()}'?" if CONDITION.fullmatch(f"val/{part.strip()}") else "."
             raise ExportError(
                 f"`--best` (={text!r}) must be conditions such as 'val/loss<=dense+0.1' or 'val/loss<0.5', joined by "
-                f"and; {part.strip()!r} is none{meant}"
+                f"`and`; {part.strip()!r} is not a condition{meant}"
             )
         if match["split"] != "val":
             raise ExportError(
-                f"`--best` (={text!r}) must ask for figures on validation, as in val/{match['metric']}: what is chosen "
-                "by another split has no honest figure there."
+                f"`--best` (={text!r}) must name metrics on validation; type val/{match['metric']}. Test figures are "
+                "biased for a network that was chosen by them."
             )
         bound = float(match["bound"] or f"{match['sign'] or ''}{match['offset'] or 0}")
         found.append(Condition(match["metric"], match["relation"], bool(match["dense"]), bound))
     return tuple(found)
 
 
-def meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]) -> list[Point]:
-    """Return the pruned points, at which trials end, whose means over seeds meet the conditions.
+def points_meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str, StageRecord]) -> list[Point]:
+    """Return the pruned points at the ends of trials whose means over seeds meet the conditions.
 
     Raises:
-        ExportError: none does, and says the closest; or the text is no condition, or of a metric that is not measured
+        ExportError: no point meets them (the message names the closest), the text is not a condition, or a metric was
+            not measured
     """
     asked, points = conditions(text), [point for point in comparison.points if point.final]
     if not points:
         raise ExportError(
-            f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished; run the rest."
+            f"`--best` (={text!r}) has nothing to choose from: no pruned trial is finished; run the sweep again."
         )
     dense_of = {key: trial.dense for trial in plan.trials for key in trial.stages}
     closest: tuple[float, str] | None = None
@@ -107,25 +108,26 @@ def meeting(text: str, comparison: Comparison, plan: Plan, records: Mapping[str,
         pairs = [(one, _mean(one, point.stages, records), _mean(one, dense, records)) for one in asked]
         if all(one.holds(value, reference) for one, value, reference in pairs):
             found.append(point)
-        short, told = min(
-            (one.margin(value, reference), _told(one, value, reference)) for one, value, reference in pairs
+        short, figure = min(
+            (one.margin(value, reference), _figure_text(one, value, reference)) for one, value, reference in pairs
         )
         if closest is None or short > closest[0]:
-            closest = short, f"{point.line} at {percent(point.sparsity)} with {told}"
+            closest = short, f"{point.line} at {percent(point.sparsity)} with {figure}"
     if not found and closest:
         raise ExportError(f"`--best` (={text!r}) is met by no trial: the closest is {closest[1]}; ask for less.")
     return found
 
 
-def fewest(points: Sequence[Point], size: Callable[[str], float], records: Mapping[str, StageRecord]) -> str:
-    """Return the best-validated stage of the point of the fewest bytes, the faster one where they are equal.
+def smallest_stage(points: Sequence[Point], size: Callable[[str], float], records: Mapping[str, StageRecord]) -> str:
+    """Return the best-validated stage of the point with the fewest bytes; of equal points, the fastest.
 
-    What is measured goes first: bytes and latency in the first format, at the first batch size and on the machine that
-    all points have. Else it is bytes once shrunk, and multiply-accumulates by the masks.
+    If all points were measured in one format, batch size and machine, the measured bytes and latency decide. Otherwise
+    the bytes of the shrunk networks and the multiply-accumulates by the masks decide.
 
     Args:
-        size: stage -> bytes of its network without what is empty; asked only where there are several points, and they
-            are not all measured.
+        points: the points to choose from.
+        size: stage -> bytes of its shrunk network; only called for several points that were not all measured.
+        records: records of the stages.
     """
     best = [best_validated(point, records) for point in points]
     if len(points) == 1:
@@ -138,7 +140,7 @@ def fewest(points: Sequence[Point], size: Callable[[str], float], records: Mappi
 
 
 def _measured(points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Return the measured bytes and milliseconds of each point; nothing where they were not all measured alike."""
+    """Return the measured bytes and milliseconds of each point; empty if they have no measurement in common."""
     found = [
         {(each.format, each.batch_size, each.hardware): (each.bytes, each.latency_ms) for each in point.deployed}
         for point in points
@@ -148,16 +150,16 @@ def _measured(points: Sequence[Point]) -> list[tuple[float, float]]:
 
 
 def best_validated(point: Point, records: Mapping[str, StageRecord]) -> str:
-    """Return the stage of the seed with the best primary metric on validation, the first of equal ones."""
+    """Return the stage of the seed with the best primary metric on validation; of equal ones, the first."""
     metric = point.metric
     return max(point.stages, key=lambda stage: metric.gain(records[stage].figure("val"), 0.0))
 
 
-def named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> Choice:
-    """Return the trial that is called so, or whose name begins so; without a name, the only one.
+def trial_named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> Choice:
+    """Return the trial whose name is `text` or begins with it; without a text, the only trial.
 
     Raises:
-        ExportError: there is none, or several, or it is not finished
+        ExportError: no trial matches, several do, or the trial is not finished
     """
     names = [trial.name for trial in plan.trials]
     trials = [trial for trial in plan.trials if text is None or trial.name == text]
@@ -165,7 +167,7 @@ def named(text: str | None, plan: Plan, records: Mapping[str, StageRecord]) -> C
     if not trials:
         raise ExportError(f"`--trial` (={text!r}) is not in the sweep, which has {_listing(names)}.")
     if len(trials) > 1:
-        what = "`--trial` must be given, or `--best`" if text is None else f"`--trial` (={text!r}) fits several"
+        what = "`--trial` or `--best` must be given" if text is None else f"`--trial` (={text!r}) matches several"
         raise ExportError(f"{what}: the sweep has {_listing([trial.name for trial in trials])}.")
     stage = trials[0].stages[-1]
     if stage not in records:
@@ -179,22 +181,22 @@ def ending_with(stage: str, plan: Plan) -> Choice:
 
 
 def metric_named(name: str, record: StageRecord) -> Metric:
-    """Return a metric of a record, the loss among them."""
+    """Return a metric of a record by name; `loss` is one of them."""
     return {each.name: each for each in record.metrics}.get(name, Metric(name, "", "lower", margin=0.0))
 
 
 def _mean(condition: Condition, stages: Sequence[str], records: Mapping[str, StageRecord]) -> float:
-    """Return the mean of a condition's metric on validation over stages, as it is displayed."""
+    """Return the mean over stages of a condition's metric on validation, in displayed units."""
     figure = f"val/{condition.metric}"
     for stage in stages:
         if stage in records and figure not in records[stage].after:
             known = ", ".join(sorted(name for name in records[stage].after if name.startswith("val/")))
-            raise ExportError(f"`--best` asks for {figure}, which is not measured; there are {known}.")
+            raise ExportError(f"`--best` asks for {figure}, which was not measured; type one of {known}.")
     held = [records[stage] for stage in stages if stage in records]
     return fmean(record.after[figure] * metric_named(condition.metric, record).scale for record in held)
 
 
-def _told(condition: Condition, value: float, dense: float) -> str:
+def _figure_text(condition: Condition, value: float, dense: float) -> str:
     beside = f", dense {significant(dense)}" if condition.dense else ""
     return f"val/{condition.metric} {significant(value)}{beside}"
 

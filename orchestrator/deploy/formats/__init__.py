@@ -1,1 +1,1 @@
-"""The formats that a network is written in, a module each, and their table."""
+"""Deployment formats, one module each, and their table."""

@@ -1,4 +1,4 @@
-"""What a format is: how a network is written and loaded, by which packages, and how near its outputs must be."""
+"""Deployment formats: how a network is written and loaded, with which packages, and how close its outputs must be."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ from pruning.graph.tracing import Example, plain_copy, quiet
 from pruning.measure.macs import in_mode
 
 Run: TypeAlias = Callable[[Example], Tensor]
-"""Takes what the network is called with, as `called_with` gives it, and returns its outputs."""
+"""Takes the network's inputs, as `called_with` returns them, and returns its outputs."""
 
 
 class ExportError(OrchestratorError):
-    """A network that cannot be written in a format, or does not give there what it should."""
+    """A network cannot be written in a format, or has other outputs there."""
 
     exit_status = 2
 
 
 @dataclass(frozen=True)
 class Codec:
-    """How a network is written in a format, and loaded.
+    """Functions that write a network in a format and load it.
 
     Args:
         writer: writes a network that returns a tensor into a folder.
-        loader: (folder, threads) -> what runs it.
-        files: what `writer` writes.
-        arrays: what it is called with: those of torch or of numpy.
-        snippet: Python code that loads it from the working directory, without this project, once `arrays` is
-            imported, and leaves `outputs`; `{call}` and `{feed}` stand for its inputs, see `Format.code`.
-        calibration: examples of the training split that `writer` takes numbers from; 0: it is given any batch of 2 or
-            more.
-        runs_code: whether a file of this format can hold code that `loader` runs: load only what this process has
-            written.
+        loader: (folder, threads) -> function that runs the network.
+        files: names of the files that `writer` writes.
+        arrays: library of the input arrays, torch or numpy.
+        snippet: Python code that loads the network from the working directory without this project, after an import
+            of `arrays`, and sets `outputs`; `{call}` and `{feed}` stand for the inputs, see `Format.code`.
+        calibration: number of training examples that `writer` needs for calibration; 0: any batch of 2 or more will do.
+        runs_code: whether a file of this format can hold code that `loader` runs; load only files that this process
+            has written.
     """
 
     writer: Callable[[nn.Module, Example, Path], None]
@@ -58,12 +57,12 @@ class Codec:
 
 @dataclass(frozen=True)
 class Format(Codec):
-    """One way to write a network: a codec, with what its row says.
+    """A deployment format: a codec with the properties of its row in the catalogue.
 
     Args:
-        name: as in `--to`.
-        title: what people are told that it is.
-        needs: packages, of the extra `export`, that `writer` or `loader` import.
+        name: the name that `--to` takes.
+        title: description for people.
+        needs: packages of the extra `export` that `writer` or `loader` import.
         tolerance: see the row, `orchestrator.catalogue.formats.Format`.
     """
 
@@ -80,43 +79,43 @@ class Format(Codec):
 
     @property
     def changes_outputs(self) -> bool:
-        """Whether the network achieves something else in this format than in PyTorch, which is to be measured."""
+        """Whether outputs in this format differ from PyTorch's on purpose, so that metrics must be measured again."""
         return math.isinf(self.tolerance)
 
     def write(self, network: nn.Module, example: Example, folder: Path) -> None:
-        """Write a network's `files` into a folder, for batches of any size; masks are zeros there.
+        """Write a network's `files` into a folder, for batches of any size; masked entries are stored as zeros.
 
         Args:
-            network: in evaluation; it is not changed. Of what it returns the outputs are kept, as logits of an object.
-            example: what it is called with, see `called_with`: a batch of 2 or more, or of `calibration` examples.
-            folder: is made where it is not there.
+            network: the network in evaluation mode; it is not changed. If it returns an object, its logits are kept.
+            example: the network's inputs, see `called_with`: a batch of 2 or more, or of `calibration` examples.
+            folder: created if it is missing.
 
         Raises:
-            ExportError: a package is missing, or the network cannot be traced or written
+            ExportError: a package is missing or broken, or the network cannot be traced or written
         """
         self.check_packages()
         if not all(isinstance(each, Tensor) for each in call_values(example)):
             raise ExportError(
-                f"{type(network).__name__} cannot be exported, since it is called with more than tensors; let its "
-                "forward take each by a name of its own."
+                f"{type(network).__name__} cannot be exported, since its inputs must all be tensors; give each tensor "
+                "an argument of its own in its `forward`."
             )
         folder.mkdir(parents=True, exist_ok=True)
         self.writer(with_outputs_alone(plain_copy(network), example), example, folder)
 
     def load(self, folder: Path, threads: int = 1) -> Run:
-        """Return what runs the network in a folder on the CPU, on so many threads; raise ExportError as `write`."""
+        """Return a function that runs the network in a folder on `threads` CPU threads; raise as `write` does."""
         self.check_packages()
         return self.loader(folder, threads)
 
     def code(self, network: nn.Module, example: Example) -> str:
-        """Return the snippet for inputs that are variables of the names that the network's forward has, see `zeros`."""
+        """Return the snippet; its inputs are variables named as the arguments of the network's forward, see `zeros`."""
         names = input_names(network, example)
         call = [f"{name}={name}" for name in names] if isinstance(example, Mapping) else names
         feed = ", ".join(f'"{name}": {name}' for name in names)
         return self.snippet.format(call=", ".join(call), feed=f"{{{feed}}}")
 
     def zeros(self, network: nn.Module, example: Example) -> str:
-        """Return code that makes inputs for `code`: a batch of two, all zero."""
+        """Return Python code that makes the inputs of `code`: a batch of two examples, all zeros."""
         lines = []
         for name, value in zip(input_names(network, example), call_values(example), strict=True):
             kind = str(value.dtype).replace("torch.", f"{self.arrays}.")
@@ -143,27 +142,27 @@ class Format(Codec):
 
 
 def called_with(network: nn.Module, batch: Any) -> Example:
-    """Return what a network is called with for a batch of a task, without labels: a tuple, or a dict by name."""
+    """Return a network's inputs for a batch of a task, without labels: a tuple, or a dict by argument name."""
     given, named = arguments(network, batch, labels=False)
     return named or tuple(given)
 
 
 def call(network: Callable[..., Any], example: Example) -> Any:
-    """Return what a network returns for an example."""
+    """Call a network with an example, and return its result."""
     if isinstance(example, Mapping):
         return network(**example)
     return network(*example) if isinstance(example, tuple) else network(example)
 
 
 def fed(example: Example, names: Sequence[str]) -> dict[str, Any]:
-    """Return the arrays of an example under the names that a graph has for its inputs."""
+    """Return the arrays of an example by the names of a graph's inputs."""
     if isinstance(example, Mapping):
         return {name: example[name].numpy() for name in names}
     return {name: value.numpy() for name, value in zip(names, call_values(example), strict=True)}
 
 
 def input_names(network: nn.Module, example: Example) -> list[str]:
-    """Return what the network's forward calls each input of an example."""
+    """Return the name that the network's forward has for each input of an example."""
     if isinstance(example, Mapping):
         return list(example)
     bound = inspect.signature(network.forward).bind(*call_values(example))
@@ -174,14 +173,14 @@ def input_names(network: nn.Module, example: Example) -> list[str]:
 
 
 def call_values(example: Example) -> list[Any]:
-    """Return what a network is called with, one after another."""
+    """Return the inputs in an example as a list."""
     if isinstance(example, Mapping):
         return list(example.values())
     return list(example) if isinstance(example, tuple) else [example]
 
 
 def cut(example: Example, size: int, start: int = 0) -> Example:
-    """Return so many examples of a batch."""
+    """Return the examples `start` to `start + size` of a batch."""
     if isinstance(example, Tensor):
         return example[start : start + size]
     if isinstance(example, tuple):
@@ -190,7 +189,10 @@ def cut(example: Example, size: int, start: int = 0) -> Example:
 
 
 def difference(outputs: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of outputs, relative to the largest expected one; infinite for other shapes."""
+    """Return the largest difference of outputs, relative to the largest expected output.
+
+    It is infinite if the shapes differ, or if different entries are finite.
+    """
     if outputs.shape != expected.shape or not torch.equal(outputs.isfinite(), expected.isfinite()):
         return float("inf")
     finite = expected.isfinite()
@@ -201,7 +203,7 @@ def difference(outputs: Tensor, expected: Tensor) -> float:
 
 
 class _Around(nn.Module):
-    """What is called as a network is, and has its parameters."""
+    """Wrapper around a network, with the network's parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -209,13 +211,13 @@ class _Around(nn.Module):
 
 
 def _around(network: nn.Module, forward: Callable[..., Tensor]) -> nn.Module:
-    """Return a module around a network whose forward is another, of the same signature."""
-    forward.__signature__ = inspect.signature(type(network).forward)  # type: ignore[attr-defined]  # torch.export goes by it
+    """Return a wrapper around a network with another forward of the same signature."""
+    forward.__signature__ = inspect.signature(type(network).forward)  # type: ignore[attr-defined]  # torch.export reads it
     return type("OutputsAlone", (_Around,), {"forward": forward})(network)  # type: ignore[no-any-return]
 
 
 def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
-    """Return a network that returns the tensor of outputs alone: itself, or one around it with the same signature."""
+    """Return a network that returns only the tensor of outputs: `network`, or a wrapper with the same signature."""
     with torch.no_grad(), quiet(), in_mode(network, training=False):
         if isinstance(call(network, example), Tensor):
             return network
@@ -227,7 +229,7 @@ def with_outputs_alone(network: nn.Module, example: Example) -> nn.Module:
 
 
 def running_as(network: nn.Module, run: Run) -> nn.Module:
-    """Return a module that a task measures as it does a network, and whose outputs are those of `run`."""
+    """Return a module that a task can measure like `network`, and whose outputs `run` computes."""
 
     def forward(_: _Around, *args: Any, **kwargs: Any) -> Tensor:
         return run({name: value for name, value in kwargs.items() if name not in LABELS} or args)

@@ -1,4 +1,4 @@
-"""The formats by name: rows of the catalogue with the codecs that they name."""
+"""The table of deployment formats: rows of the catalogue with their codecs."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from orchestrator.deploy.formats.format import Format
 
 FORMATS: Mapping[str, Format] = {name: Format.of(row) for name, row in catalogue.FORMATS.items() if row.code}
 TOLERANCES: Mapping[str, float] = {name: row.tolerance for name, row in catalogue.FORMATS.items()}
-"""Name of a format -> how far its outputs may differ from the masked network's."""
+"""Name of a format -> largest allowed difference of its outputs from the masked network's, relative to the largest."""

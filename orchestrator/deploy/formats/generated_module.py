@@ -1,4 +1,4 @@
-"""The format `safetensors`: weights, and a module in plain PyTorch that is generated to hold and load them."""
+"""Format `safetensors`: the weights, and a generated module in plain PyTorch that loads them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ with torch.no_grad():
     outputs = module({call})
 """
 IMPORTED = ("inf", "nan", "NoneType", "device")
-"""Names that torch.fx writes, and the module has without more."""
+"""Names that torch.fx writes, and that need no further import in the module."""
 EXPANDED = """\
     for name in {names}:
         values, indices = tensors.pop(f"{{name}}.values"), tensors.pop(f"{{name}}.indices")
         tensors[name] = _expanded(values, indices, PARAMETERS[name][0])
 """
 TEMPLATE = '''\
-"""{title} as plain PyTorch, written by pruning-orchestrator. Its weights lie beside it.
+"""{title} in plain PyTorch, written by pruning-orchestrator. The weights are in a file in the same folder.
 
     module = load()
     outputs = module({inputs})
 
-It is the network in evaluation: no dropout, BatchNorm by its statistics.
+The network is in evaluation mode: no dropout, and BatchNorm uses its running statistics.
 """
 
 {imports}from math import inf, nan
@@ -74,7 +74,7 @@ class Network(nn.Module):
 {forward}
 
 {expanding}def load(path=None):
-    """Return the network with its weights; path: of their file."""
+    """Return the network with its weights, loaded from `path`."""
     network = Network()
     tensors = load_file(path or Path(__file__).with_name("{weights}"))
 {expanded}    network.load_state_dict(tensors)
@@ -83,7 +83,7 @@ class Network(nn.Module):
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the weights that the network's operations read, and the module that does these operations."""
+    """Write the weights that the network's operations read, and the module with these operations."""
     try:
         trace = traced(network, example, any_batch=True)
     except ValueError as error:
@@ -115,7 +115,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Run:
-    """Return what runs the module; it is code that is executed, so load what you have written yourself."""
+    """Return a function that runs the module. Loading executes the module's code, so only load your own files."""
     torch.set_num_threads(threads)
     network: nn.Module = runpy.run_path(str(folder / MODULE))["load"]()
 
@@ -128,7 +128,7 @@ def load(folder: Path, threads: int) -> Run:
 
 
 def _tensors(trace: Traced) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors that the graph reads, each once by the name that it has, and attribute -> that name."""
+    """Return name -> tensor for the tensors that the graph reads, each once, and attribute -> name."""
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     of: dict[int, str] = {}
@@ -144,7 +144,7 @@ def _sizes(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _forward(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return the method that does the operations of a graph, and the imports that it needs beside torch's."""
+    """Return the code of a method with the operations of a graph, and the imports that it needs besides torch's."""
     for node in graph.find_nodes(op="get_attr"):
         node.target = names[node.target]
     graph.set_codegen(fx.graph.CodeGen())
@@ -153,15 +153,15 @@ def _forward(graph: fx.Graph, names: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _imports(used: Mapping[str, object]) -> Iterator[str]:
-    """Yield the imports of functions that the operations call by other names than those of torch."""
+    """Yield imports of the functions that the operations call by names outside torch."""
     for name, thing in used.items():
         if isinstance(thing, ModuleType) or name in IMPORTED:
             continue
         home = str(getattr(thing, "__module__", ""))
         if home.partition(".")[0] not in ("_operator", "builtins", "math", "torch"):
             raise ExportError(
-                f"the operation {home}.{getattr(thing, '__qualname__', name)} of the network has no form in the format "
-                "safetensors; take the format torch."
+                f"the network's operation {home}.{getattr(thing, '__qualname__', name)} cannot be written in the "
+                "format safetensors; take the format torch."
             )
         yield f"from {home} import {thing.__name__} as {name}\n"  # type: ignore[attr-defined]  # a function
 

@@ -1,4 +1,4 @@
-"""The format `onnx`: a graph of ONNX for batches of any size, run by ONNX Runtime."""
+"""Format `onnx`: an ONNX graph for batches of any size, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ session = onnxruntime.InferenceSession("network.onnx")
 """
 UNKNOWN = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 LARGEST = 2**31 - 2**24
-"""Bytes of weights that a file of ONNX can hold; larger ones lie beside it."""
+"""Largest number of bytes of weights in an ONNX file; larger weights go to a file of their own."""
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the graph; raise ExportError where ONNX has no such operation."""
+    """Write the graph; raise ExportError if ONNX lacks an operation."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     program = program_of(network, example)
@@ -36,9 +36,9 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
         with quiet(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
             written = torch.onnx.export(program, dynamo=True, verbose=False, external_data=size > LARGEST)
             assert written is not None
-            ClearMetadataAndDocStringPass()(written.model)  # where operations come from, paths of this machine
+            ClearMetadataAndDocStringPass()(written.model)  # metadata holds file paths of this machine
             written.save(folder / FILE, external_data=size > LARGEST)
-    except Exception as error:  # of many kinds, with the whole program in their text
+    except Exception as error:  # many types, whose messages quote the whole program
         unknown = UNKNOWN.search(str(error)) or UNKNOWN.search(str(error.__cause__))
         if unknown:
             raise ExportError(
@@ -52,12 +52,12 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Run:
-    """Return what runs the graph in ONNX Runtime."""
+    """Return a function that runs the graph in ONNX Runtime."""
     return running(folder / FILE, threads)
 
 
 def running(graph: Path, threads: int) -> Run:
-    """Return what runs a graph in ONNX Runtime."""
+    """Return a function that runs a graph in ONNX Runtime, on `threads` threads of the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

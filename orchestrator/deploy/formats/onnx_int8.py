@@ -1,8 +1,8 @@
-"""The format `onnx_int8`: the graph of `onnx` with weights and activations of 8 bits, run by ONNX Runtime.
+"""Format `onnx_int8`: the graph of `onnx` with 8-bit weights and activations, run by ONNX Runtime.
 
-Weights are symmetric, a scale for each channel: zero is zero. They take 7 of their 8 bits, so that sums of products do
-not saturate on x86 processors without VNNI. Activations are unsigned; their ranges are those that examples of the
-training split take.
+Weights are quantised symmetrically with one scale for each channel, so zeros stay zeros. They use 7 of their 8 bits, so
+that sums of products do not saturate on x86 processors without VNNI. Activations are unsigned; their ranges are
+measured on examples of the training split.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from pruning.graph.tracing import Example, quiet
 FILE = "network.int8.onnx"
 SNIPPET = onnx.SNIPPET.replace(onnx.FILE, FILE)
 CALIBRATION, BATCH = 256, 32
-"""Examples of the training split that ranges of activations are taken from, and how many of them run at a time."""
+"""Number of training examples for the ranges of activations, and the batch size in which they run."""
 SUFFIX = "_quantized"
-"""Behind the name of a weight, what ONNX Runtime calls its integers."""
+"""Suffix that ONNX Runtime adds to a weight's name for its integers."""
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the graph of 8 bits.
+    """Write the 8-bit graph.
 
     Args:
-        example: `CALIBRATION` examples of the training split, or as many as there are.
+        network: the network in evaluation mode.
+        example: inputs for `CALIBRATION` examples of the training split, or for all if there are fewer.
+        folder: where `FILE` is written.
 
     Raises:
-        ExportError: ONNX has no such operation, the graph cannot be quantised, or a zero would be none any more
+        ExportError: ONNX lacks an operation, the graph cannot be quantised, or a zero would become another value
     """
     from onnxruntime import quantization
 
@@ -54,7 +56,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
                     activation_type=quantization.QuantType.QUInt8,
                     weight_type=quantization.QuantType.QInt8,
                 )
-        except Exception as error:  # of many kinds
+        except Exception as error:  # ONNX Runtime raises many types
             said = (str(error).strip().splitlines() or [""])[0][:200]
             raise ExportError(
                 f"{type(network).__name__} cannot be quantised ({type(error).__name__}: {said}); take the format onnx."
@@ -63,12 +65,12 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Run:
-    """Return what runs the graph in ONNX Runtime."""
+    """Return a function that runs the graph in ONNX Runtime."""
     return onnx.running(folder / FILE, threads)
 
 
 def _reader(graph: Path, example: Example) -> Any:
-    """Return what hands the examples of a batch on, some at a time, under the names that the graph has for them."""
+    """Return a CalibrationDataReader that yields `example` in batches of `BATCH`, by name of the graph's inputs."""
     from onnx import load
     from onnxruntime.quantization import CalibrationDataReader
 
@@ -85,7 +87,7 @@ def _reader(graph: Path, example: Example) -> Any:
 
 @contextlib.contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keep what the root logger is told below errors to itself, and have it get no handler for that."""
+    """Silence the root logger below errors, and keep libraries from adding a handler to it."""
     root, silent = logging.getLogger(), logging.NullHandler()
     level = root.level
     root.addHandler(silent)
@@ -98,7 +100,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def hold_zeros(graph: Path, quantised: Path) -> None:
-    """Raise ExportError where zeros of a weight are not zeros once quantised, or integers of it have a zero point."""
+    """Raise ExportError if zeros of a weight are not zeros once quantised, or if int8 weights have a zero point."""
     weights, held, points = _tensors(graph), _tensors(quantised), _zero_points(quantised)
     for name, weight in weights.items():
         if weight.ndim < 2 or not (zeros := weight == 0).any():
@@ -121,7 +123,7 @@ def _tensors(graph: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _zero_points(graph: Path) -> dict[str, str]:
-    """Return the name of a graph's integers -> that of their zero points, where they have one."""
+    """Return name of a quantised tensor -> name of its zero point, for the tensors that have one."""
     from onnx import load
 
     nodes = [node for node in load(graph).graph.node if node.op_type == "DequantizeLinear"]

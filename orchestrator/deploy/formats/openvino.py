@@ -1,4 +1,4 @@
-"""The format `openvino`: OpenVINO's own graph, converted from that of ONNX."""
+"""Format `openvino`: an OpenVINO graph, converted from the ONNX graph."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ outputs = compiled({feed})[0]
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the graph and its weights, all in float32; raise ExportError as ONNX does."""
+    """Write the graph and its weights in float32; raise ExportError as `onnx.write` does, or if conversion fails."""
     import openvino
 
     with tempfile.TemporaryDirectory() as made:
         onnx.write(network, example, Path(made))
         try:
             model = openvino.convert_model(Path(made, onnx.FILE))
-        except Exception as error:  # of many kinds
+        except Exception as error:  # OpenVINO raises many types
             said = (str(error).strip().splitlines() or [""])[0][:200]
             raise ExportError(
                 f"{type(network).__name__} cannot be converted to OpenVINO ({type(error).__name__}: {said}); take the "
@@ -40,7 +40,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Run:
-    """Return what runs the graph in OpenVINO, in float32."""
+    """Return a function that runs the graph in OpenVINO, in float32."""
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}

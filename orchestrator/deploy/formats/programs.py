@@ -1,4 +1,4 @@
-"""The format `torch`: a program of `torch.export` in a .pt2 file."""
+"""Format `torch`: a program of `torch.export` in a .pt2 file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ outputs = network({call})
 
 
 def program_of(network: nn.Module, example: Example) -> ExportedProgram:
-    """Return the program of a plain network for batches of any size; raise ExportError where it cannot be traced."""
+    """Return the program of a network for batches of any size; raise ExportError if the network cannot be traced."""
     try:
         with quiet():
             return exported(network, *arguments_of(example), any_batch=True)
@@ -28,7 +28,7 @@ def program_of(network: nn.Module, example: Example) -> ExportedProgram:
 
 
 def write(network: nn.Module, example: Example, folder: Path) -> None:
-    """Write the program, without the example that it was traced with, and paths of this machine."""
+    """Write the program without its example inputs and without file paths of this machine."""
     program = program_of(network, example)
     program.example_inputs = None
     for node in program.graph.nodes:
@@ -38,7 +38,7 @@ def write(network: nn.Module, example: Example, folder: Path) -> None:
 
 
 def load(folder: Path, threads: int) -> Run:
-    """Return what runs the program."""
+    """Return a function that runs the program."""
     torch.set_num_threads(threads)
     with quiet():
         network = torch.export.load(folder / FILE).module()

@@ -1,4 +1,4 @@
-"""2:4 storage: of each four consecutive inputs the two values that may not be zero, and where they stand."""
+"""2:4 storage of weights: two values for each four consecutive inputs, and their positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 LOADING = '''\
 def _expanded(values, indices, shape):
-    """Return the tensor of which of each four inputs two values are kept, two bits saying where each of them stands."""
+    """Return the tensor from two values for each four inputs; two bits give the position of each value."""
     places = torch.stack([indices >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1).flatten()[: values.numel()]
     groups = torch.zeros(values.numel() // 2, 4, dtype=values.dtype)
     groups.scatter_(1, places.view(-1, 2).long(), values.view(-1, 2))
@@ -15,15 +15,15 @@ def _expanded(values, indices, shape):
 
 
 '''
-"""What the generated module does with `compressed` tensors."""
+"""Code of the generated module that expands `compressed` tensors."""
 
 
 def compressed(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the values and indices of a weight, None where some four consecutive inputs have more than two non-zeros.
+    """Return the values and indices of a weight; None if four consecutive inputs have more than two non-zeros.
 
-    Inputs are the second dimension; fours are counted along it, for each output and each place of a kernel. Values are
-    those of the places, in ascending order; indices hold four of these places, 0 to 3, in each uint8, the first in the
-    lowest bits: 8.5 bytes of 16 in float32.
+    Inputs are the second dimension. Groups of four are counted along it, for each output and each kernel position.
+    Values are stored in the order of their positions in the group. Each uint8 of the indices holds four positions, 0 to
+    3, the first in the lowest bits. In float32 a group takes 8.5 bytes instead of 16.
     """
     if tensor.ndim < 2 or not tensor.numel() or tensor.shape[1] % 4 or not tensor.is_floating_point():
         return None

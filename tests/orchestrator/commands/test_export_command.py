@@ -107,8 +107,9 @@ def test_the_readme_s_code_runs_without_this_project(here: Path, tmp_path: Path)
 
 def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ("--to", "safetensors", "--output", "out")
-    assert "`--to` must be given: one of safetensors, torch, onnx, onnx_int8, openvino" in refusal(
-        capsys, "--output", "out"
+    assert (
+        "`--to` must be given, once or several times; type one of safetensors, torch, onnx, onnx_int8, op"
+        in refusal(capsys, "--output", "out")
     )
     assert "`--to` (='onx') must be one of safetensors" in refusal(capsys, "--to", "onx", "--output", "out")
     assert "`SWEEP` (='x') does not exist" in refusal(capsys, "x", *out)
@@ -119,7 +120,7 @@ def test_what_cannot_be_done_is_told_in_a_sentence(here: Path, capsys: pytest.Ca
     assert below.startswith("`--output` (=store/store.json/net) cannot be written: ")
     assert below.endswith("store.json is not a directory; name another folder.\n")
     there = refusal(capsys, "--trial", "sparsity=0.75", "--to", "torch", "--output", "store")
-    assert "`--output` (='store') is there already, and not empty; name another folder." in there
+    assert "`--output` (='store') must be a new or empty folder; name another folder." in there
 
 
 def test_names_are_looked_at_before_packages(
@@ -142,7 +143,7 @@ def test_an_export_with_other_outputs_leaves_nothing(
     monkeypatch.setattr("orchestrator.commands.export_command.shrunk", lambda model, example: other)
     said = refusal(capsys, "--trial", "sparsity=0.75", "--to", "safetensors", "--output", "out")
     assert re.search(
-        r"as safetensors differ from those of the masked one by .* must not by more than 1e-05; take another format",
+        r"as safetensors differ from those of the masked network by .* must differ by at most 1e-05; take another form",
         said,
     )
 
@@ -158,7 +159,7 @@ def test_what_is_achieved_in_a_format_that_changes_outputs_is_told(
     assert export(["--trial", "sparsity=0.75", "--to", "torch", "--output", str(tmp_path / "out")]) == 0
 
     page, said = (tmp_path / "out" / "README.md").read_text(), capsys.readouterr().out
-    (line,) = re.findall(r"As torch, whose outputs are others, it achieves: (.*)\n", page)
+    (line,) = re.findall(r"The outputs in the format torch differ, and reach: (.*)\n", page)
     figures = re.findall(r"(accuracy|top5) (\d+\.\d\d)% on (validation|test)", line)
     assert [(name, split) for name, _, split in figures][:2] == [("accuracy", "validation"), ("accuracy", "test")]
     assert all(5 < float(value) < 15 for name, value, _ in figures if name == "accuracy"), "as many as are noughts"
@@ -193,7 +194,7 @@ def test_code_that_any_stage_names_at_any_depth_runs_only_if_asked_to(
     said = refusal(capsys, *asked)
 
     assert "`task._target_` (=" in said
-    assert "of the sweep is code that would be run" in said
+    assert "of the sweep is code that must run" in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -229,7 +230,7 @@ def test_own_code_runs_only_if_asked_to_and_what_cannot_be_traced_is_told(
 
     out = ("--to", "torch", "--output", "out")
     said = refusal(capsys, *out)
-    assert "`model._target_` (=exported_own.Net) of the sweep is code that would be run" in said
+    assert "`model._target_` (=exported_own.Net) of the sweep is code that must run" in said
     assert "pass --run-own-code" in said
     assert "Net cannot be traced by torch.export" in refusal(capsys, *out, "--run-own-code")
 

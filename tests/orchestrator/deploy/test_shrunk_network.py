@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orchestrator.deploy.formats.format import ExportError
 from orchestrator.deploy.formats.format_table import FORMATS, TOLERANCES
-from orchestrator.deploy.shrunk_network import OtherOutputs, hold
+from orchestrator.deploy.shrunk_network import OtherOutputs, check_outputs
 
 TOLD = {"name": "onnx", "remedy": "take another"}
 
@@ -48,9 +48,9 @@ def test_pytorch_is_held_closer_than_other_runtimes() -> None:
     [(torch.float64, 1e-5), (torch.float32, 1e-5), (torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-4)],
 )
 def test_outputs_are_held_to_the_masked_network_s_as_far_as_its_numbers_round(dtype: torch.dtype, most: float) -> None:
-    assert hold(off_by(0.99 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD) == pytest.approx(0.99 * most)
-    with pytest.raises(OtherOutputs, match=r"as onnx differ from .* of the largest, and .*; take another"):
-        hold(off_by(1.01 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD)
+    assert check_outputs(off_by(0.99 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD) == pytest.approx(0.99 * most)
+    with pytest.raises(OtherOutputs, match=r"as onnx differ from .* of the largest output, and .*; take another"):
+        check_outputs(off_by(1.01 * most), Steady(dtype), EXAMPLES, 1e-5, **TOLD)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e8])
@@ -63,8 +63,8 @@ def test_outputs_far_from_all_others_are_refused_in_any_format(wrong: float) -> 
 def test_a_parameter_that_nothing_is_computed_in_loosens_nothing() -> None:
     model = Steady(torch.float32)
     model.coarse = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
-    with pytest.raises(OtherOutputs, match="must not by more than 1e-05"):
-        hold(off_by(2e-5), model, EXAMPLES, 1e-5, **TOLD)
+    with pytest.raises(OtherOutputs, match="must differ by at most 1e-05"):
+        check_outputs(off_by(2e-5), model, EXAMPLES, 1e-5, **TOLD)
 
 
 def test_other_outputs_would_come_again_and_what_does_not_run_may_not() -> None:
@@ -72,5 +72,5 @@ def test_other_outputs_would_come_again_and_what_does_not_run_may_not() -> None:
         raise RuntimeError("out of order\nand more")
 
     with pytest.raises(ExportError, match=r"^the network as onnx does not run \(RuntimeError: out of order\); take"):
-        hold(out_of_order, Steady(torch.float32), EXAMPLES, 1e-5, **TOLD)
+        check_outputs(out_of_order, Steady(torch.float32), EXAMPLES, 1e-5, **TOLD)
     assert (OtherOutputs.repeats, ExportError.repeats) == (True, False)

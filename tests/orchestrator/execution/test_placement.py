@@ -173,7 +173,7 @@ def test_the_death_of_a_ray_of_our_own_is_told_as_that_and_at_once(monkeypatch: 
     assert watch.capacity == 0
     assert watch.hopeless is not None
     assert watch.hopeless.startswith("the sweep's own Ray has died: its raylet was killed by SIGKILL")
-    assert watch.hopeless.endswith("the same command starts another Ray and runs the rest.")
+    assert watch.hopeless.endswith("run the same command again to start another Ray and run the rest.")
 
 
 @pytest.mark.parametrize(("status", "how"), [(-40, "was killed by signal 40"), (3, "ended with status 3")])

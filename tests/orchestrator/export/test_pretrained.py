@@ -13,7 +13,7 @@ from torch import nn
 from orchestrator.deploy.formats.format import Example, call
 from orchestrator.deploy.shrunk_network import shrunk
 from orchestrator.export.pretrained import save_pretrained
-from orchestrator.export.stored_network import Kept
+from orchestrator.export.stored_network import StoredNetwork
 
 
 class OfTokens(SimpleNamespace):
@@ -25,7 +25,7 @@ class OfTokens(SimpleNamespace):
         return [(torch.arange(10).reshape(2, 5),), (torch.arange(5).reshape(1, 5),)]
 
 
-def llama(*empty: int) -> Kept:
+def llama(*empty: int) -> StoredNetwork:
     """Return a Llama of two layers, in which the first so many units of each layer's MLP are masked."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def llama(*empty: int) -> Kept:
     for layer, count in zip(model.model.layers, empty, strict=True):
         with torch.no_grad():
             layer.mlp.up_proj.weight[:count] = 0
-    return cast(Kept, OfTokens(model=model))
+    return cast(StoredNetwork, OfTokens(model=model))
 
 
 @pytest.mark.slow  # imports transformers

@@ -14,7 +14,14 @@ from orchestrator.compare.statistics import Estimate
 from orchestrator.core.records import StageRecord
 from orchestrator.core.specs import Plan
 from orchestrator.deploy.formats.format import ExportError
-from orchestrator.export.trial_choice import Condition, conditions, ending_with, fewest, meeting, named
+from orchestrator.export.trial_choice import (
+    Condition,
+    conditions,
+    ending_with,
+    points_meeting,
+    smallest_stage,
+    trial_named,
+)
 
 VAL = {("magnitude", 0.5): (0.97, 0.99), ("magnitude", 0.9): (0.95, 0.96), ("random_unstructured", 0.9): (0.80, 0.82)}
 """Method and sparsity -> the primary metric on validation by seed; dense has 0.98."""
@@ -46,7 +53,7 @@ def with_val(record: StageRecord, value: float) -> StageRecord:
 def lines(text: str, plan: Plan, records: Mapping[str, StageRecord]) -> list[tuple[str, float]]:
     return [
         (point.method, point.requested_sparsity or 0.0)
-        for point in meeting(text, compare_trials(plan, records), plan, records)
+        for point in points_meeting(text, compare_trials(plan, records), plan, records)
     ]
 
 
@@ -66,12 +73,12 @@ def test_what_is_no_condition_is_told(text: str) -> None:
 
 
 def test_a_metric_without_its_split_is_asked_after() -> None:
-    with pytest.raises(ExportError, match=r"is none; did you mean 'val/accuracy>=dense-5'\?$"):
+    with pytest.raises(ExportError, match=r"is not a condition; did you mean 'val/accuracy>=dense-5'\?$"):
         conditions("accuracy>=dense-5")
 
 
 def test_no_choice_is_made_by_test_figures() -> None:
-    with pytest.raises(ExportError, match=r"must ask for figures on validation, as in val/accuracy"):
+    with pytest.raises(ExportError, match=r"must name metrics on validation; type val/accuracy"):
         conditions("test/accuracy>=dense-1")
 
 
@@ -90,7 +97,7 @@ def test_where_none_meets_it_the_closest_is_told(sweep: tuple[Plan, dict[str, St
     ):
         lines("val/accuracy>dense", plan, records)
     with pytest.raises(
-        ExportError, match=r"asks for val/top9, which is not measured; there are val/accuracy, val/loss"
+        ExportError, match=r"asks for val/top9, which was not measured; type one of val/accuracy, val/loss"
     ):
         lines("val/top9>dense", plan, records)
     dense = {key: record for key, record in records.items() if record.kind == "dense"}
@@ -100,15 +107,15 @@ def test_where_none_meets_it_the_closest_is_told(sweep: tuple[Plan, dict[str, St
 
 def test_the_fewest_bytes_leave_by_the_best_validated_seed(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
     plan, records = sweep
-    points = meeting("val/accuracy>=50", compare_trials(plan, records), plan, records)
+    points = points_meeting("val/accuracy>=50", compare_trials(plan, records), plan, records)
     sizes = {(p.method, p.requested_sparsity): p.stages for p in points}
 
     def size(stage: str) -> float:
         return 10.0 if stage in sizes["magnitude", 0.9] else 20.0
 
-    stage = fewest(points, size, records)
+    stage = smallest_stage(points, size, records)
     assert ending_with(stage, plan).trial.name == "magnitude sparsity=0.9 seed=1"
-    faster = fewest(
+    faster = smallest_stage(
         [replace(point, speedup=9.0 if point.sparsity < 0.8 else 2.0) for point in points], lambda _: 1.0, records
     )
     assert ending_with(faster, plan).trial.name == "magnitude sparsity=0.5 seed=1"
@@ -118,20 +125,24 @@ def test_the_fewest_bytes_leave_by_the_best_validated_seed(sweep: tuple[Plan, di
         )
         for index, point in enumerate(points)
     ]
-    found = fewest(timed, lambda _: 1 / 0, records)
+    found = smallest_stage(timed, lambda _: 1 / 0, records)
     assert ending_with(found, plan).trial.name == "magnitude sparsity=0.5 seed=1", "the faster one, as measured"
-    assert fewest(points[:1], lambda _: 1 / 0, records) == sizes["magnitude", 0.5][1], "one point is not weighed"
+    assert smallest_stage(points[:1], lambda _: 1 / 0, records) == sizes["magnitude", 0.5][1], (
+        "one point is not weighed"
+    )
 
 
 def test_a_trial_is_named_by_how_it_begins(sweep: tuple[Plan, dict[str, StageRecord]]) -> None:
     plan, records = sweep
-    assert named("magnitude sparsity=0.9 seed=0", plan, records).trial.config["seed"] == 0
-    assert named("random_unstructured sparsity=0.9 seed=1", plan, records).stage in records
-    with pytest.raises(ExportError, match=r"`--trial` \(='mag'\) fits several: the sweep has 'magnitude sparsity=0.5"):
-        named("mag", plan, records)
+    assert trial_named("magnitude sparsity=0.9 seed=0", plan, records).trial.config["seed"] == 0
+    assert trial_named("random_unstructured sparsity=0.9 seed=1", plan, records).stage in records
+    with pytest.raises(
+        ExportError, match=r"`--trial` \(='mag'\) matches several: the sweep has 'magnitude sparsity=0.5"
+    ):
+        trial_named("mag", plan, records)
     with pytest.raises(ExportError, match=r"`--trial` \(='x'\) is not in the sweep, which has 'magnitude"):
-        named("x", plan, records)
-    with pytest.raises(ExportError, match=r"`--trial` must be given, or `--best`"):
-        named(None, plan, records)
+        trial_named("x", plan, records)
+    with pytest.raises(ExportError, match=r"`--trial` or `--best` must be given"):
+        trial_named(None, plan, records)
     with pytest.raises(ExportError, match=r"`--trial` \(='random_unstructured sparsity=0.5 seed=0'\) is not finished"):
-        named("random_unstructured sparsity=0.5 seed=0", plan, records)
+        trial_named("random_unstructured sparsity=0.5 seed=0", plan, records)

@@ -237,7 +237,7 @@ def test_own_code_builds_a_network_only_if_it_may(tmp_path: Path, monkeypatch: p
     trial = orchestrator.open().sweep().trials[0]
 
     said = refusal(trial.model)
-    assert "`model._target_` (=read_own.net) of the sweep is code that would be run" in said
+    assert "`model._target_` (=read_own.net) of the sweep is code that must run" in said
     assert "run_own_code=True" in said
     assert trial.weights()["1.weight"].shape == (10, 64)
     assert not (tmp_path / "ran").exists()
