@@ -12,18 +12,19 @@ __version__ = "0.1.0"
 
 
 def open(uri: str = "store", options: Mapping[str, Any] | None = None) -> StoreResults:
-    """Open a store to read its sweeps; nothing in the store is changed, and no code that it names is run.
+    """Open a store to read its sweeps. Nothing in the store is changed, and no code that it names is run.
 
-        sweep = orchestrator.open("store").sweep()  # the newest sweep
+        sweep = orchestrator.open("store").sweep()  # the last saved sweep
         sweep.frame(by="point")  # a pandas DataFrame
         sweep.plot.tradeoff()  # matplotlib axes
 
     Args:
-        uri: the `store.uri` of the sweeps: a directory, or an address such as `s3://bucket/prefix`, `gs://...`
-        options: the `store.options` of the sweeps, for the file system: `{"endpoint_url": "http://host:9000"}`
+        uri: the `store.uri` of the sweeps: a directory, or a URI such as `s3://bucket/prefix` or `gs://...`
+        options: the `store.options` of the sweeps: arguments of the file system, such as
+            `{"endpoint_url": "http://host:9000"}`
 
     Raises:
-        OrchestratorError: the store does not exist, is damaged, or belongs to another release
+        OrchestratorError: there is no store at `uri`, or it is damaged or from another release
     """
     from orchestrator.results.store_results import open_store
 

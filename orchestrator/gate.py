@@ -1,4 +1,4 @@
-"""`python -m orchestrator.gate`: the command `orchestrator.commands.gate_command`."""
+"""Entry point of `python -m orchestrator.gate`, see `orchestrator.commands.gate_command`."""
 
 from orchestrator.__main__ import run_command
 

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.sync`: the command `orchestrator.commands.sync_command`."""
+"""Entry point of `python -m orchestrator.sync`, see `orchestrator.commands.sync_command`."""
 
 from orchestrator.__main__ import run_command
 

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.compare SWEEP [SWEEP]`: the comparison of a sweep again, or two sweeps side by side."""
+"""Command `python -m orchestrator.compare SWEEP [SWEEP]`: compare the trials of a sweep, or two sweeps."""
 
 from __future__ import annotations
 
@@ -37,13 +37,17 @@ from orchestrator.views.tracking.read_back import load_from_mlflow, sweeps_in_ml
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison of a sweep, of several as one, or of two side by side; write what is asked for."""
+    """Print the comparison of one sweep, of several merged sweeps, or of two side by side; write the report if asked.
+
+    Returns:
+        the exit status: 2 for a mistake, or if no trial has finished
+    """
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
         if options.output is not None:
             refuse_no_folder("--output", Path(options.output))
-        with collector_paused(), given_as("--store"):  # all that is made is needed to the end
+        with collector_paused(), given_as("--store"):  # nothing becomes garbage before the end
             return _run(options, _margin(options.margin))
     except OrchestratorError as error:
         say(error, amiss=True)
@@ -55,20 +59,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = sweeps_parser(
-        "compare", "Compare the trials of a sweep, or two sweeps side by side, from what the store holds of them."
+        "compare", "Compare the trials of a sweep, or two sweeps side by side, from the records in the store."
     )
-    parser.add_argument("--merge", action="store_true", help="compare the trials of several sweeps as those of one")
-    parser.add_argument("--other-store", metavar="URI", help="where the second of two sweeps ran, if elsewhere")
-    parser.add_argument("--other-option", action="append", default=[], metavar="KEY=VALUE", help="of its file system")
-    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow instead")
+    parser.add_argument("--merge", action="store_true", help="compare the trials of several sweeps as one sweep")
+    parser.add_argument("--other-store", metavar="URI", help="store of the second of two sweeps, if it is another")
+    parser.add_argument(
+        "--other-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the other store's file system",
+    )
+    parser.add_argument("--mlflow", metavar="URI", help="read the sweeps from MLflow and not from the store")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
     parser.add_argument(
         "--margin",
         metavar="LOSS",
-        help="that a match may hide, in the metric's own scale (default: compare.margin of the sweeps)",
+        help="largest loss that counts as a match, in the metric's own scale (default: compare.margin of the sweeps)",
     )
     parser.add_argument(
-        "--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures; of two sweeps CSV"
+        "--output", metavar="FOLDER", help="write the report here: HTML, CSV, JSON, figures; for two sweeps a CSV"
     )
     return parser
 
@@ -102,17 +112,17 @@ def _run(options: argparse.Namespace, margin: float | None) -> int:
 
 
 def _asks_for_two(options: argparse.Namespace) -> bool:
-    """Say whether two sweeps are to stand side by side; raise OrchestratorError where it is not clear what is asked."""
+    """Return whether two sweeps are compared side by side; raise OrchestratorError if the options are ambiguous."""
     count = len(options.sweeps)
     if options.other_store and (count != 2 or options.merge):
         raise OrchestratorError(
-            f"`--other-store` (={options.other_store}) says where the second of two sweeps ran; name two, without "
-            "--merge."
+            f"`--other-store` (={options.other_store}) is the store of the second of two sweeps; name two sweeps, "
+            "without --merge."
         )
     if count > 2 and not options.merge:
         raise OrchestratorError(
-            f"`SWEEP` names {count} sweeps, and two at most stand side by side; pass --merge to compare the trials of "
-            "all as those of one sweep."
+            f"`SWEEP` names {count} sweeps, and at most two can be compared side by side; pass --merge to compare the "
+            "trials of all of them as one sweep."
         )
     return count == 2 and not options.merge
 
@@ -123,7 +133,7 @@ def _from_other_store(options: argparse.Namespace) -> SavedSweep:
         store = Store(options.other_store, options=given).opened(exists=True)
         (name,) = saved_sweep.chosen_sweeps(store.sweeps(), options.sweeps[1:], str(store))
         sweep = saved_sweep.load(store, name)
-    return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # the other may be called the same
+    return replace(sweep, info=replace(sweep.info, name=f"{name} of {store}"))  # both may have the same name
 
 
 def _compared(sweep: SavedSweep, margin: float | None) -> Comparison:

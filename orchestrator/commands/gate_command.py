@@ -1,4 +1,4 @@
-"""`python -m orchestrator.gate BASELINE [SWEEP]`: whether a sweep is as good as a baseline, for CI."""
+"""Command `python -m orchestrator.gate BASELINE [SWEEP]`: check in CI that a sweep is as good as a baseline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.views.terminal.standard_streams import say, show_what_can_be_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hold a sweep to a baseline, or write one: 0 where it passes, 1 where it does not, 2 for a mistake or no data."""
+    """Judge a sweep against a baseline, or write one; return 0 if it passes, 1 if not, 2 for a mistake or no data."""
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
@@ -44,15 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
-        prog="python -m orchestrator.gate", description="Say whether a finished sweep is as good as a baseline."
+        prog="python -m orchestrator.gate", description="Check whether a finished sweep is as good as a baseline."
     )
     parser.add_argument("baseline", metavar="BASELINE", help="a JSON file that --write-baseline wrote")
-    parser.add_argument("sweep", nargs="?", metavar="SWEEP", help="or how its name begins (default: saved last)")
-    add_store(parser)
-    parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit here, as JUnit XML")
-    parser.add_argument("--allow-undecided", action="store_true", help="pass where a limit cannot be decided")
     parser.add_argument(
-        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE; margins there are kept"
+        "sweep", nargs="?", metavar="SWEEP", help="name of a sweep, or its beginning (default: the last saved)"
+    )
+    add_store(parser)
+    parser.add_argument("--junit", metavar="FILE", help="write a test case for each limit to this file, as JUnit XML")
+    parser.add_argument("--allow-undecided", action="store_true", help="let limits that cannot be decided pass")
+    parser.add_argument(
+        "--write-baseline", action="store_true", help="write the sweep's figures to BASELINE, and keep its margins"
     )
     return parser
 
@@ -61,11 +63,13 @@ def _refuse_unused(options: argparse.Namespace) -> None:
     """Raise OrchestratorError for an option that --write-baseline would ignore."""
     unused = {"--junit": options.junit, "--allow-undecided": options.allow_undecided}
     for name in [name for name, given in unused.items() if given] if options.write_baseline else ():
-        raise OrchestratorError(f"`{name}` must not stand beside --write-baseline, which judges nothing; drop one.")
+        raise OrchestratorError(
+            f"`{name}` has no effect with --write-baseline, which judges nothing; drop one of them."
+        )
 
 
 def _refuse_sweep_as_baseline(options: argparse.Namespace, sweeps: Collection[str]) -> None:
-    """Raise OrchestratorError if BASELINE is no file but the name of a sweep, since BASELINE was left out."""
+    """Raise OrchestratorError if BASELINE was left out, so that a sweep's name stands in its place."""
     if options.sweep is None and options.baseline in sweeps and not Path(options.baseline).exists():
         raise OrchestratorError(
             f"`BASELINE` (={options.baseline}) must be a file, and is the name of a sweep; type the file first: "
@@ -74,14 +78,14 @@ def _refuse_sweep_as_baseline(options: argparse.Namespace, sweeps: Collection[st
 
 
 def _read(path: Path) -> Baseline | None:
-    """Return the baseline that a file holds; None if there is no such file."""
+    """Return the baseline in a file; None if there is no such file."""
     if (content := read_named("BASELINE", path)) is None:
         return None
     try:
         return read_baseline(content)
     except ValueError as error:
         raise OrchestratorError(
-            f"`BASELINE` (={path}) is damaged or mistyped: {error}; mend it, or remove it and write it anew with "
+            f"`BASELINE` (={path}) is damaged or mistyped: {error}; correct it, or remove it and write it again with "
             "--write-baseline."
         ) from None
 

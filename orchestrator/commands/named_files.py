@@ -1,4 +1,4 @@
-"""Single files that a command line names: read, or replaced whole, with errors that name argument and file."""
+"""Read and write files that a command line names, with errors that name the argument and the file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_named(argument: str, path: Path) -> bytes | None:
     """Return the content of the file that `argument` names; None if there is no such file.
 
     Raises:
-        OrchestratorError: it is no regular file, which reading might wait for without end, or it cannot be read
+        OrchestratorError: it is not a regular file (reading a FIFO might wait for ever), or it cannot be read
     """
     with _explained(argument, path, "read"):
         try:
@@ -35,10 +35,10 @@ def read_named(argument: str, path: Path) -> bytes | None:
 
 
 def replace_named(argument: str, path: Path, content: bytes) -> None:
-    """Write the file that `argument` names: all of it, or the file stays as it was. A link is followed.
+    """Replace the file that `argument` names atomically: on an error the old content stays. Links are followed.
 
     Raises:
-        OrchestratorError: it is no regular file, or it cannot be written
+        OrchestratorError: it is not a regular file, or it cannot be written
     """
     with _explained(argument, path, "written"):
         full = Path(os.path.realpath(path))
@@ -59,7 +59,10 @@ def replace_named(argument: str, path: Path, content: bytes) -> None:
 
 
 def refuse_no_folder(argument: str, path: Path) -> None:
-    """Raise OrchestratorError if no files can be written below the folder that `argument` names, there or not."""
+    """Raise OrchestratorError if no file can be written below the folder that `argument` names.
+
+    The folder may be missing; the nearest existing folder above it is checked then.
+    """
     with _explained(argument, path, "written", "folder"):
         folder = path.absolute()
         while not os.path.lexists(folder):
@@ -72,7 +75,7 @@ def refuse_no_folder(argument: str, path: Path) -> None:
 
 @contextmanager
 def _explained(argument: str, path: Path, done: str, kind: str = "file") -> Iterator[None]:
-    """Turn an OSError into a sentence that names argument and file."""
+    """Turn an OSError into an OrchestratorError that names the argument and the path."""
     try:
         yield
     except OSError as error:
@@ -82,7 +85,7 @@ def _explained(argument: str, path: Path, done: str, kind: str = "file") -> Iter
 
 
 def _refuse_others(path: Path) -> None:
-    """Raise OSError if a path names something that is no regular file."""
+    """Raise OSError if a path is not a regular file."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        raise OSError(f"it is {next((kind for holds, kind in KINDS if holds(mode)), 'no regular file')}")
+        raise OSError(f"it is {next((kind for holds, kind in KINDS if holds(mode)), 'not a regular file')}")

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.store COMMAND`: look after a store. Nothing that a store names is run or imported."""
+"""Command `python -m orchestrator.store COMMAND`: inspect and clean a store. No code that a store names is run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from orchestrator.views.terminal.standard_streams import say, show_what_can_be_s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m orchestrator.store`; return the exit status: 2 for a mistake, 1 where something is amiss."""
+    """Run the command; return the exit status: 2 for a mistake, 1 if the store is damaged."""
     show_what_can_be_shown()
     options = _parser().parse_args(arguments)
     try:
@@ -73,7 +73,7 @@ def _show(store: Store, options: argparse.Namespace) -> int:
 
 
 def _missing(store: Store, sweep: SavedSweep) -> dict[str, list[str]]:
-    """Return why trials have not finished -> their names."""
+    """Return reason -> names of the trials that have not finished for that reason."""
     plan, found = sweep.plan, dict[str, list[str]]()
     begun = {
         key: checkpointed(plan.stages[key], step, store.checkpoints.curve(key))
@@ -83,14 +83,14 @@ def _missing(store: Store, sweep: SavedSweep) -> dict[str, list[str]]:
         missing = [key for key in keys if key not in sweep.records]
         if missing:
             trained = not any(KINDS[plan.stages[key].kind].trains for key in missing)
-            told = [each[key] for each in (sweep.failures, begun) for key in missing if key in each]
-            reason = told[0] if told else "trained, not measured" if trained else "not run"
+            known = [each[key] for each in (sweep.failures, begun) for key in missing if key in each]
+            reason = known[0] if known else "trained, not measured" if trained else "not run"
             found.setdefault(reason, []).append(trial.name)
     return found
 
 
 def _held(store: Store, keys: Collection[str]) -> dict[str, int]:
-    """Return path -> bytes of what the store holds of stages: their files and, of those under way, their states."""
+    """Return path -> bytes of all files of the stages `keys`: results, checkpoints and failures."""
     entries = ((entry.path.split("/"), entry) for entry in store.backend.entries())
     return {entry.path: entry.bytes for path, entry in entries if path[0] in saved_sweep.OF_STAGES and path[1] in keys}
 
@@ -108,9 +108,9 @@ def _delete(store: Store, options: argparse.Namespace) -> int:
 
 
 def _confirmed() -> bool:
-    """Ask whether to delete; raise OrchestratorError if standard input is no terminal and holds no answer."""
+    """Ask whether to delete; raise OrchestratorError if nobody answers and standard input is not a terminal."""
     with suppress(EOFError):
-        answer = input("Delete them? Only training brings them back. MLflow stays as it is. [y/N] ").strip().lower()
+        answer = input("Delete them? Only training can restore them. MLflow is not changed. [y/N] ").strip().lower()
         if answer in ("y", "yes", "n", "no") or sys.stdin.isatty():
             return answer in ("y", "yes")
     raise OrchestratorError("nobody answered, so nothing was deleted; pass --yes to delete without the question")
@@ -146,9 +146,9 @@ def _prune(store: Store, options: argparse.Namespace) -> int:
 
 
 def _warn(pruned: Pruned) -> int:
-    """Say which saved sweeps cannot be read, and what follows; return the exit status."""
+    """Print a warning for each saved sweep that cannot be read; return the exit status."""
     for damage in pruned.damages:
-        say(f"{named_as('--store', damage)}. No weights can be dropped until then: it might need any.", amiss=True)
+        say(f"{named_as('--store', damage)}. Until then all weights stay, as this sweep might need them.", amiss=True)
     return 1 if pruned.damages else 0
 
 
@@ -162,7 +162,7 @@ def _verify(store: Store, _: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="python -m orchestrator.store", description="Look after a store.")
+    parser = CommandParser(prog="python -m orchestrator.store", description="Inspect and clean a store.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     def command(
@@ -171,27 +171,33 @@ def _parser() -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         added.set_defaults(run=run)
         if sweep:
-            added.add_argument("sweep", metavar="SWEEP", help="a sweep, or how its name begins")
+            added.add_argument("sweep", metavar="SWEEP", help="name of a sweep, or its beginning")
         add_store(added)
         return added
 
-    command("list", _list, "list its sweeps: when saved, status, size, command")
-    command("show", _show, "say what a sweep is, what it holds and what is missing", sweep=True)
-    deleting = command("delete", _delete, "remove a sweep and what no other sweep needs; MLflow stays", sweep=True)
-    deleting.add_argument("--yes", action="store_true", help="do not ask")
-    copying = command("copy", _copy, "copy a sweep to another store, every file verified", sweep=True)
+    command("list", _list, "list the sweeps with time, status, size and command")
+    command("show", _show, "show a sweep: its command, trials, size, and missing trials with reasons", sweep=True)
+    deleting = command(
+        "delete", _delete, "remove a sweep and the stages that no other sweep needs; MLflow is not changed", sweep=True
+    )
+    deleting.add_argument("--yes", action="store_true", help="delete without a question")
+    copying = command("copy", _copy, "copy a sweep to another store, and verify every file", sweep=True)
     copying.add_argument("target", metavar="URI", help="the other store")
     copying.add_argument(
-        "--target-option", action="append", default=[], metavar="KEY=VALUE", help="of the other store's file system"
+        "--target-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the other store's file system",
     )
-    command("report", _report, "say what takes how much room")
-    pruning = command("prune", _prune, "remove weights that nothing starts from, and leftovers")
+    command("report", _report, "report the files and bytes of each category")
+    pruning = command("prune", _prune, "remove weights that no stage starts from, and leftover files")
     pruning.add_argument(
         "--keep", choices=get_args(Keep), default="needed", help="whose weights stay (default: needed)"
     )
-    pruning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    pruning.add_argument("--quarantine", action="store_true", help="remove damaged stages that were set aside as well")
-    command("verify", _verify, "check every digest; damaged stages are set aside")
+    pruning.add_argument("--dry-run", action="store_true", help="only report what would be removed")
+    pruning.add_argument("--quarantine", action="store_true", help="also remove damaged stages that were set aside")
+    command("verify", _verify, "check every digest, and set damaged stages aside")
     return parser
 
 

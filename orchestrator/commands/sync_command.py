@@ -1,4 +1,4 @@
-"""`python -m orchestrator.sync [SWEEP ...]`: complete the MLflow view of sweeps from the store. Trains nothing."""
+"""Command `python -m orchestrator.sync [SWEEP ...]`: complete the MLflow view of sweeps from the store."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PROGRESS_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write to MLflow what it lacks of the named sweeps, or of all; 3 where that could not be done."""
+    """Write the missing runs of the named sweeps, or of all, to MLflow; return 3 if MLflow could not be completed."""
     interrupts.leave_when_interrupted()
     show_what_can_be_shown()
     parser = sweeps_parser("sync", "Complete the MLflow view of sweeps from the store. Nothing is trained.", none="all")
     parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else mlflow.db here)")
     parser.add_argument("--experiment", help="MLflow experiment (default: MLFLOW_EXPERIMENT_NAME, else pruning)")
-    parser.add_argument("--list", action="store_true", help="only list the sweeps of the store")
+    parser.add_argument("--list", action="store_true", help="only list the sweeps in the store")
     options = parser.parse_args(arguments)
     try:
         if options.uri is not None and not ADDRESS.holds(options.uri):
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -> int:
-    """Complete one view after the other, as far as that goes; stop where MLflow cannot be used."""
+    """Complete one view after another; stop at the first that MLflow cannot take. Return the exit status."""
     status, left = 0, list[str]()
     for position, name in enumerate(names):
         try:
@@ -62,7 +62,7 @@ def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -
             say(error, amiss=True)
             left += names[position:]
             break
-        except OrchestratorError as error:  # one damaged file is no reason to leave out the rest
+        except OrchestratorError as error:  # a damaged sweep must not stop the others
             say(error, amiss=True)
             status = 2
     if left:
@@ -72,17 +72,17 @@ def _sync_all(store: Store, names: Sequence[str], options: argparse.Namespace) -
 
 
 def sync(store: Store, sweep: SavedSweep, uri: str | None = None, experiment: str | None = None) -> None:
-    """Write to MLflow what it lacks of `sweep`.
+    """Write the missing runs and artifacts of `sweep` to MLflow.
 
     Raises:
-        CannotKeep: MLflow cannot be used, refuses something, or was away for too long
+        CannotKeep: MLflow cannot be used, refuses a request, or was unreachable for too long
     """
-    told, total = time.monotonic(), len(sweep.plan.trials) + 2
+    shown, total = time.monotonic(), len(sweep.plan.trials) + 2
 
     def wrote(left: int) -> None:
-        nonlocal told
-        if time.monotonic() > told + PROGRESS_SECONDS:
-            told = time.monotonic()
+        nonlocal shown
+        if time.monotonic() > shown + PROGRESS_SECONDS:
+            shown = time.monotonic()
             say(f"{sweep.info.name}: {total - left} of {total} runs")
 
     missing = [key for key in sweep.plan.stages if key not in sweep.records]

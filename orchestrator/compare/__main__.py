@@ -1,4 +1,4 @@
-"""`python -m orchestrator.compare`: the command `orchestrator.commands.compare_command`."""
+"""Entry point of `python -m orchestrator.compare`, see `orchestrator.commands.compare_command`."""
 
 from orchestrator.__main__ import run_command
 

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.store`: the command `orchestrator.commands.store_command`."""
+"""Entry point of `python -m orchestrator.store`, see `orchestrator.commands.store_command`."""
 
 from orchestrator.__main__ import run_command
 

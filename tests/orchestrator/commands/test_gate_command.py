@@ -142,7 +142,7 @@ def test_a_sweep_without_a_baseline_before_it_is_refused(gate: Gate, tmp_path: P
 @pytest.mark.parametrize("unused", [["--junit", "x"], ["--allow-undecided"]])
 def test_options_that_writing_a_baseline_ignores_are_refused(gate: Gate, tmp_path: Path, unused: list[str]) -> None:
     save("first")
-    said = f"`{unused[0]}` must not stand beside --write-baseline, which judges nothing; drop one.\n"
+    said = f"`{unused[0]}` has no effect with --write-baseline, which judges nothing; drop one of them.\n"
     assert gate("base.json", "--write-baseline", *unused) == (2, "", said)
     assert not Path("base.json").exists()
 

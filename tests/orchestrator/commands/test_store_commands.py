@@ -175,7 +175,7 @@ def test_a_damaged_sweep_keeps_all_weights_and_stops_nothing_else(command: Comma
     assert pruned[:2] == (1, "freed 5 B: weights that nothing starts from, 0; leftover files, 1\n")
     for said in (reported[2], pruned[2]):
         assert "sweeps/torn.json is damaged" in said
-        assert "No weights can be dropped until then: it might need any." in said
+        assert "Until then all weights stay, as this sweep might need them." in said
     assert all(WEIGHTS in store.finished([spec.key])[spec.key].files for spec in specs)
     with pytest.raises(StoreError, match=r"torn\.json is damaged"):
         retention.prune_sweep(store, Plan({}, ()), {})
