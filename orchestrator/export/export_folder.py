@@ -30,7 +30,7 @@ class Written:
         bytes: size of its files.
         difference: largest difference from the masked network's outputs, relative to the largest output.
         code: Python code that loads it.
-        achieved: its metrics by split, such as `val/accuracy`, if the format changes outputs; else empty.
+        achieved: its metrics by split, such as `val/rmse`, if the format changes outputs; else empty.
     """
 
     format: Format

@@ -64,7 +64,7 @@ class Choice:
 
 
 def conditions(text: str) -> tuple[Condition, ...]:
-    """Parse conditions such as `val/loss<=dense+0.1 and val/accuracy>90`.
+    """Parse conditions such as `val/loss<=dense+0.1 and val/loss<0.5`.
 
     Raises:
         ExportError: the text is not of this form, or names another split than validation

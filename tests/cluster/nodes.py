@@ -1,4 +1,4 @@
-"""Real Ray nodes on loopback addresses, apart from every other Ray of this machine, ended by their own pids."""
+"""Real Ray nodes on loopback addresses, separate from every other Ray on this machine, ended by process id."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTICE_THE_DEAD = {
 
 
 class Nodes:
-    """Nodes that share nothing but the cluster: each starts in a directory of its own."""
+    """Nodes of one cluster, each in its own directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -48,16 +48,16 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """Where drivers and further nodes join."""
+        """Address that drivers and further nodes join."""
         return f"{HEAD}:{self.port}"
 
     @property
     def jobs(self) -> str:
-        """Where jobs are submitted."""
+        """Address that jobs are submitted to."""
         return f"http://{HEAD}:{self.dashboard}"
 
     def head(self, *arguments: str, dashboard: bool = False, cpus: int = 2) -> Path:
-        """Start the head node and return the directory that it runs in."""
+        """Start the head node and return its working directory."""
         served = (
             (f"--dashboard-host={HEAD}", f"--dashboard-port={self.dashboard}")
             if dashboard
@@ -67,9 +67,9 @@ class Nodes:
         return self._start("head", HEAD, "--head", port, temporary, f"--num-cpus={cpus}", *served, *arguments)
 
     def join(self, number: int, *arguments: str, cpus: int = 1, without: Path | None = None) -> Path:
-        """Start a further node on 127.0.0.`number` and return the directory that it runs in.
+        """Start a further node on 127.0.0.`number` and return its working directory.
 
-        To its processes alone the folder `without` is another, empty one, as on a machine that does not mount it.
+        The folder `without` is empty for the processes of this node, as on a machine that does not mount it.
         """
         address = f"127.0.0.{number}"
         prefix = () if without is None else (*OWN_MOUNTS, str(without))
@@ -77,7 +77,7 @@ class Nodes:
         return self._start(f"node{number}", address, *joins, *arguments, prefix=prefix)
 
     def stop(self) -> None:
-        """End every node that was started here, as a power cut would: a clean end takes each of them 10 s."""
+        """Kill every node that was started here, like a power cut, as a clean end takes 10 s for each node."""
         for process in reversed(self._processes):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ class Nodes:
     def _start(self, name: str, address: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Path:
         folder, log = self.root / name, self.root / f"{name}.log"
         folder.mkdir()
-        (agent,) = _free_ports(1)  # Ray's own choice is one fixed port, which another cluster beside this one has
+        (agent,) = _free_ports(1)  # by default Ray takes one fixed port, which another cluster may hold
         options = ("--block", f"--node-ip-address={address}", "--object-store-memory=100000000")
         options += (f"--dashboard-agent-listen-port={agent}",)
         command = [*prefix, *ray("start", *options, *arguments)]
@@ -103,7 +103,7 @@ class Nodes:
 
 @contextmanager
 def nodes() -> Iterator[Nodes]:
-    """Nodes below a folder with a short name, as Ray's sockets lie there; all are gone afterwards."""
+    """Nodes in a folder with a short name, as Ray's sockets lie there; all nodes end after the test."""
     root = Path(tempfile.mkdtemp(prefix="ray"))
     found = Nodes(root)
     try:
@@ -114,12 +114,12 @@ def nodes() -> Iterator[Nodes]:
 
 
 def ray(*arguments: str) -> list[str]:
-    """The command `ray`, of this interpreter."""
+    """Return the path of the `ray` command of this interpreter."""
     return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
 
 
 def run(command: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a command and wait until it ends."""
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )

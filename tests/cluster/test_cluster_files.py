@@ -1,4 +1,4 @@
-"""What users adapt, in scripts/cluster: valid for Ray and the shell, and their commands compose."""
+"""The files in scripts/cluster, which users adapt, are valid for Ray and the shell, and their commands compose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCUMENT = REPOSITORY / "docs" / "how-to" / "clusters.md"
 
 
 def overrides(path: Path) -> list[str]:
-    """Return what a file passes to the orchestrator, the last one of each key."""
+    """Return the overrides that a file passes to the orchestrator; of each key, the last one."""
     text = path.read_text().replace("$", "")
     found = re.findall(r"(?<![\w./-])\+?(?:sweep|cluster|store|tracking|objective)[\w.]*=[^\s`'\"),;]+", text)
     return list({each.partition("=")[0]: each for each in found}.values())
@@ -30,7 +30,7 @@ def test_the_cluster_launcher_takes_the_file() -> None:
         "from ray.autoscaler._private import util\n"
         "util.validate_config(util.prepare_config(yaml.safe_load(open(sys.argv[1]))))"
     )
-    # In a process of its own: Ray settles how it authenticates when it is imported, for all tests that follow.
+    # In a process of its own, since importing Ray fixes its authentication for all later tests.
     result = subprocess.run(
         [sys.executable, "-c", code, file], capture_output=True, text=True, timeout=120, check=False
     )

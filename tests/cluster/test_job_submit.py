@@ -1,4 +1,4 @@
-"""The same command, submitted to a real Ray cluster with `ray job submit`. Slow."""
+"""The command of a sweep, submitted to a real Ray cluster with `ray job submit`. Slow."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cluster() -> Iterator[Nodes]:
 
 @pytest.fixture
 def project(cluster: Nodes, tmp_path: Path) -> Path:
-    """A user's directory, with a network of their own that every worker must be able to import."""
+    """Directory of a user with a custom network that every worker must be able to import."""
     folder = tmp_path / "project"
     (folder / "conf" / "model").mkdir(parents=True)
     (folder / "conf" / "model" / "own.yaml").write_text("_target_: own_model.tiny\n")
@@ -61,7 +61,7 @@ def project(cluster: Nodes, tmp_path: Path) -> Path:
 
 
 class Jobs:
-    """What a user does with `ray job`, on their own machine."""
+    """Submit, watch and stop jobs with `ray job`, as a user does on their own machine."""
 
     def __init__(self, cluster: Nodes, project: Path) -> None:
         self.cluster, self.project = cluster, project
@@ -75,7 +75,8 @@ class Jobs:
         entrypoint = [sys.executable, "-m", "orchestrator", *overrides]
         options = ["--submission-id", name, "--working-dir", ".", *([] if wait else ["--no-wait"])]
         until = time.monotonic() + 120
-        while "No available agent" in (answer := self("submit", *options, "--", *entrypoint))[1]:  # it starts last
+        # The agent that takes jobs starts last.
+        while "No available agent" in (answer := self("submit", *options, "--", *entrypoint))[1]:
             assert time.monotonic() < until, answer
             time.sleep(2)
         return answer
@@ -90,7 +91,7 @@ class Jobs:
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
-            return {"status": "PENDING"}  # submitted, and not yet known
+            return {"status": "PENDING"}  # submitted, but not yet known to Ray
         return found
 
 
@@ -109,7 +110,7 @@ def statuses(database: Path) -> list[str]:
     connection = sqlite3.connect(database)
     try:
         return [status for (status,) in connection.execute("select status from runs")]
-    except sqlite3.OperationalError:  # its tables are being made
+    except sqlite3.OperationalError:  # its tables are still being made
         return []
     finally:
         connection.close()

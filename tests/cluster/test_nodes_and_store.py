@@ -1,4 +1,4 @@
-"""Two real Ray nodes and one store: each must see it, and what one of them does not see is said at once. Slow."""
+"""Two real Ray nodes must see one store; a node that does not see it is reported at once. Slow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWEEP = (
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Nodes]:
-    """A head, and a node with a directory of its own that has no `private`."""
+    """Head node, and a second node for which the folder `private` is empty."""
     with nodes() as found:
         hidden = found.root / "private"
         hidden.mkdir()
@@ -53,7 +53,7 @@ def sweep(cluster: Nodes, uri: str, *overrides: str) -> subprocess.CompletedProc
 
 
 def finished(store: Store) -> int:
-    """How many stages of the one sweep are in the store; all of them must be."""
+    """Return the number of finished stages of the only sweep; asserts that all of its stages are finished."""
     (name,) = store.sweeps()
     plan = Plan.from_json(store.load_sweep(name)["plan"])
     assert set(store.finished(plan.stages)) == set(plan.stages)

@@ -1,4 +1,4 @@
-"""Hydra's Optuna sweeper on our launcher: batch by batch, each batch one sweep, over one store. Slow."""
+"""Hydra's Optuna sweeper on our launcher: each batch of trials is one sweep, and all share one store. Slow."""
 
 from __future__ import annotations
 

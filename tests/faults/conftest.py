@@ -1,4 +1,4 @@
-"""What the tests of faults share: commands that are ended whatever happens, and the sweep as it should come out."""
+"""Fixtures of the fault tests: commands that are always ended, and an undisturbed sweep to compare with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
-    """Start commands, and end what is left of them."""
+    """Function that starts commands; processes that are left are killed after the test."""
     started: list[Command] = []
 
     def command(folder: Path, *arguments: str, **options: Any) -> Command:
@@ -35,7 +35,7 @@ def start() -> Iterator[Callable[..., Command]]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the sweep as it is when nothing goes wrong, in one process."""
+    """Folder of a sweep that ran in one process without faults."""
     folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
     command = Command(folder, *SWEEP, "cluster=inline", "tracking=none")
     assert command.wait() == 0, command.stderr

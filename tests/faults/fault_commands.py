@@ -1,4 +1,4 @@
-"""A real sweep in a process of its own, to be killed, interrupted and started again."""
+"""Real sweeps in processes of their own, to kill, interrupt and start again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SWEEP = (
 
 
 class Command:
-    """`python -m orchestrator ...`, or another module, in `folder` and a session of its own.
+    """Running `python -m orchestrator ...`, or another module, in `folder` and in its own session.
 
-    Its processes are marked by a variable of their environment, so that all are found. `limit` is the largest file that
-    it may write, in bytes.
+    An environment variable marks all its processes, so that they can be found. `limit` is the size in bytes of the
+    largest file that it may write.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Command:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Standard output so far."""
         return self._said[0].read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has said of errors so far."""
+        """Standard error so far."""
         return self._said[1].read_text()
 
     def wait(self, timeout: float = 120) -> int:
-        """Wait for its end; return the exit status."""
+        """Wait until the command ends; return its exit status."""
         return self.process.wait(timeout)
 
     def until(self, holds: Callable[[], Any], timeout: float = 90) -> Any:
-        """Wait until something holds while the command runs; return what it gave."""
+        """Wait until a function returns a true value while the command runs; return the value."""
         deadline = time.monotonic() + timeout
         while not (found := holds()):
             assert self.process.poll() is None, self.stdout + self.stderr
@@ -87,15 +87,15 @@ class Command:
         return found
 
     def until_stages(self, number: int) -> None:
-        """Wait until so many stages are finished."""
+        """Wait until `number` stages are finished."""
         self.until(lambda: finished_stages(self.folder) >= number)
 
     def send(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the driver, or as a terminal does to its whole group."""
+        """Send a signal to the driver, or to its whole process group as a terminal does."""
         (os.killpg if group else os.kill)(self.process.pid, number)
 
     def processes(self, *names: str) -> list[int]:
-        """Return its living processes, other than the driver, whose command line holds one of `names`, if given."""
+        """Return the live processes except the driver; with `names`, those whose command line holds one of them."""
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and int(folder.name) != self.process.pid:
@@ -109,7 +109,7 @@ class Command:
         return found
 
     def leaves_nothing(self, within: float = 10.0) -> None:
-        """Assert that no process of it lives on."""
+        """Assert that no process of the command is alive."""
         deadline = time.monotonic() + within
         while left := self.processes():
             commands = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:150] for pid in left]
@@ -118,30 +118,30 @@ class Command:
 
 
 def trainings(*folders: Path) -> int:
-    """Return how many stages have begun to train, by the commands in these folders."""
+    """Return how many stages the commands in these folders have begun to train."""
     return sum(len((folder / "notes").read_text().split()) for folder in folders if (folder / "notes").exists())
 
 
 def finished_stages(folder: Path) -> int:
-    """Return how many stages the store in `folder` holds."""
+    """Return the number of finished stages in the store of `folder`."""
     stages = folder / "store" / "stages"
     return len(list(stages.iterdir())) if stages.is_dir() else 0
 
 
 def plan_of(folder: Path) -> Plan:
-    """Return the plan of the one sweep in `folder`."""
+    """Return the plan of the only sweep in `folder`."""
     store = Store(str(folder / "store"))
     (name,) = store.sweeps()
     return Plan.from_json(store.load_sweep(name)["plan"])
 
 
 def records_of(folder: Path) -> dict[str, StageRecord]:
-    """Return the finished stages of the one sweep in `folder`."""
+    """Return the records of the finished stages of the only sweep in `folder`."""
     return Store(str(folder / "store")).finished(plan_of(folder).stages)
 
 
 def results_of(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
-    """Return what must be bit-equal of every stage: its result, and its masks as they lie in the store."""
+    """Return the parts of every stage that must be bit-equal: its result, and its file of masks."""
     store = Store(str(folder / "store"))
     return {
         key: (record.result(), store.read(key, "masks.npz") if record.kind == "round" else b"")
@@ -150,7 +150,7 @@ def results_of(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
 
 
 def _as_from_a_terminal(limit: int | None) -> None:
-    """Let signals interrupt that a shell in the background, or `nohup`, has all that they start ignore; bound files."""
+    """Restore signals that `nohup` or a background shell lets children ignore, and limit the size of files."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     if limit is not None:

@@ -1,8 +1,8 @@
-"""A loss of the user's own with which workers hold still at chosen moments of scoring and training, to be killed there.
+"""Custom loss with which workers stop at chosen moments of scoring and training, to be killed there.
 
-HOLD names them as in `obs:1,synflow:50,training:3`: the second time that a worker scores by obs in a round, and so on.
-At each of these one worker writes its process id to a file of that name in the folder HELD, and waits. Those after it
-find the file and go on.
+The variable HOLD names the moments, as in `obs:1,synflow:50,training:3`: the second time that a worker scores by obs in
+a round, and so on. At each moment the first worker writes its process id to a file of that name in the folder HELD, and
+waits. Later workers find the file and continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _scored, _flow, _prune_now, _fit = plans.scored, Flow.scores, Stage._prune_now, 
 
 
 class CrossEntropy(torch.nn.CrossEntropyLoss):
-    """That of torch, at which trainings hold still."""
+    """Cross entropy of torch, which stops a training at the chosen step."""
 
     def forward(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if _within == "training" and torch.is_grad_enabled():
@@ -52,7 +52,7 @@ def _holding_scored(model: Any, score: Any, *arguments: Any, **options: Any) -> 
 
 
 def _holding_flow(flow: Flow, *arguments: Any, **options: Any) -> Any:
-    """SynFlow's network is made once for all re-scorings of a round."""
+    """Wrap SynFlow's network, which is made once for all re-scorings of a round."""
     if _within == "scoring":
         _passes("synflow")
     return _flow(flow, *arguments, **options)

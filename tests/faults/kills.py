@@ -1,4 +1,4 @@
-"""A stage in processes that are killed at random moments of its training, in every variant of a training."""
+"""Run a stage in processes that are killed at random moments of its training, for every variant of a training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Shifted(Dataset[tuple[Tensor, int]]):
-    """Digits, each moved at random as it is read."""
+    """Digits that are shifted at random as they are read."""
 
     def __init__(self) -> None:
         self.images, self.labels = next(iter(load(DIGITS).train.batches(600, device=torch.device("cpu"))))
@@ -63,7 +63,7 @@ class Shifted(Dataset[tuple[Tensor, int]]):
 
 
 def shifted() -> dict[str, object]:
-    """A data set of the user's own, whose Dataset augments."""
+    """Custom data set whose Dataset augments."""
     whole = load(DIGITS)
     return {
         "classes": 10,
@@ -74,15 +74,15 @@ def shifted() -> dict[str, object]:
 
 
 def stages(variant: str, epochs: int, interval: float) -> tuple[StageSpec, ...]:
-    """Return a dense stage, or one and a round, of which the last is to be killed.
+    """Return a dense stage, or a dense stage and a round; the last one is to be killed.
 
     Args:
-        epochs: of the last one, or about as many.
+        epochs: approximate number of epochs of the last stage.
         interval: seconds between two checkpoints.
     """
     train = {**TRAIN, "epochs": epochs, **VARIANTS[variant]}
     if "stopping" in variant:
-        train.update(epochs=2 * epochs, patience=2 * epochs)  # it ends about halfway
+        train.update(epochs=2 * epochs, patience=2 * epochs)  # early stopping ends it about halfway
     data: dict[str, Any] = DIGITS
     if "workers" in variant:
         data = {"_target_": f"{__name__}.shifted", "num_workers": 1}
@@ -106,21 +106,21 @@ def stages(variant: str, epochs: int, interval: float) -> tuple[StageSpec, ...]:
 
 
 class Progress(ctypes.Structure):
-    """Where an attempt is, in memory that its killer reads; moments and times in seconds of the monotonic clock."""
+    """Progress of an attempt, in shared memory that the killer reads; times are in seconds of the monotonic clock."""
 
     _fields_ = (
-        ("began", ctypes.c_int64),  # the step that it went on from, -1 before
+        ("began", ctypes.c_int64),  # the step that the attempt continued from, -1 before
         ("step", ctypes.c_int64),
-        ("safe", ctypes.c_double),  # when it went on from what is durable: as it began, or after its last checkpoint
-        ("writing", ctypes.c_double),  # when the checkpoint began that is being written, 0 if none is
-        ("write", ctypes.c_double),  # what the longest one took
-        ("batch", ctypes.c_double),  # what the longest batch took, with its evaluation
+        ("safe", ctypes.c_double),  # end of the last durable work: the start of the attempt, or its last checkpoint
+        ("writing", ctypes.c_double),  # start of the checkpoint that is being written, 0 if none is
+        ("write", ctypes.c_double),  # duration of the longest checkpoint
+        ("batch", ctypes.c_double),  # duration of the longest batch with its evaluation
     )
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill of an attempt."""
+    """A kill of an attempt."""
 
     step: int
     kept: int
@@ -134,7 +134,7 @@ class Kill:
 
 
 def undisturbed(root: Path, specs: tuple[StageSpec, ...]) -> StageRecord:
-    """Run the stages in one piece, without checkpoints, and return the record of the last."""
+    """Run the stages without kills and checkpoints, and return the record of the last one."""
     order = WorkOrder(tuple(replace(spec, location={}) for spec in specs), Store(str(root)))
     record = list(run_segment(order))[-1]
     gc.collect()  # loaders, whose worker processes those that are forked from this one do not have
@@ -144,12 +144,12 @@ def undisturbed(root: Path, specs: tuple[StageSpec, ...]) -> StageRecord:
 def disturbed(
     root: Path, specs: tuple[StageSpec, ...], steps: int, kills: int, longest: float, rng: random.Random
 ) -> list[Kill]:
-    """Run the stages, the last one in processes that are killed; each goes on from the checkpoint that there is.
+    """Run the stages, the last one in processes that are killed; each process continues from the latest checkpoint.
 
     Args:
-        steps: of the last stage.
-        kills: moments drawn evenly from its training, but for the last tenth.
-        longest: seconds to which each is put off at most, so that it may fall into a checkpoint.
+        steps: number of steps of the last stage.
+        kills: number of kills, at moments drawn uniformly from its training without the last tenth.
+        longest: largest random delay of a kill in seconds, so that it may fall into a checkpoint.
     """
     context, store, last = multiprocessing.get_context("fork"), Store(str(root)), specs[-1].key
     if len(specs) > 1:
@@ -183,7 +183,7 @@ def _killed(process: BaseProcess, progress: Any, checkpoints: Checkpoints, key: 
 
 
 def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
-    """Run the last stage in a process of its own, with checkpoints as often as they are due, whatever they cost."""
+    """Run the last stage in its own process, with a checkpoint whenever one is due, whatever it costs."""
     checkpointing.MOST_SHARE = 1.0
     train = training_loop._Run.train
 
@@ -212,5 +212,5 @@ def _work(root: Path, specs: tuple[StageSpec, ...], progress: Any) -> None:
 
 
 def each(record: StageRecord, store: Store) -> tuple[dict[str, Any], bytes]:
-    """Return what must be bit-equal of a stage."""
+    """Return the parts of a stage that must be bit-equal."""
     return record.result(), store.read(record.key, "weights.safetensors")

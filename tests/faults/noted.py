@@ -1,4 +1,4 @@
-"""An optimizer that notes each stage that begins to train: the one thing of it that a configuration can name."""
+"""Optimizer that notes each stage that begins to train; a configuration can name an optimizer of the user's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class SGD(torch.optim.SGD):
-    """Appends a line to the file that NOTES names, if it does, at its second step: a preflight takes but one."""
+    """SGD that appends a line to the file in NOTES, if set, at its second step, as a preflight takes only one step."""
 
     steps = 0
 

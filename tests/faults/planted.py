@@ -1,4 +1,4 @@
-"""A model and an optimizer of the user's own that are given secrets, and fail with them in what they say."""
+"""Custom model and optimizer that get secrets as arguments, and fail with the secrets in their messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def net(input_shape: list[int], classes: int, **_secrets: Any) -> nn.Module:
 
 
 class SGD(torch.optim.SGD):
-    """Fails at its third step, which a preflight does not take, where it is told to."""
+    """SGD that fails, if asked to, at its third step, which a preflight does not reach."""
 
     def __init__(self, parameters: Any, lr: float, api_key: str, fails: bool, **_other: Any) -> None:
         super().__init__(parameters, lr=lr)

@@ -1,4 +1,4 @@
-"""What cannot run is refused before anything trains; what only shows in training fails that trial alone."""
+"""Trials that cannot run are refused before any training; trials that fail in training fail alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Run = Callable[..., Outcome]
 
 
 def small(line: list[str]) -> list[str]:
-    """Return the overrides of a small trial; a line with a model of its own takes ours away."""
+    """Return the overrides of a small trial; overrides that choose a model replace the default model."""
     own = any(override.startswith("model=") for override in line)
     return [override for override in SMALL if not (own and override.startswith("model"))] + line
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(
             "orchestrator.views.report.report_files.report", lambda *_: {}
-        )  # its figures take longer than all else
+        )  # drawing figures takes longer than the rest of the test
         hydra_options.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return conductor.run([Job(tuple(line), plain(compose("config", small(line)))) for line in trials])
@@ -146,7 +146,7 @@ def test_of_a_traceback_only_the_users_own_lines_are_told(tmp_path: Path, monkey
     assert not [line for line in shown if "File" in line and str(tmp_path) not in line and __file__ not in line]
 
 
-@pytest.mark.slow  # as Ray does it, with a log
+@pytest.mark.slow  # with a log, as Ray passes one
 def test_an_error_in_the_users_code_is_told_with_their_lines_and_the_log(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:

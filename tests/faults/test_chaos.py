@@ -1,4 +1,4 @@
-"""Workers, drivers and trackers are killed at random moments; the same command ends with what nobody disturbed."""
+"""Workers, drivers and trackers are killed at random; the same command still gives the results of a quiet sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STAGES = 10
 
 @dataclass
 class Kills:
-    """What was killed so far."""
+    """Processes that were killed so far."""
 
     workers: int = 0
     drivers: int = 0
@@ -32,7 +32,7 @@ class Kills:
 
     @property
     def lost(self) -> int:
-        """At most so many stages had to be begun again: a driver takes its two workers with it."""
+        """Maximum number of stages that had to start again; the death of a driver ends its two workers, too."""
         return self.workers + 2 * self.drivers
 
 
@@ -65,7 +65,7 @@ def test_killing_at_random_changes_nothing(
 
 
 def disturbed(command: Command, rng: random.Random, kills: Kills, most: int) -> Command:
-    """Kill workers, trackers, and perhaps the driver, while the command runs; return it when it has ended."""
+    """Kill workers, trackers, and perhaps the driver, while a command runs; return the command once it has ended."""
     driver_dies = rng.random() < 0.5
     while command.process.poll() is None:
         with suppress(TimeoutError, AssertionError):

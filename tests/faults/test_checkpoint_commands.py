@@ -1,4 +1,4 @@
-"""A command that is interrupted, or killed with all its workers, within a long stage goes on from a checkpoint."""
+"""A command that is interrupted, or killed with all its workers, within a long stage continues from a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ LONG = (
 
 
 def key_of(folder: Path) -> str:
-    """Return the stage that has a checkpoint, "" where none has."""
+    """Return the key of the stage that has a checkpoint; "" if none has."""
     known = Store(str(folder / "store")).checkpoints.known()
     return known[0] if known else ""
 
 
 def reached(folder: Path) -> int:
-    """Return how far the one stage has come that has a checkpoint."""
+    """Return the step of the only checkpoint."""
     return Store(str(folder / "store")).checkpoints.reached(key) if (key := key_of(folder)) else -1
 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """The folder of the sweep when nothing goes wrong, in one process, and the seconds that its dense training took."""
+    """Folder of a sweep that ran in one process without faults, and the seconds of its dense training."""
     folder = tmp_path_factory.mktemp("quiet") / "sweep"
     command = Command(folder, *LONG, "cluster=inline")
     assert command.wait(300) == 0, command.stderr
@@ -96,6 +96,6 @@ def test_a_driver_killed_with_its_workers_at_65_percent_leaves_less_than_half(
 
 
 def _shown(output: str, what: str) -> int:
-    """Return the second of a sweep at which its dense training `what`, as in `0:12  started   dense, seed 0`."""
+    """Return the second at which the dense training `what`, parsed from a line like `0:12  started   dense, seed 0`."""
     minutes, seconds = re.search(rf"(\d+):(\d+)  {what} +dense", output).groups()  # type: ignore[union-attr]
     return 60 * int(minutes) + int(seconds)

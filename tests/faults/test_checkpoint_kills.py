@@ -1,4 +1,4 @@
-"""A worker that is killed at random moments, in the midst of a checkpoint too, ends with the same bits."""
+"""A worker that is killed at random moments, also while a checkpoint is written, gives the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every configuration either plans or is refused with a sentence: no value of any key ends in a traceback."""
+"""Every configuration is either planned or refused with a sentence; no value of any key ends in a traceback."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ VALUES = st.one_of(
 
 @st.composite
 def overrides(draw: st.DrawFn, most_choices: int = 3) -> list[str]:
-    """A command line without axes: some group choices, some keys set, added, taken away or misspelled."""
+    """Strategy for command lines without axes: group choices, and keys that are set, added, removed or misspelled."""
     groups = draw(st.lists(st.sampled_from(sorted(GROUPS)), max_size=most_choices, unique=True))
     line = [f"{group}={draw(st.sampled_from(GROUPS[group]))}" for group in groups]
     for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True)):
@@ -172,7 +172,7 @@ def _hydra_is_cleared() -> Iterator[None]:
 
 @cache
 def hydra() -> tuple[Hydra, DictConfig]:
-    """Hydra as the command line starts it, and the configuration that its launcher is given."""
+    """Hydra as the command line starts it, and the configuration that its launcher gets."""
     hydra_options.register()
     GlobalHydra.instance().clear()
     started = Hydra.create_main_hydra2("orchestrator", create_config_search_path(str(CONF)))
@@ -215,7 +215,7 @@ def test_each_way_to_compose_any_configuration_plans_or_refuses_it(line: list[st
 
 
 def planned_alike(line: list[str]) -> None:
-    """Hold that a configuration plans however it is composed, or is refused in a sentence in each way."""
+    """Assert that each way to compose a configuration plans it, or that each way refuses it in a sentence."""
     loader, master = hydra()[0].config_loader, hydra()[1]
     with folder_of_its_own():
         as_axis = outcome([*compose_jobs(loader, master, [line])])
@@ -228,7 +228,7 @@ def planned_alike(line: list[str]) -> None:
 
 @contextmanager
 def folder_of_its_own() -> Iterator[None]:
-    """Work in an empty directory, and hold that nothing was started in it."""
+    """Work in an empty directory, and assert that nothing was started there."""
     with TemporaryDirectory() as folder, chdir(folder):
         yield
         assert os.listdir(folder) == []
@@ -246,7 +246,7 @@ def test_any_command_line_plans_or_is_refused_in_a_sentence(line: list[str]) -> 
 
 
 def composed_alone(line: list[str]) -> Job:
-    """Compose as Hydra does where there are no axes."""
+    """Compose as Hydra does without axes."""
     return job_of(
         line, lambda each: hydra()[0].compose_config("config", each, RunMode.RUN, with_log_configuration=False)
     )
@@ -262,7 +262,7 @@ def job_of(line: list[str], compose: Compose) -> Job:
 
 
 def quickly(line: list[str]) -> DictConfig:
-    """Compose as Hydra does, on a copy of what the same choices made before: a tenth of the time."""
+    """Compose as Hydra does, on a cached copy for the same choices, in a tenth of the time."""
     parsed = OverridesParser.create().parse_overrides(line)
     ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=True)
     choices = [each for each in parsed if each.key_or_group in GROUPS and not isinstance(each.value(), dict)]
@@ -274,7 +274,7 @@ def quickly(line: list[str]) -> DictConfig:
 
 @cache
 def chosen(choices: tuple[str, ...]) -> bytes:
-    """Return what choices make, pickled: read again it takes a fifth of the time of a deep copy."""
+    """Return the configuration of some choices, pickled: unpickling takes a fifth of the time of a deep copy."""
     tree = hydra()[0].config_loader.load_configuration("config", list(choices), RunMode.RUN)
     with open_dict(tree):
         del tree["hydra"]  # half of what is to be copied
@@ -282,7 +282,7 @@ def chosen(choices: tuple[str, ...]) -> bytes:
 
 
 def outcome(jobs: list[Job]) -> str:
-    """Return the preview of a dry run or the refusal, and bring what was planned to where it would start."""
+    """Return the preview of a dry run or the refusal; stop a plan right before it would start."""
     jobs = [Job(job.overrides, job.config and {**job.config, "dry_run": True}, job.error) for job in jobs]
     try:
         with redirect_stdout(StringIO()) as printed:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a sweep in seconds, with its state told and kept, and leave no process behind."""
+"""Ctrl-C and SIGTERM end a sweep in seconds, report and keep its state, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 20
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A temporary directory with a short name: Ray's sockets lie below it."""
+    """Temporary directory with a short name, as Ray's sockets lie below it."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="rt") as folder:
         yield Path(folder)
 

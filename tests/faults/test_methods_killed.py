@@ -1,4 +1,4 @@
-"""Workers and drivers are killed while methods score and train; masks, weights, metrics and records are the same."""
+"""Workers and drivers are killed while methods score and train; masks, weights, metrics and records stay the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWEEP = (
 
 
 def killed(command: Command, moment: str, *, driver: bool = False) -> None:
-    """Kill the worker that holds still at a moment, or the driver with all of its workers."""
+    """Kill the worker that waits at a moment, or the driver with all its workers."""
     file = command.folder / "held" / moment
     command.until(lambda: file.exists() and file.read_text(), timeout=240)
     for pid in (command.process.pid, *command.processes()) if driver else (int(file.read_text()),):
@@ -35,7 +35,7 @@ def killed(command: Command, moment: str, *, driver: bool = False) -> None:
 
 
 def weights_of(folder: Path) -> dict[str, bytes]:
-    """Return the weights of each trial's end, as they lie in the store."""
+    """Return the stored weights of each trial's last stage."""
     store = Store(str(folder / "store"))
     return {trial.name: store.read(trial.stages[-1], "weights.safetensors") for trial in plan_of(folder).trials}
 

@@ -1,4 +1,4 @@
-"""An MLflow server that is away costs no result: the sweep says so, and the view is completed from the store."""
+"""An unreachable MLflow server costs no result: the sweep reports it, and the view is completed from the store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 class Server:
-    """An `mlflow server` on loopback that can be killed and started again."""
+    """MLflow server on loopback that can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -38,7 +38,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, if it does not run, and wait until it answers."""
+        """Start the server, unless it runs, and wait until it answers."""
         if self._process is not None:
             return
         options = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
@@ -62,20 +62,20 @@ class Server:
                 time.sleep(0.2)
 
     def stop(self) -> None:
-        """Kill it, with its workers."""
+        """Kill the server and its workers."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def runs(self, experiment: str) -> list[Run]:
-        """Return what it holds."""
+        """Return the runs in the server's database."""
         return runs_in(self.folder / "server.db", self.folder / "artifacts", experiment)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server, not yet started, as a new database takes it long; every test has an experiment of its own."""
+    """Server for all tests, as a new database takes long to make; not started yet. Each test has its own experiment."""
     made = Server(tmp_path_factory.mktemp("mlflow") / "server")
     yield made
     made.stop()
@@ -95,10 +95,10 @@ def test_a_server_away_from_the_start_is_completed_by_sync(
     assert "does not hold all of this sweep; the store does" in command.stderr
     assert "Traceback" not in command.stderr
     advice = shlex.split(command.stderr.splitlines()[-1])[3:]
-    advice[advice.index("--uri") + 1] = server.uri  # of which the password is not shown
+    advice[advice.index("--uri") + 1] = server.uri  # the password is not shown
     with monkeypatch.context() as here:
         here.chdir(folder)
-        here.setattr(view_writer, "PATIENCE", 1.0)  # the sweep has just waited for all of it
+        here.setattr(view_writer, "PATIENCE", 1.0)  # the sweep has just waited this long for MLflow
         assert sync_command(advice) == 3
     server.start()
     completed = start(folder, *advice, module="orchestrator.sync")
@@ -128,7 +128,7 @@ def test_runs_that_a_dead_driver_left_running_are_finished_by_the_next(
     server.start()
     dead = start(folder, *sweep)
     dead.until_stages(3)
-    dead.send(signal.SIGSTOP)  # so that it cannot end while MLflow is still being written
+    dead.send(signal.SIGSTOP)  # so that the sweep cannot end while it still writes to MLflow
     dead.until(lambda: any(run.status == "RUNNING" for run in server.runs("dead")))
     dead.send(signal.SIGKILL)
     dead.wait()

@@ -1,4 +1,4 @@
-"""A sweep is tried on a few examples before it trains: token models run, misfits are refused, passes are remembered."""
+"""Preflight checks run a sweep on a few examples before it trains, refuse misfits, and remember what has passed."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ Run = Callable[..., Outcome]
 
 
 def half(flavour: str) -> list[str]:
-    """Return the overrides that choose their method; it wants to be sweet."""
+    """Return the overrides that choose the custom method, with a value of its option `flavour`."""
     return ["method._target_=their_words.Half", "method.kind=null", "method.name=half", f"+method.flavour={flavour}"]
 
 
 def chosen(line: list[str]) -> list[str]:
-    """Return the overrides of a trial; those of `line` take the place of ours."""
+    """Return the overrides of a trial; those in `line` replace the defaults."""
     keys = {override.partition("=")[0] for override in line}
     return [override for override in WORDS if override.partition("=")[0] not in keys] + line
 
@@ -157,7 +157,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many combinations each preflight tried."""
+    """Number of combinations that each preflight has tried."""
     counts: list[int] = []
     plainly = InlineExecutor.preflight
 

@@ -1,4 +1,4 @@
-"""Passwords, tokens and keys are written nowhere, wherever they are given: console, view, report, logs, store."""
+"""Passwords, tokens and keys are written nowhere, wherever they were given: console, view, report, logs, store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def planted(tmp_path: Path) -> Path:
 
 
 def holding_secrets(tmp_path: Path) -> list[Path]:
-    """Return the files but the user's own that hold the secret, or have it in their names."""
+    """Return the files, without the user's own, that hold the secret in their content or name."""
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "mine" not in path.parts]
     assert len(files) > 3
     return [path for path in files if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
@@ -63,7 +63,7 @@ def test_what_a_sweep_leaves_holds_no_secret(start: Callable[..., Command], tmp_
     assert b"pass_through: 7" in next(folder.glob("outputs/*/comparison/report.html")).read_bytes()
 
 
-@pytest.mark.slow  # a new MLflow database takes long
+@pytest.mark.slow  # a new MLflow database takes long to make
 def test_nor_do_the_view_and_the_commands_after_it(start: Callable[..., Command], tmp_path: Path) -> None:
     folder = planted(tmp_path)
     uri = f"sqlite:///{folder}/mlflow.db?token={SECRET}"

@@ -1,4 +1,4 @@
-"""A store that is full, read-only or gone in mid-sweep: the sweep stops and says so; with room again it goes on."""
+"""If the store is full, read-only or gone during a sweep, the sweep stops and reports it; later it can continue."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LINE = [part for part in SWEEP if not part.startswith(SKIPPED)]
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Outcome:
-    """Run the sweep in this process, so that its file system can be made to fail."""
+    """Run the sweep in this process, so that the test can make its file system fail."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
         "orchestrator.views.report.report_files.report", lambda *_: {}
-    )  # its figures take longer than all else
+    )  # drawing figures takes longer than the rest of the test
     config = configured(*more)
     return conductor.run([Job((f"seed={n}",), {**config, "seed": n}) for n in range(4)])
 

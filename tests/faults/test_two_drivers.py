@@ -35,7 +35,7 @@ def test_two_drivers_share_the_work_and_the_result(start: Start, tmp_path: Path)
 
 @pytest.mark.slow
 def test_sweeps_that_share_stages_train_them_once(start: Start, tmp_path: Path) -> None:
-    # one runs dense and two rounds as one segment; in the other a trial of one round is a prefix of it: two segments
+    # One driver runs dense and two rounds as one segment; the other has a trial that ends after round one.
     store, base = f"store.uri={tmp_path / 'one' / 'store'}", [*SWEEP[:1], *SWEEP[4:], *INLINE]
     one = start(tmp_path / "one", *base, store, "seed=0", "schedule.sparsity=0.75", "schedule.rounds=2")
     two = start(tmp_path / "two", *base, store, "seed=0", "schedule.sparsity=0.5,0.9", "schedule.rounds=1")
@@ -58,7 +58,7 @@ def test_what_a_dead_driver_held_is_taken_over(start: Start, tmp_path: Path, und
     assert results_of(tmp_path / "one") == results_of(undisturbed)
 
 
-@pytest.mark.slow  # a new MLflow database takes long
+@pytest.mark.slow  # a new MLflow database takes long to make
 def test_two_drivers_create_no_run_in_vain(start: Start, tmp_path: Path) -> None:
     uri = f"tracking.uri=sqlite:///{tmp_path / 'mlflow.db'}"
     shared = (*SWEEP, "cluster=inline", f"store.uri={tmp_path / 'one' / 'store'}", uri)

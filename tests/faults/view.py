@@ -1,4 +1,4 @@
-"""What an MLflow database holds of the one sweep in a folder, read without MLflow."""
+"""Read the runs of the only sweep in an MLflow database, without MLflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fault_commands import plan_of, records_of
 
 @dataclass
 class Run:
-    """One run: its tags, its metric points (key, step) -> values, and its artifacts."""
+    """A run: its tags, its metric points (key, step) -> values, and its artifacts."""
 
     status: str
     tags: dict[str, str] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Run:
 
 
 def runs_in(database: Path, artifacts: Path | None = None, experiment: str = "pruning") -> list[Run]:
-    """Return every run that is not deleted; `artifacts` is where a server keeps what it calls mlflow-artifacts."""
+    """Return every run that is not deleted; `artifacts` is the folder that a server serves as mlflow-artifacts."""
     found: dict[str, Run] = {}
     with closing(sqlite3.connect(database)) as connection:
         for name, status, uri in connection.execute(
@@ -44,7 +44,7 @@ def runs_in(database: Path, artifacts: Path | None = None, experiment: str = "pr
 
 
 def assert_complete(folder: Path, runs: list[Run]) -> None:
-    """Assert that the runs are those of the finished sweep in `folder`: nothing missing, nothing doubled."""
+    """Assert that the database has the runs of the finished sweep in `folder`: none is missing, none is doubled."""
     plan, records = plan_of(folder), records_of(folder)
     children = [run for run in runs if "mlflow.parentRunId" in run.tags]
     assert len(runs) == len(children) + 1, "one parent"
